@@ -1,0 +1,53 @@
+"""Every error that edgeformer raises on purpose, and the exit code each one ends a command with.
+
+EdgeformerError                1  failed for another reason
+├── InputError                 2  bad input or usage: the message says what is wrong, where, and what is allowed
+│   ├── RecipeError            2  a recipe, profile or --set value
+│   ├── DataError              2  a data file, column, label or tokenizer
+│   └── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
+├── IncompleteError            3  done, but not everything that was asked for
+├── MissingDependencyError     1  an optional package is not installed
+└── InterruptedRun           130  stopped by the user; resumable
+"""
+
+from __future__ import annotations
+
+
+class EdgeformerError(Exception):
+    """Base of the tree. ``str(error)`` is the whole message for a person; never a traceback."""
+
+    exit_code = 1
+
+
+class InputError(EdgeformerError):
+    """The user's input cannot be used; nothing was written."""
+
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """A recipe, a device profile or a ``--set`` override is not valid."""
+
+
+class DataError(InputError):
+    """A data file, a column, a label or a tokenizer is missing or unusable."""
+
+
+class ArtifactError(InputError):
+    """A run, bundle or artifact is missing, damaged or not what it claims to be."""
+
+
+class IncompleteError(EdgeformerError):
+    """The command finished, but a part of what was asked for is rejected, unavailable or over budget."""
+
+    exit_code = 3
+
+
+class MissingDependencyError(EdgeformerError):
+    """An optional package is needed for this command; the message names the extra to install."""
+
+
+class InterruptedRun(EdgeformerError):
+    """The user pressed Ctrl-C; the message says how to go on."""
+
+    exit_code = 130

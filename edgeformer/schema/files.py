@@ -1,0 +1,77 @@
+"""Writing files so that a killed process never leaves a half file under a final name, and hashing them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success it is renamed over ``path``, on any error removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes files that only their owner can read; what we publish follows the user's umask.
+        temporary.chmod(0o666 & ~_umask())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+            os.replace(path, old / path.name)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text with ``\\n`` line ends atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: BaseModel | dict[str, object]) -> None:
+    """Write a manifest (or a plain document) as indented JSON atomically."""
+    document = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file's bytes as hex."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,152 @@
+"""Manifests of what lies on disk: a run (run.json), its bundle (bundle.json) and the bundle's artifacts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgeformer.schema.base import Frozen
+from edgeformer.schema.recipe import DataConfig
+
+RunStatus = Literal["running", "finished", "failed", "interrupted"]
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+class OverlapCount(Frozen):
+    """Test texts that training has seen, counted after cleaning."""
+
+    test_set: str
+    test_rows: int
+    duplicates: int = Field(description="test texts that are, word for word, a training text")
+    contained: int = Field(description="further test texts that are a part of a training text, or contain one of 3 or more words")
+
+
+class DataSummary(Frozen):
+    """What a run was trained and tested on."""
+
+    split: str
+    synthetic: bool
+    rows: dict[str, int] = Field(description="rows per set: train, validation, and each test set by name")
+    label_rows: dict[str, dict[str, int]] = Field(description="rows per label in each set")
+    fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
+    overlap: tuple[OverlapCount, ...] = Field((), strict=False)
+    truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
+
+
+class ClassificationScore(Frozen):
+    """Scores on one labelled set. Two classes: of the second label; more: macro-averaged."""
+
+    n: int
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    loss: float = Field(description="mean cross-entropy, nats")
+
+
+class AttentionUse(Frozen):
+    """Which attention ran, and why not the one that was asked for."""
+
+    requested: str
+    used: str
+    reason: str | None = None
+
+
+class RunManifest(Frozen):
+    """run.json: the manifest of a training run."""
+
+    format_version: Literal[1] = 1
+    run: str
+    status: RunStatus
+    reason: str | None = None
+    task: str
+    recipe: str
+    recipe_sha256: str
+    started: str
+    finished: str | None = None
+    seconds: float = Field(0.0, description="wall time of training, over all resumptions")
+    steps: int = 0
+    epochs: int = 0
+    samples_per_second: float | None = None
+    parameters: int
+    vocabulary: int
+    precision: str = Field(description="what training computed in")
+    attention: AttentionUse
+    data: DataSummary
+    best_epoch: int | None = None
+    validation: ClassificationScore | None = None
+    test: ClassificationScore | None = None
+    tests: dict[str, ClassificationScore] = Field({}, description="every test set by name, the first is `test`")
+    versions: dict[str, str]
+    code_version: str
+    host: dict[str, Any]
+
+
+class Parity(Frozen):
+    """How close an artifact's logits are to torch FP32 on real validation inputs."""
+
+    status: Literal["measured", "unavailable"]
+    n: int = 0
+    max_abs_error: float | None = None
+    mean_abs_error: float | None = None
+    relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
+    top1_agreement: float | None = None
+    tolerance: float
+    tolerance_kind: Literal["absolute", "relative"]
+    reason: str | None = None
+
+
+class Sharing(Frozen):
+    """Parameters counted in the artifact's own file against those of the model."""
+
+    unique_parameters: int = Field(description="parameters of the model, each counted once")
+    stored_parameters: int = Field(description="parameter elements that the file stores")
+    constant_elements: int = Field(0, description="other stored numbers: rotary table, shapes, scalars")
+    weight_bytes: int = Field(description="bytes of all stored tensors")
+
+
+class ArtifactManifest(Frozen):
+    """One deployable file of a bundle."""
+
+    id: str
+    file: str | None = Field(description="relative to the bundle; None when nothing was built")
+    role: Literal["full", "exit", "step", "decode"] = "full"
+    exit: int | None = None
+    format: Literal["onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
+    precision: Precision
+    trimmed: bool = False
+    status: Literal["built", "rejected", "unavailable"]
+    reason: str | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+    inputs: dict[str, str] = Field({}, description="name → type[shape]")
+    outputs: dict[str, str] = {}
+    opset: int | None = None
+    ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
+    parity: Parity | None = None
+    score: ClassificationScore | None = Field(None, description="on the golden inputs' labels")
+    sharing: Sharing | None = None
+    built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
+    built_with: dict[str, str] = {}
+
+
+class BundleManifest(Frozen):
+    """bundle.json: what a bundle holds. With it, no other part of the run is needed to deploy."""
+
+    format_version: Literal[1] = 1
+    run: str
+    task: str
+    created: str
+    labels: tuple[str, ...] = Field(strict=False)
+    max_length: int
+    max_positions: int
+    pad_id: int
+    parameters: int
+    synthetic: bool = Field(description="trained on generated text, not on real data")
+    target: str | None = None
+    data: DataConfig = Field(description="how to find the test split again (evaluate)")
+    data_fingerprint: str
+    files: dict[str, str] = Field(description="every other file of the bundle → sha256")
+    artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
+    code_version: str

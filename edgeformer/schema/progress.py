@@ -1,0 +1,37 @@
+"""How long work reports that it is under way; the command line draws it, libraries may ignore it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """One bar at a time, plus lines of text. Implementations must be cheap: ``advance`` is called per step."""
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        """Begin a bar of ``total`` units (None: unknown)."""
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        """Move the bar; ``fields`` are figures to show beside it (loss, samples per second)."""
+
+    def finish(self) -> None:
+        """End the bar."""
+
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
+
+
+class Silent:
+    """Shows nothing. The default for library use."""
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        """Nothing."""
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""

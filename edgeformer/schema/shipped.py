@@ -1,0 +1,65 @@
+"""Finding recipes and device profiles: a path first, then the ones that ship with edgeformer, with or without .yaml."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from edgeformer.schema.device import DeviceProfile
+from edgeformer.schema.errors import RecipeError
+from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.validation import apply_overrides, validate
+from edgeformer.schema.yaml_file import YamlDocument, read_yaml
+
+Kind = Literal["recipes", "profiles"]
+_SUFFIXES = (".yaml", ".yml")
+
+
+def shipped_folder(kind: Kind) -> Path:
+    """Where the shipped files lie: inside an installed wheel, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "shipped" / kind
+    return installed if installed.is_dir() else package.parent / kind
+
+
+def shipped_names(kind: Kind) -> list[str]:
+    """Names of the shipped recipes or profiles, sorted."""
+    return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The file that ``name`` (a path or a shipped name) stands for.
+
+    Raises:
+        RecipeError: neither exists; the message lists the shipped names.
+    """
+    shipped = shipped_folder(kind)
+    bare = Path(name).name
+    candidates = [Path(name), *(Path(name + suffix) for suffix in _SUFFIXES)]
+    candidates += [shipped / bare, *(shipped / (bare + suffix) for suffix in _SUFFIXES)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    names = shipped_names(kind)
+    near = difflib.get_close_matches(Path(name).stem, names, n=1)
+    what = "recipe" if kind == "recipes" else "device profile"
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+
+
+def load_recipe_document(name: str, overrides: list[str]) -> YamlDocument:
+    """The raw recipe with overrides applied, not validated yet."""
+    document = read_yaml(find("recipes", name))
+    apply_overrides(document, overrides)
+    return document
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Find, read, override and validate a recipe. Raises RecipeError."""
+    return validate(Recipe, load_recipe_document(name, overrides or []))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """Find, read and validate a device profile. Raises RecipeError."""
+    return validate(DeviceProfile, read_yaml(find("profiles", name)))

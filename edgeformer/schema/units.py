@@ -1,0 +1,70 @@
+"""Quantities with a unit, as people write them in flags and profiles ("5.4 GiB", "5ms"), and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+def _parse(text: str, units: dict[str, float], example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match.group(2).upper() not in units:
+        allowed = ", ".join(units)
+        raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({allowed}), e.g. {example}")
+    return float(match.group(1)) * units[match.group(2).upper()]
+
+
+def parse_bytes(text: str) -> int:
+    """``"5.4GiB"`` → bytes. Raises ValueError naming the allowed units."""
+    return round(_parse(text, dict(_BYTES), "20MiB"))
+
+
+def parse_milliseconds(text: str) -> float:
+    """``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
+    return _parse(text, _MILLISECONDS, "5ms")
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes for a table: ``41.9 MiB``; an en dash where there is no value."""
+    if value is None:
+        return "–"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}" if unit == "GiB" else f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_milliseconds(value: float | None) -> str:
+    """Milliseconds for a table with three significant digits; an en dash where there is no value."""
+    if value is None:
+        return "–"
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for a person: ``42 s``, ``12 min 05 s``, ``1 h 02 min``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _bytes_or_text(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _milliseconds_or_text(value: object) -> object:
+    return parse_milliseconds(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes_or_text), Field(ge=0)]
+"""A size in bytes; YAML may say ``5.4GiB``."""
+
+Milliseconds = Annotated[float, BeforeValidator(_milliseconds_or_text), Field(ge=0)]
+"""A time in milliseconds; YAML may say ``5ms``."""
