@@ -1,0 +1,1 @@
+"""From files to batches: cleaning, sources, splits, tokenizers, encoded sets. Without torch."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import Field, field_validator, model_validator
 
 from edgeformer.schema.base import Frozen
@@ -255,6 +256,10 @@ class Recipe(Frozen):
     def classes(self) -> int:
         """Number of labels."""
         return len(self.data.labels)
+
+    def to_yaml(self) -> str:
+        """The resolved recipe as a recipe file: every default spelled out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
         """sha256 of the resolved recipe; equal recipes are the same run."""

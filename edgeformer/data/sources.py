@@ -1,0 +1,154 @@
+"""Where rows come from: one function reads every kind of source; ``--data DIR`` finds files by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from edgeformer.data.hub import hub_records, parquet_records
+from edgeformer.data.rows import Record, Row, rows_of
+from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.data.text_files import COMPRESSIONS, check_file, format_of, records
+from edgeformer.schema.errors import DataError
+from edgeformer.schema.recipe import DataConfig, FileSource, HubSource, Source, SyntheticSource
+
+__all__ = ["Row", "columns", "file_source", "local_parts", "read"]
+
+TEXT_COLUMNS = ("text", "sentence", "content", "review")
+LABEL_COLUMNS = ("label", "labels", "sentiment")
+_OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
+_SUFFIXES = (
+    *(f".{kind}{compression}" for kind in ("tsv", "csv", "jsonl") for compression in ("", *COMPRESSIONS)),
+    ".parquet",
+)
+
+
+def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
+    """Stream the rows of a source.
+
+    Args:
+        labels: the recipe's label names, used where a hub data set names its own classes in another order.
+
+    Raises:
+        DataError: anything about the file, its columns or its rows; it holds no (labelled) row.
+        MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
+    """
+    if isinstance(source, SyntheticSource):
+        yield from synthetic_reviews(source.rows, source.seed)
+        return
+    if isinstance(source, HubSource):
+        name, found = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
+    else:
+        name, found = source.path, _file_records(source, labels)
+    empty = True
+    for row in rows_of(found, source):
+        empty = False
+        yield row
+    if empty:
+        kind = "labelled rows" if source.skip_unlabelled else "rows"
+        raise DataError(f"{name}: no {kind} in it; a set needs at least one")
+
+
+def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
+    path = Path(source.path)
+    check_file(path)
+    kind = format_of(path, source.format)
+    if kind == "parquet":
+        return parquet_records(path, labels)
+    if kind == "text" and source.label is not None and source.label_value is None:
+        raise DataError(
+            f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
+        )
+    # Plain text has one column, whatever the source calls it.
+    found = records(path, kind)
+    return ((where, {source.text: values["text"]}) for where, values in found) if kind == "text" else found
+
+
+def columns(path: Path) -> list[str]:
+    """Column names of the first record of a file. Raises DataError for a file without one."""
+    for _, values in _file_records(FileSource(kind="file", path=str(path), label=None)):
+        return list(values)
+    raise DataError(f"{path}: no rows in it; a set needs at least one")
+
+
+def file_source(path: Path, text: str | None = None, label: str | None = None) -> FileSource:
+    """A source for ``path`` with its columns found: those asked for if they are there, else well-known ones.
+
+    Raises:
+        DataError: the file cannot be read, or has no column that looks like text or labels.
+    """
+    have = columns(path)
+    return FileSource(
+        kind="file",
+        path=str(path),
+        text=_choose(path, "text", have, (text, *TEXT_COLUMNS)),
+        label=_choose(path, "label", have, (label, *LABEL_COLUMNS)),
+    )
+
+
+def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
+    names = list(dict.fromkeys(name for name in wanted if name is not None))
+    for name in names:
+        if name in have:
+            return name
+    raise DataError(
+        f"{path}: no {kind} column; columns: {', '.join(have)}; rename one to one of {', '.join(names)}"
+    )
+
+
+def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
+    """``--data DIR``: the same protocol on the files of a folder.
+
+    Every part is read from ``DIR/<part>.<tsv|csv|jsonl|parquet>`` (compressed too; ``validation`` is also
+    found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources.
+
+    Returns:
+        The changed config, and a note for each choice or left-out part that the user should know of.
+
+    Raises:
+        DataError: no such folder, no file for a part that the protocol uses, or no usable columns in one.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts"
+        )
+    parts: dict[str, tuple[Source, ...]] = {}
+    notes: list[str] = []
+    for part, sources in config.parts.items():
+        found = [folder / name for name in _file_names(part) if (folder / name).is_file()]
+        if found:
+            if len(found) > 1:
+                notes.append(f"part {part}: read from {found[0].name}; {found[1].name} is left alone")
+            parts[part] = (_like(sources[0], found[0]),)
+        elif part in _used_parts(config):
+            looked = f"{part}.tsv, {part}.csv, {part}.jsonl, {part}.parquet"
+            others = "".join(f" (or {stem}.tsv …)" for stem in _OTHER_STEMS.get(part, ()))
+            have = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
+            raise DataError(
+                f"{folder}: no file for part {part!r}, which split {config.split!r} uses; looked for "
+                f"{looked}{others}, also as .xz, .gz, .bz2; the folder has: {have}"
+            )
+        else:
+            notes.append(f"part {part}: no file in {folder}; left out")
+    return config.model_copy(update={"parts": parts}), notes
+
+
+def _file_names(part: str) -> list[str]:
+    return [f"{stem}{suffix}" for stem in (part, *_OTHER_STEMS.get(part, ())) for suffix in _SUFFIXES]
+
+
+def _used_parts(config: DataConfig) -> tuple[str, ...]:
+    """Parts whose absence would change what the protocol means ("given" does without validation)."""
+    return {
+        "random-split": ("train", "validation"),
+        "glue-dev": ("train", "validation"),
+        "sst-test": ("train", "validation", "sst-test"),
+        "given": ("train", "test"),
+    }[config.split]
+
+
+def _like(source: Source, path: Path) -> FileSource:
+    if isinstance(source, SyntheticSource):
+        return file_source(path)
+    found = file_source(path, source.text, source.label)
+    return found.model_copy(update={"skip_unlabelled": source.skip_unlabelled})

@@ -1,0 +1,113 @@
+"""Training a tokenizer on a run's own text, the same from the same text every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from edgeformer.schema.errors import DataError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_ALPHABET = 1000
+_PREFIX = "##"
+_FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule of Unicode treats specially
+
+
+def train_tokenizer(
+    algorithm: str, vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]
+) -> Tokenizer:
+    """A WordPiece or byte-level BPE tokenizer with [CLS] text [SEP]; at most ``vocab_size`` tokens.
+
+    Args:
+        front: normalizers that come first (the cleaning).
+
+    Raises:
+        DataError: ``vocab_size`` has no room for the special tokens.
+    """
+    if vocab_size <= len(SPECIAL_TOKENS):
+        raise DataError(
+            f"model.vocab_size: {vocab_size} is too small for a trained tokenizer: it holds "
+            f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
+        )
+    make = _bpe if algorithm == "bpe" else _wordpiece
+    tokenizer = make(vocab_size, texts, front)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    specials = [(CLS, tokenizer.token_to_id(CLS)), (SEP, tokenizer.token_to_id(SEP))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=specials
+    )
+    return tokenizer
+
+
+def _bpe(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if front:
+        tokenizer.normalizer = normalizers.Sequence(list(front))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    return tokenizer
+
+
+def _wordpiece(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
+    normalizer = normalizers.Sequence(
+        [*front, normalizers.BertNormalizer(lowercase=True, strip_accents=None, handle_chinese_chars=True)]
+    )
+    splitter = pre_tokenizers.BertPreTokenizer()
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    vocabulary = _wordpiece_vocabulary(words, vocab_size)
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, continuing_subword_prefix=_PREFIX))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
+    return tokenizer
+
+
+def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int]:
+    """The vocabulary that ``WordPieceTrainer`` learns, with ties broken the same way every time.
+
+    That trainer numbers its "##" letters in the order of a randomly seeded hash map, so that two runs on the
+    same text give two tokenizers. It is BPE on letters that know whether they start a word; so each such
+    letter becomes one private-use character here, and the (deterministic) BPE trainer does the work.
+    """
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for symbol in _symbols(word):
+            counts[symbol] += count
+    kept = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))[: min(_ALPHABET, vocab_size)]
+    character = {symbol: chr(_FIRST_SYMBOL + index) for index, symbol in enumerate(sorted(kept))}
+    symbol_of = {mapped: symbol for symbol, mapped in character.items()}
+
+    def mapped_words() -> Iterator[str]:
+        for word, count in sorted(words.items()):
+            mapped = "".join(character.get(symbol, " ") for symbol in _symbols(word))
+            yield from [mapped] * count
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    learner.train_from_iterator(mapped_words(), trainer)
+    by_number = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    names = [
+        token if token in SPECIAL_TOKENS else _joined([symbol_of[mapped] for mapped in token])
+        for token, _ in by_number
+    ]
+    return {name: number for number, name in enumerate(names)}
+
+
+def _symbols(word: str) -> list[str]:
+    return [word[0], *(_PREFIX + letter for letter in word[1:])]
+
+
+def _joined(symbols: list[str]) -> str:
+    return symbols[0] + "".join(symbol.removeprefix(_PREFIX) for symbol in symbols[1:])

@@ -1,0 +1,107 @@
+"""The encoder classifier of paper A: N layers applied R times; the stacked baseline is R = 1."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from edgeformer.models.layers import Attention, EncoderLayer, RMSNorm, rotary_angles, sdpa
+
+_INITIAL_STD = 0.02
+
+
+class EncoderClassifier(nn.Module):
+    """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS].
+
+    The type embedding has two rows of which row 0 is used; with the final norm it accounts for the 3·d parameters
+    that the paper's counts have beyond layers, table and head.
+
+    Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        classes: int,
+        hidden_size: int,
+        layers: int,
+        iterations: int,
+        heads: int,
+        ffn_size: int,
+        residual_scale: float,
+        dropout: float,
+        max_positions: int,
+        rope_theta: float = 10_000.0,
+        norm_eps: float = 1e-6,
+        attention: Attention = sdpa,
+    ) -> None:
+        super().__init__()
+        self.iterations = iterations
+        self.residual_scale = residual_scale
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.types = nn.Embedding(2, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                hidden_size,
+                heads=heads,
+                ffn_size=ffn_size,
+                dropout=dropout,
+                norm_eps=norm_eps,
+                attention=attention,
+            )
+            for _ in range(layers)
+        )
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = nn.Linear(hidden_size, classes)
+        cos, sin = rotary_angles(max_positions, hidden_size // heads, rope_theta)
+        self.cos: Tensor
+        self.sin: Tensor
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.apply(_initialise)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits float32 [B, classes]; without a mask every token is real."""
+        length = input_ids.shape[1]
+        cos, sin = self.cos[:length, None], self.sin[:length, None]
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        h = self.dropout(self.tokens(input_ids) + self.types.weight[0])
+        last = self.iterations * len(self.layers) - 1
+        for iteration in range(self.iterations):
+            start = h
+            for number, layer in enumerate(self.layers):
+                # The head reads [CLS] alone, so the last layer computes its output for that position only:
+                # the same logits for about an eighth less work at six layers.
+                queries = 1 if iteration * len(self.layers) + number == last else None
+                h = layer(h, cos, sin, mask, queries)
+            if self.residual_scale:
+                h = h + self.residual_scale * start[:, : h.shape[1]]
+        logits: Tensor = self.head(self.norm(h[:, 0]))
+        return logits.float()
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters, each shared one counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def half_for_export(model: nn.Module) -> nn.Module:
+    """The model in FP16 with its normalisation scales and rotary table left in FP32, in place."""
+    model.half()
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.float()
+        elif isinstance(module, EncoderClassifier):
+            module.cos, module.sin = module.cos.float(), module.sin.float()
+    return model
+
+

@@ -1,0 +1,122 @@
+"""Energy per call: a counter read around a loop of its own, minus what the idle machine draws meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeformer.runtime import nvidia
+from edgeformer.runtime.power import RaplDomain, rapl_domains
+from edgeformer.schema.report import Energy
+from edgeformer.stages.profiling.measure import MeasureRules
+
+
+class EnergyCounter(Protocol):
+    """A counter of millijoules."""
+
+    name: str
+
+    def start(self) -> None:
+        """Begin a reading."""
+        ...
+
+    def used_mj(self) -> float:
+        """Millijoules since :meth:`start`. Raises OSError when the counter went away."""
+        ...
+
+
+class RaplCounter:
+    """All processor packages together (Linux)."""
+
+    def __init__(self, domains: list[RaplDomain]) -> None:
+        self.name = f"RAPL ({', '.join(domain.name for domain in domains)}: whole processor)"
+        self._domains = domains
+        self._before: list[int] = []
+
+    def start(self) -> None:
+        """Read every package."""
+        self._before = [domain.read_uj() for domain in self._domains]
+
+    def used_mj(self) -> float:
+        """The packages' sum; a counter that wrapped round once is understood."""
+        pairs = zip(self._domains, self._before, strict=True)
+        return sum(domain.used_uj(before, domain.read_uj()) for domain, before in pairs) / 1000
+
+
+class NvmlCounter:
+    """The whole card's counter (Volta and later)."""
+
+    name = "NVML (whole card)"
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._before = 0
+
+    def start(self) -> None:
+        """Read the card's counter."""
+        self._before = self._read()
+
+    def used_mj(self) -> float:
+        """The card's difference."""
+        return float(self._read() - self._before)
+
+    def _read(self) -> int:
+        state = nvidia.state(self._uuid)
+        if state is None or state.energy_mj is None:
+            raise OSError("the card has no energy counter")
+        return state.energy_mj
+
+
+@dataclass(frozen=True)
+class NoCounter:
+    """There is nothing to read, and why."""
+
+    reason: str
+
+
+def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCounter:
+    """The counter of what the provider computes on."""
+    if provider.startswith("CUDA"):
+        if gpu_uuid is None:
+            return NoCounter("no card was found through NVML")
+        state = nvidia.state(gpu_uuid)
+        if state is None or state.energy_mj is None:
+            return NoCounter("this card has no energy counter that NVML can read")
+        return NvmlCounter(gpu_uuid)
+    domains, reason = rapl_domains()
+    return RaplCounter(domains) if reason is None else NoCounter(reason)
+
+
+def measure_energy(
+    call: Callable[[int], object],
+    counter: EnergyCounter | NoCounter,
+    rules: MeasureRules,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Energy:
+    """Millijoules per call above idle, from at least ``rules.energy_s`` seconds of calls."""
+    if isinstance(counter, NoCounter):
+        return Energy(status="unavailable", reason=counter.reason)
+    try:
+        counter.start()
+        began = clock()
+        sleep(rules.idle_s)
+        idle_mw = counter.used_mj() / max(clock() - began, 1e-9)
+        counter.start()
+        began, calls = clock(), 0
+        while calls == 0 or clock() - began < rules.energy_s:
+            call(calls)
+            calls += 1
+        used_mj, elapsed_s = counter.used_mj(), clock() - began
+    except OSError as error:
+        return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
+    above_idle_mj = (used_mj - idle_mw * elapsed_s) / calls
+    if above_idle_mj <= 0:
+        return Energy(
+            status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine"
+        )
+    return Energy(
+        status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted"
+    )

@@ -1,0 +1,79 @@
+"""Real inputs at a stated shape: the bundle's golden rows, cut or repeated. Never zeros, never random tokens,
+which would falsify confidence exits and lookups."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeformer.schema.errors import ArtifactError
+
+Tokens = npt.NDArray[np.int64]
+GOLDEN_FILE = "golden.npz"
+_REMEDY = "export the run again, or copy the whole bundle again"
+
+
+@dataclass(frozen=True)
+class GoldenRows:
+    """The token ids of real inputs, each without its padding; at least one row, none empty."""
+
+    rows: tuple[Tokens, ...]
+
+
+def read_golden(bundle: Path) -> GoldenRows:
+    """Read ``golden.npz``: ``input_ids`` and ``attention_mask`` (absent: nothing is padded), int64 [n, S].
+
+    Raises:
+        ArtifactError: missing, damaged, or not shaped like that.
+    """
+    path = bundle / GOLDEN_FILE
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            ids: npt.NDArray[Any] = archive["input_ids"]
+            mask: npt.NDArray[Any] = (
+                archive["attention_mask"] if "attention_mask" in archive else np.ones_like(ids)
+            )
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{path}: missing; without it there are no real inputs to measure with; {_REMEDY}"
+        ) from None
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ArtifactError(
+            f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {_REMEDY}"
+        ) from None
+    if ids.ndim != 2 or ids.shape != mask.shape or ids.dtype != np.int64 or 0 in ids.shape:
+        raise ArtifactError(
+            f"{path}: input_ids must be int64 [n, S] with a mask of the same shape, "
+            f"but are {ids.dtype}{list(ids.shape)} and {list(mask.shape)}; {_REMEDY}"
+        )
+    rows = tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
+    if any(row.size == 0 for row in rows):
+        raise ArtifactError(f"{path}: a row holds padding only; {_REMEDY}")
+    return GoldenRows(rows)
+
+
+def fit_row(row: Tokens, seq: int) -> Tokens:
+    """One row [k] cut or repeated to [seq]: the first token ([CLS]) stays first, those after it repeat."""
+    if row.size >= seq:
+        return row[:seq]
+    body = row[1:] if row.size > 1 else row
+    return np.concatenate([row[:1], np.resize(body, seq - 1)])
+
+
+def make_buffers(golden: GoldenRows, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
+    """``count`` different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
+
+    Several buffers in rotation keep a cache from answering instead of the artifact.
+    """
+    buffers: list[dict[str, Tokens]] = []
+    for number in range(count):
+        picked = [golden.rows[(number * batch + offset) % len(golden.rows)] for offset in range(batch)]
+        ids = np.ascontiguousarray(np.stack([fit_row(row, seq) for row in picked]), dtype=np.int64)
+        buffers.append({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    return buffers

@@ -1,0 +1,159 @@
+"""The measuring loop: warm up until it settles, then take enough calls. Knows no runtime."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Clock = Callable[[], int]
+"""Nanoseconds from a clock that never goes back."""
+
+
+@dataclass(frozen=True)
+class MeasureRules:
+    """When to stop. The defaults are DESIGN.md's; tests use shorter ones, and a report says which were used.
+
+    Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
+    ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; after
+    ``warmup_max_s`` it ends unsettled. Measuring ends when ``min_s`` and ``min_calls`` are both reached, or at ``max_s``.
+    Energy is read over ``energy_s``, after ``idle_s`` of idling.
+    """
+
+    warmup_min_s: float = 0.2
+    warmup_min_calls: int = 10
+    warmup_max_s: float = 30.0
+    window_calls: int = 25
+    windows: int = 3
+    window_tolerance: float = 0.10
+    min_s: float = 3.0
+    min_calls: int = 100
+    max_s: float = 60.0
+    idle_s: float = 1.0
+    energy_s: float = 2.0
+
+    @classmethod
+    def strict(cls) -> MeasureRules:
+        """Rules for a figure to publish: enough calls for a p99, long enough for a laptop to heat up."""
+        return cls(warmup_max_s=60.0, min_s=60.0, min_calls=662, max_s=900.0, idle_s=3.0, energy_s=10.0)
+
+    @property
+    def longest_s(self) -> float:
+        """Upper bound of one shape's loops, without the time by which a last slow call overruns."""
+        return self.warmup_max_s + self.max_s + self.idle_s + self.energy_s
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the loop took: one time per call in milliseconds, in order."""
+
+    samples_ms: Sequence[float]
+    stable: bool
+    warmup_calls: int
+    warmup_s: float
+    reason: str | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+
+def measure(
+    call: Callable[[int], object], rules: MeasureRules, clock: Clock = time.perf_counter_ns
+) -> Sample:
+    """Warm up, then time single calls.
+
+    Args:
+        call: runs the artifact once, blocking; its argument counts calls from 0, to rotate input buffers.
+        rules: when to stop.
+        clock: nanoseconds; injected so that the rules can be tested without waiting.
+    """
+    collected = gc.isenabled()
+    gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
+    try:
+        warmup_ms, settled = _warm_up(call, rules, clock)
+        samples_ms = _take(call, rules, clock, first=len(warmup_ms))
+    finally:
+        if collected:
+            gc.enable()
+    unsettled = None if settled else _unsettled(warmup_ms, rules)
+    drift = drifted(samples_ms, rules.window_tolerance)
+    cut = None
+    if len(samples_ms) < rules.min_calls:
+        seconds = sum(samples_ms) / 1000
+        cut = f"stopped after {seconds:.0f} s with {len(samples_ms)} of {rules.min_calls} calls"
+    return Sample(
+        samples_ms=samples_ms,
+        stable=settled and drift is None,
+        warmup_calls=len(warmup_ms),
+        warmup_s=sum(warmup_ms) / 1000,
+        reason=cut,
+        warnings=tuple(filter(None, (unsettled, drift))),
+    )
+
+
+def windows_agree(times_ms: Sequence[float], rules: MeasureRules) -> bool:
+    """Whether the medians of the last ``rules.windows`` windows lie within the tolerance of the smallest."""
+    size, count = rules.window_calls, rules.windows
+    if len(times_ms) < size * count:
+        return False
+    recent = times_ms[-size * count :]
+    medians = [statistics.median(recent[start : start + size]) for start in range(0, size * count, size)]
+    return max(medians) <= min(medians) * (1 + rules.window_tolerance)
+
+
+def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
+    """Says so when the sample's halves disagree: a clock that throttles, or other work that came or went."""
+    half = len(samples_ms) // 2
+    if half < 10:
+        return None
+    first, second = statistics.median(samples_ms[:half]), statistics.median(samples_ms[half:])
+    if max(first, second) <= min(first, second) * (1 + tolerance):
+        return None
+    return (
+        f"drifted while it was measured: median {first:.3g} ms at first, {second:.3g} ms in the second half"
+    )
+
+
+def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:
+    calls, seconds = len(warmup_ms), sum(warmup_ms) / 1000
+    if calls < rules.windows * rules.window_calls:
+        return f"too slow to see whether it has settled: {calls} warm-up calls in {seconds:.1f} s"
+    return (
+        f"did not settle: after {calls} warm-up calls in {seconds:.1f} s the last {rules.windows} windows of "
+        f"{rules.window_calls} calls do not agree within {rules.window_tolerance:.0%}"
+    )
+
+
+def _warm_up(
+    call: Callable[[int], object], rules: MeasureRules, clock: Clock
+) -> tuple[Sequence[float], bool]:
+    times_ms = array("d")  # not a list: its objects would show in the memory that is measured
+    began = clock()
+    while True:
+        times_ms.append(_time_one(call, len(times_ms), clock))
+        elapsed_s = (clock() - began) / 1e9
+        enough = elapsed_s >= rules.warmup_min_s and len(times_ms) >= rules.warmup_min_calls
+        # Compared once per window, not once per call: the medians cost time between the calls.
+        if enough and len(times_ms) % rules.window_calls == 0 and windows_agree(times_ms, rules):
+            return times_ms, True
+        if elapsed_s >= rules.warmup_max_s:
+            return times_ms, False
+
+
+def _take(call: Callable[[int], object], rules: MeasureRules, clock: Clock, first: int) -> Sequence[float]:
+    times_ms = array("d")
+    began = clock()
+    while True:
+        times_ms.append(_time_one(call, first + len(times_ms), clock))
+        elapsed_s = (clock() - began) / 1e9
+        if elapsed_s >= rules.min_s and len(times_ms) >= rules.min_calls:
+            return times_ms
+        if elapsed_s >= rules.max_s:
+            return times_ms
+
+
+def _time_one(call: Callable[[int], object], index: int, clock: Clock) -> float:
+    began = clock()
+    call(index)
+    return (clock() - began) / 1e6

@@ -1,0 +1,150 @@
+"""From a bundle to a report: measure each artifact on this host in a child process, judge it for a device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgeformer.runtime.opening import cannot_run, check_artifact, check_companion
+from edgeformer.schema.device import DeviceProfile
+from edgeformer.schema.host import describe_host, library_versions, now
+from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.report import Report, Row
+from edgeformer.schema.workspace import Location, read_bundle
+from edgeformer.stages.profiling.inputs import GOLDEN_FILE, read_golden
+from edgeformer.stages.profiling.launch import measure_in_child
+from edgeformer.stages.profiling.messages import ChildSpec, unavailable_row
+from edgeformer.stages.profiling.request import ProfileOptions, Request, resolve
+from edgeformer.stages.profiling.target import Target, find_target
+from edgeformer.stages.profiling.verdict import Judged, judge
+
+__all__ = ["ProfileOptions", "profile_bundle"]
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """An opened bundle and the device that it is profiled for."""
+
+    folder: Path
+    manifest: BundleManifest
+    device: DeviceProfile
+    target: Target
+    request: Request
+
+
+def profile_bundle(
+    location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress | None = None
+) -> Report:
+    """Measure the bundle's artifacts here and judge them for ``device``.
+
+    All files are checked before anything is measured. What fails later (an artifact that crashes its process,
+    a shape that it refuses) becomes a row that says so; the other rows survive.
+
+    Raises:
+        ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
+        InputError: an unknown artifact, or a shape that the model cannot take.
+    """
+    folder = location.require_bundle()
+    manifest = read_bundle(folder)
+    request = resolve(options, device, manifest, location.artifact)
+    bundle = _Bundle(folder, manifest, device, find_target(device), request)
+    check_companion(folder, manifest, GOLDEN_FILE)
+    read_golden(folder)
+    files = [(artifact, check_artifact(folder, manifest, artifact)) for artifact in request.artifacts]
+    rows: list[Row] = []
+    judged: list[Judged] = []
+    for artifact, file in files:
+        measured = _measure(bundle, artifact, file, progress or Silent())
+        on_device, why_none = _on_device(bundle, measured)
+        judged.append(Judged(artifact.id, file.stat().st_size, on_device, why_none))
+        rows += measured
+        if not on_device:
+            rows += _device_rows(bundle, artifact, file, why_none)
+    return _report(bundle, rows, judged)
+
+
+def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: Progress) -> list[Row]:
+    request, gpu, size_bytes = bundle.request, bundle.target.gpu, file.stat().st_size
+    refusal = cannot_run(artifact)
+    if refusal is not None:
+        progress.message(f"{artifact.id}: not measured: {refusal}")
+        return [
+            unavailable_row(artifact, size_bytes, shape, artifact.format, "host", refusal)
+            for shape in request.shapes
+        ]
+    spec = ChildSpec(
+        bundle=str(bundle.folder.resolve()),
+        file=str(file.resolve()),
+        size_bytes=size_bytes,
+        artifact=artifact,
+        max_positions=bundle.manifest.max_positions,
+        provider=request.provider,
+        threads=request.threads,
+        shapes=request.shapes,
+        rules=asdict(request.rules),
+        gpu_uuid=gpu.uuid if gpu is not None else None,
+    )
+    return measure_in_child(spec, request.rules.longest_s, progress)
+
+
+def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
+    """The host's rows that were measured on the device itself, and why there are none."""
+    provider = _PROVIDERS[bundle.device.kind]
+    if not bundle.target.present:
+        return [], f"{bundle.target.reason}; estimates are not built yet"
+    found = [row for row in rows if row.provider == provider]
+    if found or not rows:
+        return found, _missing(bundle)
+    return [], (
+        f"{bundle.target.reason}, but the rows were measured with {rows[0].provider}: {provider} is needed "
+        "(`edgeformer doctor` says what is missing)"
+    )
+
+
+def _missing(bundle: _Bundle) -> str:
+    limits = bundle.request.limits
+    if limits.phase == "decode":
+        return "the budget is per decoded token; decoding is not measured yet"
+    return f"{limits.batch}×{limits.seq} was not measured"
+
+
+def _device_rows(bundle: _Bundle, artifact: ArtifactManifest, file: Path, reason: str) -> list[Row]:
+    provider, size_bytes = _PROVIDERS[bundle.device.kind], file.stat().st_size
+    return [
+        unavailable_row(artifact, size_bytes, shape, provider, "device", reason)
+        for shape in bundle.request.shapes
+    ]
+
+
+def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:
+    target, manifest = bundle.target, bundle.manifest
+    verdict = judge(judged, bundle.request.limits)
+    notes = [*bundle.request.notes]
+    if not target.present:
+        notes.append(f"{target.reason}: the host's rows say nothing about its speed")
+    if not verdict.checks:
+        notes.append("nothing was judged: neither the profile nor the command sets a limit")
+    if manifest.synthetic:
+        notes.append("the model was trained on generated text")
+    return Report(
+        device=bundle.device.name,
+        device_title=bundle.device.title,
+        host={
+            **describe_host(),
+            "gpu": target.gpu.name if target.gpu is not None else None,
+            "threads": bundle.request.threads,
+            "versions": library_versions(),
+        },
+        on_target=target.present,
+        run=manifest.run,
+        bundle=str(bundle.folder),
+        created=now(),
+        synthetic=manifest.synthetic,
+        parameters=manifest.parameters,
+        rows=tuple(rows),
+        verdict=verdict,
+        notes=tuple(notes),
+    )

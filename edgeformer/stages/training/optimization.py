@@ -1,0 +1,84 @@
+"""The optimizer and the learning-rate schedule of a recipe."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
+
+from edgeformer.schema.recipe import (
+    ConstantSchedule,
+    CosineSchedule,
+    OneCycleSchedule,
+    OptimizerConfig,
+    PlateauSchedule,
+    Schedule,
+)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Fused AdamW; weight decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+class LearningRate:
+    """One schedule behind two calls: after each optimizer step, and after each epoch's validation."""
+
+    def __init__(self, optimizer: Optimizer, config: Schedule, total_steps: int) -> None:
+        self._optimizer = optimizer
+        self._plateau: ReduceLROnPlateau | None = None
+        self._stepwise: LambdaLR | OneCycleLR | None = None
+        if isinstance(config, PlateauSchedule):
+            self._plateau = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
+        elif isinstance(config, OneCycleSchedule):
+            peak = optimizer.param_groups[0]["lr"]
+            self._stepwise = OneCycleLR(
+                optimizer, peak, total_steps=total_steps, pct_start=config.warmup, cycle_momentum=False
+            )
+        elif isinstance(config, CosineSchedule):
+            warmup = round(config.warmup * total_steps)
+            final = config.final
+
+            def factor(step: int) -> float:
+                if step < warmup:
+                    return (step + 1) / (warmup + 1)
+                share = (step - warmup) / max(1, total_steps - warmup)
+                return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+            self._stepwise = LambdaLR(optimizer, factor)
+        elif not isinstance(config, ConstantSchedule):
+            raise TypeError(f"no such schedule: {config!r}")
+
+    @property
+    def current(self) -> float:
+        """The learning rate of the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def after_step(self) -> None:
+        """Call after every optimizer step."""
+        if self._stepwise is not None:
+            self._stepwise.step()
+
+    def after_epoch(self, validation_loss: float) -> None:
+        """Call after every epoch's validation."""
+        if self._plateau is not None:
+            self._plateau.step(validation_loss)
+
+    def state_dict(self) -> dict[str, object]:
+        """State for a checkpoint."""
+        scheduler = self._plateau or self._stepwise
+        return scheduler.state_dict() if scheduler is not None else {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restore from :meth:`state_dict`."""
+        scheduler = self._plateau or self._stepwise
+        if scheduler is not None:
+            scheduler.load_state_dict(state)

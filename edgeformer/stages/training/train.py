@@ -1,0 +1,235 @@
+"""train: a recipe becomes a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from safetensors.torch import save_file
+from torch import nn
+
+from edgeformer.data.batching import collate
+from edgeformer.data.prepare import PreparedData, prepare
+from edgeformer.models.build import build_encoder
+from edgeformer.models.encoder import count_parameters
+from edgeformer.schema.errors import InputError, InterruptedRun
+from edgeformer.schema.files import replacing, write_json, write_text
+from edgeformer.schema.host import code_version, describe_host, library_versions, now
+from edgeformer.schema.manifest import AttentionUse, ClassificationScore, RunManifest
+from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.workspace import read_run
+from edgeformer.stages.training.allocator import keep_freed_memory
+from edgeformer.stages.training.checkpoints import Checkpoints
+from edgeformer.stages.training.interrupt import stop_on_interrupt
+from edgeformer.stages.training.loop import TrainingLoop, evaluate
+from edgeformer.stages.training.metrics_log import MetricsLog
+from edgeformer.stages.training.precision import resolve_precision
+from edgeformer.stages.training.run_folder import folder_to_resume, new_folder, write_recipe, write_run
+
+GOLDEN_ROWS = 64
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Where and how a recipe is trained; nothing here changes what the recipe means."""
+
+    artifacts: Path
+    name: str | None = None
+    resume: bool = False
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    max_steps: int | None = None
+
+
+def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = None) -> Path:
+    """Train ``recipe`` and return the folder of its finished run.
+
+    Raises:
+        InputError: recipe, data or tokenizer cannot be used; nothing was written.
+        InterruptedRun: Ctrl-C; the run can be resumed.
+    """
+    progress = progress or Silent()
+    resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
+    accelerator = _accelerator(recipe, options)
+    data = prepare(recipe, options.artifacts / ".cache" / "tokens", progress)
+    set_seed(recipe.seed)
+    model, why_not_flash = build_encoder(recipe.model, recipe.classes)
+    if why_not_flash:
+        progress.message(f"model.attention: flash is not used, torch SDPA instead: {why_not_flash}")
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
+    checkpoints_of = resumed or new_folder(recipe, options.artifacts, options.name)
+    loop = TrainingLoop(recipe, data, model, accelerator, Checkpoints(checkpoints_of))
+    run = _Run(checkpoints_of, recipe, data, loop)
+    manifest = run.begin(accelerator, why_not_flash, resumed is not None)
+    _announce(manifest, loop, progress)
+    try:
+        with stop_on_interrupt() as stop, MetricsLog(run.folder, loop.position.step) as log:
+            outcome = loop.run(stop, log, progress, options.max_steps)
+        if outcome.interrupted:
+            raise InterruptedRun(
+                f"interrupted after step {outcome.position.step}; go on with --resume --name {run.folder.name}"
+            )
+        run.finish(manifest, accelerator.device, progress)
+    except (KeyboardInterrupt, InterruptedRun) as error:
+        run.stop(manifest, "interrupted", "Ctrl-C")
+        message = str(error) or f"interrupted; go on with --resume --name {run.folder.name}"
+        raise InterruptedRun(message) from None
+    except BaseException as error:
+        run.stop(manifest, "failed", f"{type(error).__name__}: {error}")
+        raise
+    return run.folder
+
+
+def _accelerator(recipe: Recipe, options: TrainOptions) -> Accelerator:
+    if options.accelerator == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
+        )
+    use_cpu = options.accelerator == "cpu" or not torch.cuda.is_available()
+    precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
+    return Accelerator(
+        mixed_precision="no" if precision == "fp32" else precision,
+        gradient_accumulation_steps=recipe.training.accumulation,
+        cpu=use_cpu,
+    )
+
+
+def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:
+    rows = ", ".join(f"{name} {count:,}" for name, count in manifest.data.rows.items())
+    progress.message(f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}")
+    if manifest.data.synthetic:
+        progress.message("data: SYNTHETIC reviews made by a generator, not real text")
+    for overlap in manifest.data.overlap:
+        if overlap.duplicates or overlap.contained:
+            progress.message(
+                f"split {manifest.data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, "
+                f"{overlap.duplicates:,} are also training texts and {overlap.contained:,} more share a whole "
+                "phrase with one; scores on it are flattered by that"
+            )
+    for name, rows_cut in manifest.data.truncated_rows.items():
+        if rows_cut:
+            progress.message(f"{name}: {rows_cut:,} texts were cut to data.max_length")
+    if loop.position.step:
+        progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
+
+
+class _Run:
+    """What is written into the run's folder, and when."""
+
+    def __init__(self, folder: Path, recipe: Recipe, data: PreparedData, loop: TrainingLoop) -> None:
+        self.folder, self._recipe, self._data, self._loop = folder, recipe, data, loop
+
+    def begin(self, accelerator: Accelerator, why_not_flash: str | None, resumed: bool) -> RunManifest:
+        """Write recipe and manifest of a new run, or restore the state of a resumed one."""
+        if resumed:
+            old = read_run(self.folder)
+            if old.data.fingerprint != self._data.summary.fingerprint:
+                raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
+            self._loop.resume()
+            manifest = old.model_copy(update={"status": "running", "reason": None})
+        else:
+            write_recipe(self.folder, self._recipe)
+            manifest = self._fresh_manifest(accelerator, why_not_flash)
+        write_run(self.folder, manifest)
+        return manifest
+
+    def _fresh_manifest(self, accelerator: Accelerator, why_not_flash: str | None) -> RunManifest:
+        recipe = self._recipe
+        requested = recipe.model.attention
+        precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+        return RunManifest(
+            run=self.folder.name,
+            status="running",
+            task=recipe.task,
+            recipe=recipe.name,
+            recipe_sha256=recipe.fingerprint(),
+            started=now(),
+            parameters=count_parameters(self._loop.plain_model),
+            vocabulary=recipe.model.vocab_size,
+            precision=precision,
+            attention=AttentionUse(
+                requested=requested, used="sdpa" if why_not_flash else requested, reason=why_not_flash
+            ),
+            data=self._data.summary,
+            versions=library_versions(),
+            code_version=code_version(),
+            host={**describe_host(), "accelerator": str(accelerator.device), "threads": torch.get_num_threads()},
+        )
+
+    def _progressed(self, manifest: RunManifest) -> RunManifest:
+        position = self._loop.position
+        return manifest.model_copy(
+            update={
+                "seconds": round(position.seconds, 3),
+                "steps": position.step,
+                "epochs": position.epoch,
+                "samples_per_second": round(position.samples / position.seconds, 2) if position.seconds else None,
+            }
+        )
+
+    def stop(self, manifest: RunManifest, status: Literal["interrupted", "failed"], reason: str) -> None:
+        """Record that the run did not finish."""
+        update = {"status": status, "reason": reason, "finished": now()}
+        write_run(self.folder, self._progressed(manifest).model_copy(update=update))
+
+    def finish(self, manifest: RunManifest, device: torch.device, progress: Progress) -> None:
+        """Score the best weights on every test set and write the model."""
+        model = self._loop.plain_model
+        Checkpoints(self.folder).load_best(model)
+        pad = self._data.special.pad
+        progress.start("Scoring", len(self._data.tests), "sets")
+        tests: dict[str, ClassificationScore] = {}
+        for name, encoded in self._data.tests.items():
+            tests[name] = evaluate(model, encoded, pad, device)
+            progress.advance()
+        progress.finish()
+        self._write_model(model)
+        position = self._loop.position
+        update = {
+            "status": "finished",
+            "finished": now(),
+            "best_epoch": position.best_epoch,
+            "validation": ClassificationScore(**position.validation),
+            "test": next(iter(tests.values())),
+            "tests": tests,
+        }
+        final = self._progressed(manifest).model_copy(update=update)
+        scores = {"validation": final.validation, **tests}
+        write_json(
+            self.folder / "evaluation.json",
+            {"artifact": "torch", "splits": {name: score.model_dump() for name, score in scores.items() if score}},
+        )
+        write_run(self.folder, final)
+
+    def _write_model(self, model: nn.Module) -> None:
+        folder = self.folder / "model"
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        folder.mkdir(exist_ok=True)
+        with replacing(folder / "model.safetensors") as temporary:
+            save_file(state, temporary, metadata={"format": "pt"})
+        config = {
+            "model_type": "edgeformer-encoder",
+            **self._recipe.model.model_dump(mode="json"),
+            "id2label": dict(enumerate(self._recipe.data.labels)),
+            "label2id": {label: number for number, label in enumerate(self._recipe.data.labels)},
+            "max_length": self._recipe.data.max_length,
+            "pad_token_id": self._data.special.pad,
+        }
+        write_json(folder / "config.json", config)
+        write_text(folder / "tokenizer.json", self._data.tokenizer.to_str(pretty=True))
+        self._write_golden_inputs(folder)
+
+    def _write_golden_inputs(self, folder: Path) -> None:
+        """64 real validation inputs, so that export and the target device need no data set."""
+        validation = self._data.validation
+        count = min(GOLDEN_ROWS, len(validation))
+        rows = np.random.default_rng(self._recipe.seed).choice(len(validation), count, replace=False)
+        arrays = collate(validation, rows, self._data.special.pad)
+        with replacing(folder / "golden_inputs.npz") as temporary:
+            np.savez(temporary, **arrays, labels=validation.labels[rows])

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import time
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from edgeformer.runtime import child_probes, environment
+from edgeformer.runtime.child_probes import Answer, ask_all, exit_text
+from edgeformer.runtime.environment import Capability, probe
+from edgeformer.runtime.power import RaplDomain, power_source, rapl_domains
+from edgeformer.runtime.threads import container_quota, default_threads
+
+
+@pytest.fixture(scope="module")
+def capabilities() -> dict[str, Capability]:
+    return {capability.name: capability for capability in probe()}
+
+
+def test_tells_the_truth_about_this_machine(capabilities: dict[str, Capability]) -> None:
+    import onnxruntime
+
+    assert capabilities["onnxruntime"].version == onnxruntime.__version__
+    assert capabilities["onnxruntime: CPUExecutionProvider"].status == "available"
+    for name in ("tensorrt-rtx", "tensorrt", "torch-tensorrt", "flash-attn", "openvino"):
+        installed = util.find_spec(name.replace("-", "_")) is not None
+        assert installed or capabilities[name].status == "unavailable", name
+        assert capabilities[name].status == "available" or capabilities[name].detail
+    torch_here = util.find_spec("torch") is not None
+    assert (capabilities["torch"].status == "available") == torch_here
+
+
+def test_what_is_unavailable_says_why(capabilities: dict[str, Capability]) -> None:
+    silent = [name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail]
+    assert silent == []
+
+
+def test_probes_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {name: "import time; time.sleep(0.6); say(version='1')" for name in "abcd"}
+    monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
+    began = time.monotonic()
+    answers = ask_all(list(scripts), timeout_s=20)
+    assert time.monotonic() - began < 4 * 0.6
+    assert all(answer == Answer({"version": "1"}) for answer in answers.values())
+
+
+def test_a_probe_survives_prints_exceptions_crashes_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {
+        "prints": "print('noise'); say(version='2'); print('more noise')",
+        "raises": "say(version='3'); print('stdout'); raise Exception('no libraries')",
+        "exits": "import os; os._exit(3)",
+        "hangs": "import time; time.sleep(60)",
+    }
+    monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
+    answers = ask_all(list(scripts), timeout_s=1.5)
+    assert answers["prints"] == Answer({"version": "2"})
+    assert answers["raises"] == Answer({"version": "3"}, "Exception: no libraries")
+    assert answers["exits"] == Answer(error="the import ended the process (exit code 3)")
+    assert "did not finish within" in str(answers["hangs"].error)
+
+
+def test_an_exit_by_signal_is_named() -> None:
+    assert exit_text(0) == "exit code 0"
+    assert exit_text(-9).startswith("killed by signal 9")
+
+
+def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
+    tell = environment._tensorrt
+    absent = tell("tensorrt-rtx", None, "no driver", "install it")
+    assert (absent.status, absent.detail, absent.remedy) == ("unavailable", "package: not installed", "install it")
+    stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"), "no driver", "install it")
+    assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
+    broken = tell("tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it")
+    assert broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
+    builds = tell("tensorrt-rtx", Answer({"version": "1.7", "builder": True}), "no driver", "install it")
+    assert (builds.status, builds.version) == ("available", "1.7")
+    assert "can be built but not run" in builds.detail
+
+
+def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = environment._is_installed
+    monkeypatch.setattr(environment, "_is_installed", lambda name: name != "accelerate" and installed(name))
+    (extra,) = environment._extra("train")
+    assert extra.status == "unavailable" and extra.remedy == 'pip install "edgeformer[train]"'
+    assert "accelerate" in extra.detail
+
+
+def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_is_installed", lambda name: name in ("onnxruntime", "onnxruntime-gpu"))
+    names = ["CPUExecutionProvider", "CUDAExecutionProvider"]
+    found = environment._onnxruntime(Answer({"version": "1.31", "providers": names}), "no driver")
+    assert "onnxruntime and onnxruntime-gpu are both installed" in found[0].detail
+    cuda = next(one for one in found if one.name == "onnxruntime: CUDAExecutionProvider")
+    assert (cuda.status, cuda.detail) == ("unavailable", "built in, but no driver")
+
+
+def test_rapl_counters_are_read_and_wrap(tmp_path: Path) -> None:
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    for name, value in (("name", "package-0"), ("energy_uj", "900"), ("max_energy_range_uj", "1000")):
+        (package / name).write_text(f"{value}\n", encoding="ascii")
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of the package: would be counted twice
+    domains, reason = rapl_domains(tmp_path)
+    assert reason is None
+    assert domains == [RaplDomain("package-0", package / "energy_uj", 1000)]
+    assert domains[0].read_uj() == 900
+    assert (domains[0].used_uj(100, 900), domains[0].used_uj(900, 100)) == (800, 200)
+    assert rapl_domains(tmp_path / "nothing")[1] is not None
+
+
+def test_power_source_is_a_phrase() -> None:
+    assert power_source().split()[0] in ("mains", "battery", "unknown")
+
+
+def test_threads_respect_a_container_quota(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    assert container_quota(quota) is None
+    quota.write_text("max 100000\n", encoding="ascii")
+    assert container_quota(quota) is None
+    quota.write_text("150000 100000\n", encoding="ascii")
+    assert container_quota(quota) == 1.5
+    assert default_threads() >= 1
