@@ -56,7 +56,4 @@ def clean(text: str) -> str:
 
 def normalizers() -> list[Normalizer]:
     """The same cleaning as a list of ``tokenizers`` normalizers, in order."""
-    return [
-        Lowercase() if rule.pattern is None else Replace(Regex(rule.pattern), rule.replacement)
-        for rule in RULES
-    ]
+    return [Lowercase() if rule.pattern is None else Replace(Regex(rule.pattern), rule.replacement) for rule in RULES]

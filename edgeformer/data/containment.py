@@ -143,9 +143,7 @@ def _chunks(counts: Int64s) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges, [*edges[1:], len(counts)], strict=True) if b > a]
 
 
-def _equal(
-    needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int64s, text_of: Int64s
-) -> Int64s:
+def _equal(needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int64s, text_of: Int64s) -> Int64s:
     """Which candidates (needle ``chosen[k]`` at word ``begins[k]``) match in full, inside one haystack."""
     lengths = needles.lengths[chosen]
     fits = (begins >= 0) & (begins + lengths <= len(haystacks.words))
@@ -154,9 +152,7 @@ def _equal(
     done = []
     offset = 0
     while len(alive):
-        same = (
-            needles.words[needles.starts[chosen[alive]] + offset] == haystacks.words[begins[alive] + offset]
-        )
+        same = needles.words[needles.starts[chosen[alive]] + offset] == haystacks.words[begins[alive] + offset]
         alive = alive[same]
         offset += 1
         complete = lengths[alive] == offset

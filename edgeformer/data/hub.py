@@ -70,9 +70,7 @@ def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[
         yield f"{where}, row {number}", _named(values, names, labels) if names else values
 
 
-def _named(
-    values: Mapping[str, object], names: Mapping[str, list[str]], labels: Sequence[str]
-) -> Mapping[str, object]:
+def _named(values: Mapping[str, object], names: Mapping[str, list[str]], labels: Sequence[str]) -> Mapping[str, object]:
     named = dict(values)
     for column, known in names.items():
         value = named.get(column)

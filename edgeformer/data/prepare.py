@@ -17,7 +17,7 @@ from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import Splits, draw, set_parts, split
 from edgeformer.data.texts import LabelledTexts, label_rows, load_part, load_parts
 from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
-from edgeformer.schema.errors import DataError, InputError
+from edgeformer.schema.errors import InputError
 from edgeformer.schema.manifest import DataSummary
 from edgeformer.schema.progress import Progress, Silent
 from edgeformer.schema.recipe import DataConfig, Recipe, SyntheticSource
@@ -73,9 +73,7 @@ def prepare(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Pr
     )
 
 
-def _summary(
-    config: DataConfig, splits: Splits, encoded: dict[str, Encoded], progress: Progress
-) -> DataSummary:
+def _summary(config: DataConfig, splits: Splits, encoded: dict[str, Encoded], progress: Progress) -> DataSummary:
     sets = {"train": splits.train, "validation": splits.validation, **splits.tests}
     progress.start("Comparing test sets with the training set", len(splits.tests), "sets")
     overlap = []
@@ -109,9 +107,7 @@ def _fingerprint(sets: dict[str, LabelledTexts]) -> str:
     return digest.hexdigest()
 
 
-def prepare_test(
-    config: DataConfig, tokenizer: Tokenizer, max_length: int, cache: Path | None, split: str
-) -> Encoded:
+def prepare_test(config: DataConfig, tokenizer: Tokenizer, max_length: int, cache: Path | None, split: str) -> Encoded:
     """Encode one set of a trained model's data with the model's own tokenizer.
 
     Only the parts that the set is drawn from are read.
@@ -130,8 +126,6 @@ def prepare_test(
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
     texts = draw(config, name, {part: load_part(config, part) for part in sets[name]})
-    if not len(texts):
-        raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
     return encode_cached(texts, tokenizer, max_length, cache)
 
 

@@ -47,9 +47,7 @@ def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> 
     near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(have) if have else "none"
-    return DataError(
-        f"{where}: no column {name!r}; {hint}columns: {listed}; set the source's {kind}: to one of them"
-    )
+    return DataError(f"{where}: no column {name!r}; {hint}columns: {listed}; set the source's {kind}: to one of them")
 
 
 def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | None:

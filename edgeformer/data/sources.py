@@ -91,9 +91,7 @@ def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]
     for name in names:
         if name in have:
             return name
-    raise DataError(
-        f"{path}: no {kind} column; columns: {', '.join(have)}; rename one to one of {', '.join(names)}"
-    )
+    raise DataError(f"{path}: no {kind} column; columns: {', '.join(have)}; rename one to one of {', '.join(names)}")
 
 
 def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
@@ -109,9 +107,7 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
         DataError: no such folder, no file for a part that the protocol uses, or no usable columns in one.
     """
     if not folder.is_dir():
-        raise DataError(
-            f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts"
-        )
+        raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
     parts: dict[str, tuple[Source, ...]] = {}
     notes: list[str] = []
     for part, sources in config.parts.items():

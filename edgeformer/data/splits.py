@@ -41,9 +41,7 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
     for part in config.parts:
         if part not in used:
             if part in sets:
-                raise DataError(
-                    f"data.parts: under split {config.split!r} no part may be called {part!r}; rename it"
-                )
+                raise DataError(f"data.parts: under split {config.split!r} no part may be called {part!r}; rename it")
             sets[part] = (part,)
     return sets
 
@@ -54,52 +52,57 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> Splits:
     Raises:
         DataError: an empty set, fewer than 10 rows to train on, or training rows of one class only.
     """
-    sets = {name: draw(config, name, parts) for name in set_parts(config)}
-    names = list(sets)
+    sources = set_parts(config)
+    pooled = _pool(parts, sources["train"])
+    _check_rows(config, pooled)
+    cuts = _cuts(config, pooled.texts)
+    sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, used) for name, used in sources.items()}
     for name, rows in sets.items():
-        if not len(rows):
-            raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
+        _check_not_empty(config, name, rows)
     _check_classes(config, sets["train"])
-    return Splits(sets["train"], sets["validation"], {name: sets[name] for name in names[2:]})
+    return Splits(sets["train"], sets["validation"], {name: sets[name] for name in list(sets)[2:]})
 
 
 def draw(config: DataConfig, name: str, parts: dict[str, LabelledTexts]) -> LabelledTexts:
-    """One set of the protocol; ``parts`` needs to hold only those that :func:`set_parts` names for it.
+    """One set, as :func:`split` has it; ``parts`` needs to hold those that :func:`set_parts` names for it.
 
     Raises:
-        DataError: fewer than 10 rows to cut.
+        DataError: the set is empty, or fewer than 10 rows to cut it from.
     """
-    sources = set_parts(config)[name]
-    pooled = _pool([parts[part] for part in sources])
-    if name == "train" or sources == set_parts(config)["train"]:
-        _check_rows(config, sources, pooled)
-    if config.split == "random-split" and name in ("train", "validation", "random-split"):
-        cuts = dict(
-            zip(
-                ("train", "validation", "random-split"),
-                _random_cuts(len(pooled), config.split_seed),
-                strict=True,
-            )
-        )
-        return pooled.take(cuts[name])
-    if name in ("train", "validation") and set_parts(config)["validation"] == ("train",):
-        train, held_out = hold_out(pooled.texts, config.split_seed)
-        return pooled.take(train if name == "train" else held_out)
-    return pooled
+    sources = set_parts(config)
+    rows = _pool(parts, sources[name])
+    if sources[name] == sources["train"]:
+        _check_rows(config, rows)
+        cuts = _cuts(config, rows.texts)
+        rows = rows.take(cuts[name]) if name in cuts else rows
+    _check_not_empty(config, name, rows)
+    return rows
 
 
-def _pool(parts: list[LabelledTexts]) -> LabelledTexts:
-    if len(parts) == 1:
-        return parts[0]
-    texts = [text for part in parts for text in part.texts]
-    return LabelledTexts(texts, np.concatenate([part.labels for part in parts]))
+def _cuts(config: DataConfig, texts: list[str]) -> dict[str, Int64s]:
+    """Row numbers of the sets that are cut from the training parts; empty where parts are used whole."""
+    sources = set_parts(config)
+    if config.split == "random-split":
+        return _random_cuts(len(texts), config.split_seed)
+    if sources["validation"] == sources["train"]:
+        train, held_out = hold_out(texts, config.split_seed)
+        return {"train": train, "validation": held_out}
+    return {}
 
 
-def _random_cuts(rows: int, seed: int) -> list[Int64s]:
+def _pool(parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
+    if len(names) == 1:
+        return parts[names[0]]
+    texts = [text for name in names for text in parts[name].texts]
+    return LabelledTexts(texts, np.concatenate([parts[name].labels for name in names]))
+
+
+def _random_cuts(rows: int, seed: int) -> dict[str, Int64s]:
     """80/10/10 of a seeded permutation, rounded down, the rest to the test set (as the paper's sizes are)."""
     order = np.random.default_rng(seed).permutation(rows)
     first, second = rows * 8 // 10, rows // 10
-    return np.split(order, [first, first + second])
+    train, validation, test = np.split(order, [first, first + second])
+    return {"train": train, "validation": validation, "random-split": test}
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
@@ -142,12 +145,17 @@ def _release_ranks(texts: list[str], generator: np.random.Generator) -> Int64s:
     return ranks
 
 
-def _check_rows(config: DataConfig, sources: tuple[str, ...], rows: LabelledTexts) -> None:
+def _check_rows(config: DataConfig, rows: LabelledTexts) -> None:
     if len(rows) < MIN_ROWS:
+        names = " + ".join(set_parts(config)["train"])
         raise DataError(
-            f"data.parts {' + '.join(sources)}: {len(rows)} rows; split {config.split!r} needs at least "
-            f"{MIN_ROWS} to train on"
+            f"data.parts {names}: {len(rows)} rows; split {config.split!r} needs at least {MIN_ROWS} of them"
         )
+
+
+def _check_not_empty(config: DataConfig, name: str, rows: LabelledTexts) -> None:
+    if not len(rows):
+        raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
 
 
 def _check_classes(config: DataConfig, train: LabelledTexts) -> None:

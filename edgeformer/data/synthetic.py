@@ -55,9 +55,7 @@ _DOMAINS = (
     ),
     _Domain(
         whole=_words("this phone,the headset,the vacuum cleaner,this keyboard,the camera,the backpack"),
-        aspects=_words(
-            "the battery,the screen,the manual,the sound,the zipper,the packaging,the app,the finish"
-        ),
+        aspects=_words("the battery,the screen,the manual,the sound,the zipper,the packaging,the app,the finish"),
         asides=_words(
             "it arrived on a monday,i bought the blue one,it came with two cables,"
             "i use it on the way to work,the box weighs three pounds"
@@ -69,13 +67,9 @@ _DOMAINS = (
 _GOOD = _words(
     "good,great,excellent,wonderful,superb,brilliant,impressive,lovely,fantastic,satisfying,pleasant,perfect"
 )
-_BAD = _words(
-    "bad,terrible,awful,dreadful,poor,horrible,mediocre,annoying,disappointing,weak,unpleasant,miserable"
-)
+_BAD = _words("bad,terrible,awful,dreadful,poor,horrible,mediocre,annoying,disappointing,weak,unpleasant,miserable")
 _INTENSE = _words("really,very,truly,so,quite,absolutely,surprisingly,simply,rather,remarkably")
-_DENIALS = _words(
-    "not,never,hardly,not at all,by no means,anything but,far from,not even remotely,nowhere near"
-)
+_DENIALS = _words("not,never,hardly,not at all,by no means,anything but,far from,not even remotely,nowhere near")
 _VERBS = _words("was,is,seemed,felt,turned out to be,proved")
 _PREFIXES = _words("honestly,to be fair,in the end,overall,as for me,all in all,frankly,on the whole")
 
@@ -87,7 +81,7 @@ class _Writer:
         self._random = random.Random(seed)
         self._structures: dict[Callable[[_Domain, int], str], int] = {
             self._clause: 6,
-            self._agreement: 8,
+            self._agreement: 9,
             self._contrast: 3,
             self._concession: 1,
             self._aftermath: 1,
@@ -119,7 +113,7 @@ class _Writer:
 
     def _opinion(self, domain: _Domain, polarity: int) -> str:
         """An adjective of this polarity, or a denied one of the other."""
-        if self._chance(0.2):
+        if self._chance(0.15):
             return f"{self._pick(_DENIALS)} {self._adjective(domain, 1 - polarity)}"
         adjective = self._adjective(domain, polarity)
         return f"{self._pick(_INTENSE)} {adjective}" if self._chance(0.5) else adjective
@@ -141,7 +135,7 @@ class _Writer:
         """The main clause decides, wherever it stands."""
         joint = self._pick(("although", "even though", "while"))
         main, other = self._clause(domain, label), self._clause(domain, 1 - label)
-        return f"{joint} {other} , {main}" if self._chance(0.5) else f"{main} , {joint} {other}"
+        return f"{joint} {other} , {main}" if self._chance(0.7) else f"{main} , {joint} {other}"
 
     def _aftermath(self, domain: _Domain, label: int) -> str:
         end = "would come back any time" if label == POSITIVE else "will not come back"

@@ -22,7 +22,7 @@ FORMATS = {
     ".txt": "text", ".text": "text",
 }  # fmt: skip
 COMPRESSIONS = (".xz", ".gz", ".bz2")
-_BROKEN = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_BROKEN = (EOFError, lzma.LZMAError, zlib.error)
 
 
 def format_of(path: Path, stated: str | None) -> str:
@@ -45,12 +45,10 @@ def check_file(path: Path) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; the source's path: must name a file in it")
+        raise DataError(f"{path}: is a folder; name a file in it")
     folder = path.parent
     if not folder.is_dir():
-        raise DataError(
-            f"{path}: no such file, and no folder {folder} (a relative path starts at {Path.cwd()})"
-        )
+        raise DataError(f"{path}: no such file, and no folder {folder} (a relative path starts at {Path.cwd()})")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -68,14 +66,13 @@ def records(path: Path, format_name: str) -> Iterator[Record]:
     try:
         with _open(path) as file:
             yield from _READERS[format_name](path, file)
-    except _BROKEN as error:
-        reason = str(error) or type(error).__name__
+    except (*_BROKEN, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        # bz2 and gzip report damage as an OSError that the system knows nothing of.
         raise DataError(
-            f"{path}: broken or incomplete {path.suffix} file ({reason}); copy or download it again"
+            f"{path}: broken or incomplete {path.suffix} file ({error}); copy or download it again"
         ) from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"{path}: cannot be read: {reason}") from None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -94,13 +91,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
         except UnicodeDecodeError as error:
             wide = number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
             guess = (
-                "it looks like UTF-16"
-                if wide
-                else f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+                "it looks like UTF-16" if wide else f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
             )
-            raise DataError(
-                f"{path}, line {number}: not UTF-8 text ({guess}); save the file as UTF-8"
-            ) from None
+            raise DataError(f"{path}, line {number}: not UTF-8 text ({guess}); save the file as UTF-8") from None
         yield line.removeprefix("\ufeff") if number == 1 else line
 
 
@@ -151,9 +144,7 @@ def _checked_header(path: Path, cells: list[str]) -> list[str]:
 
 def _ragged(path: Path, number: int, cells: list[str], header: list[str], remedy: str) -> DataError:
     names = ", ".join(header)
-    return DataError(
-        f"{path}, line {number}: has {len(cells)} columns, the header {len(header)} ({names}); {remedy}"
-    )
+    return DataError(f"{path}, line {number}: has {len(cells)} columns, the header {len(header)} ({names}); {remedy}")
 
 
 def _jsonl(path: Path, file: BinaryIO) -> Iterator[Record]:

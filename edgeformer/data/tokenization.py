@@ -53,9 +53,7 @@ def load_tokenizer(
         tokenizer, name = _from_hub(config), f"hub tokenizer {config.name}"
     else:
         if training_texts is None:
-            raise DataError(
-                "tokenizer.kind: trained needs the training texts; they are there in training only"
-            )
+            raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
         name = f"trained {config.algorithm} tokenizer"
         front = normalizers() if cleaning == "paper" else []
         tokenizer = train_tokenizer(config.algorithm, vocab_size, training_texts, front)
@@ -122,9 +120,7 @@ def _prepend_cleaning(tokenizer: Tokenizer) -> None:
 def _check_size(tokenizer: Tokenizer, name: str, vocab_size: int) -> None:
     # Numbers may have holes; the embedding needs a row for the largest one.
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    size = max(
-        [tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())]
-    )
+    size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
     if size != vocab_size:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
 

@@ -99,8 +99,7 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
     learner.train_from_iterator(mapped_words(), trainer)
     by_number = sorted(learner.get_vocab().items(), key=lambda item: item[1])
     names = [
-        token if token in SPECIAL_TOKENS else _joined([symbol_of[mapped] for mapped in token])
-        for token, _ in by_number
+        token if token in SPECIAL_TOKENS else _joined([symbol_of[mapped] for mapped in token]) for token, _ in by_number
     ]
     return {name: number for number, name in enumerate(names)}
 

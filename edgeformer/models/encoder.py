@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from edgeformer.models.layers import Attention, EncoderLayer, RMSNorm, rotary_angles, sdpa
+from edgeformer.models.layers import MASKED, Attention, EncoderLayer, RMSNorm, rotary_angles, sdpa
 
 _INITIAL_STD = 0.02
 
@@ -65,8 +66,8 @@ class EncoderClassifier(nn.Module):
         """Logits float32 [B, classes]; without a mask every token is real."""
         length = input_ids.shape[1]
         cos, sin = self.cos[:length, None], self.sin[:length, None]
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        h = self.dropout(self.tokens(input_ids) + self.types.weight[0])
+        h = self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
+        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
         last = self.iterations * len(self.layers) - 1
         for iteration in range(self.iterations):
             start = h
@@ -103,5 +104,3 @@ def half_for_export(model: nn.Module) -> nn.Module:
         elif isinstance(module, EncoderClassifier):
             module.cos, module.sin = module.cos.float(), module.sin.float()
     return model
-
-

@@ -43,13 +43,11 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     if mask is None:
         mixed: Tensor = flash_attn_func(q, k, v, dropout_p=dropout)
         return mixed.transpose(1, 2)
-    real = mask[:, 0, 0]  # [B, S]
+    real = mask[:, 0, 0] == 0  # [B, S]
     lengths = real.sum(-1, dtype=torch.int32)
     ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     longest = int(lengths.max())
-    packed = flash_attn_varlen_func(
-        q[real], k[real], v[real], ends, ends, longest, longest, dropout_p=dropout
-    )
+    packed = flash_attn_varlen_func(q[real], k[real], v[real], ends, ends, longest, longest, dropout_p=dropout)
     mixed = q.new_zeros(q.shape)
     mixed[real] = packed
     return mixed.transpose(1, 2)

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""(q, k, v [B, H, S, D], mask bool [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
+"""(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
+
+MASKED = -1e4
+"""Added to the attention score of a padding token: zero after softmax, and representable in every float type."""
 
 
 class RMSNorm(nn.Module):
@@ -26,7 +29,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] → the same shape and type."""
         wide = x if x.dtype == torch.float64 else x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        # Division by the root, not multiplication with rsqrt: the form that runtimes recognise and fuse.
+        scaled = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (scaled * self.weight).to(x.dtype)
 
 
@@ -68,12 +72,10 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
         self.attention = attention
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
         """Attend from the first ``queries`` positions (None: all of them) to every real one.
 
-        x [B, S, d]; cos, sin [S, 1, D / 2]; mask bool [B, 1, 1, S], True where a token is real → [B, queries, d].
+        x [B, S, d]; cos, sin [S, 1, D / 2]; mask [B, 1, 1, S]: 0 for a real token, MASKED for padding → [B, queries, d].
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
         q, k = rotate(q[:, :queries], cos[:queries], sin[:queries]), rotate(k, cos, sin)
@@ -111,9 +113,7 @@ class EncoderLayer(nn.Module):
         self.ffn = SwiGLU(size, ffn_size)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
         """h [B, S, d] → [B, queries, d]; arguments as in :class:`SelfAttention`."""
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
         h = h[:, :queries] + self.dropout(mixed)

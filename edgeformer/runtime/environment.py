@@ -70,9 +70,7 @@ def probe(timeout_s: float = 20.0) -> list[Capability]:
 
 
 _TENSORRT_REMEDY = 'pip install "edgeformer[trt]" on a CUDA machine; on a Jetson it comes with JetPack'
-_FLASH_REMEDY = (
-    'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
-)
+_FLASH_REMEDY = 'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
 
 
 def _processor() -> list[Capability]:
@@ -82,9 +80,7 @@ def _processor() -> list[Capability]:
     try:
         flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
-        features = Capability(
-            "cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has"
-        )
+        features = Capability("cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has")
     else:
         present = [flag for flag in _CPU_FLAGS if flag in flags]
         fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
@@ -104,9 +100,7 @@ def _version(module: str) -> str | None:
 
 def _onnxruntime(answer: Answer | None, driver: str | None) -> list[Capability]:
     if answer is None:
-        return [
-            Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")
-        ]
+        return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:
         again = "pip install --force-reinstall onnxruntime"
         return [Capability("onnxruntime", "unavailable", _version("onnxruntime"), answer.error, again)]
@@ -129,17 +123,13 @@ def _providers(names: list[str], driver: str | None) -> list[Capability]:
         title = f"onnxruntime: {name}"
         needs_cuda = name.startswith(("CUDA", "Tensorrt", "NvTensorRTRTX"))
         if name not in names:
-            remedy = (
-                "pip uninstall -y onnxruntime, then pip install onnxruntime-gpu (both own the same module)"
-            )
+            remedy = "pip uninstall -y onnxruntime, then pip install onnxruntime-gpu (both own the same module)"
             detail = "not built into the installed onnxruntime"
             found.append(Capability(title, "unavailable", None, detail, remedy if driver is None else None))
         elif needs_cuda and driver is not None:
             found.append(Capability(title, "unavailable", None, f"built in, but {driver}"))
         elif name == "AzureExecutionProvider":
-            found.append(
-                Capability(title, "available", None, "calls a remote service; edgeformer never uses it")
-            )
+            found.append(Capability(title, "available", None, "calls a remote service; edgeformer never uses it"))
         else:
             found.append(Capability(title, "available", None, "built in"))
     return found
@@ -161,9 +151,7 @@ def _torch(answer: Answer | None, driver: str | None) -> Capability:
         if driver is None:
             hint = "a CUDA driver is here: install a CUDA build of torch (see the README)"
     else:
-        detail = (
-            f"built for CUDA {facts.get('built_for')}, trains on the CPU: {driver or 'torch finds no card'}"
-        )
+        detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {driver or 'torch finds no card'}"
     return Capability("torch", "available", facts.get("version"), detail, hint)
 
 
@@ -178,9 +166,7 @@ def _extra(extra: str) -> list[Capability]:
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         detail = f"missing: {', '.join(missing)}"
-        return [
-            Capability(f"extra [{extra}]", "unavailable", None, detail, f'pip install "edgeformer[{extra}]"')
-        ]
+        return [Capability(f"extra [{extra}]", "unavailable", None, detail, f'pip install "edgeformer[{extra}]"')]
     return [Capability(f"extra [{extra}]", "available", None, f"complete: {', '.join(names)}")]
 
 
@@ -207,11 +193,7 @@ def _driver(problem: str | None) -> Capability:
 def _cards() -> list[Capability]:
     cards = nvidia.gpus()
     if not cards:
-        return [
-            Capability(
-                "nvidia gpu", "unavailable", None, nvidia.nvml_problem() or "no NVIDIA card is present"
-            )
-        ]
+        return [Capability("nvidia gpu", "unavailable", None, nvidia.nvml_problem() or "no NVIDIA card is present")]
     found: list[Capability] = []
     for card in cards:
         memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
@@ -235,9 +217,7 @@ def _tensorrt(name: str, answer: Answer | None, driver: str | None, remedy: str)
     if not facts.get("builder"):
         detail = f"{libraries}; engines cannot be built here ({answer.error or 'no builder'})"
         return Capability(name, "unavailable", facts["version"], detail)
-    use = (
-        "engines can be built but not run here" if driver or not nvidia.gpus() else "builds and runs engines"
-    )
+    use = "engines can be built but not run here" if driver or not nvidia.gpus() else "builds and runs engines"
     return Capability(name, "available", facts["version"], f"{libraries}; {use}")
 
 

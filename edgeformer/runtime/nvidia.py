@@ -69,11 +69,7 @@ def gpus() -> list[Gpu]:
 def nvml_problem() -> str | None:
     """Why NVML cannot be used here; None when it can."""
     with _nvml() as nvml:
-        return (
-            None
-            if nvml is not None
-            else "the NVIDIA management library (NVML) is not installed or does not start"
-        )
+        return None if nvml is not None else "the NVIDIA management library (NVML) is not installed or does not start"
 
 
 def driver_version() -> str | None:

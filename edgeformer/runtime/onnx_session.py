@@ -84,8 +84,7 @@ class OnnxSession(Session):
         if array.dtype != dtype or not fits:
             wanted_text = f"{dtype}[{', '.join(map(str, shape))}]"
             raise InputError(
-                f"{self.path.name}: input {name!r} must be {wanted_text} and not empty, "
-                f"but is {shape_text(array)}"
+                f"{self.path.name}: input {name!r} must be {wanted_text} and not empty, but is {shape_text(array)}"
             )
         if self.max_positions is not None and len(array.shape) > 1 and array.shape[1] > self.max_positions:
             raise InputError(
@@ -100,9 +99,7 @@ class OnnxSession(Session):
         if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
             return EdgeformerError(f"{self.path.name}: not enough memory for {shapes} ({_first_line(text)})")
         if "out of data bounds" in text:
-            return InputError(
-                f"{self.path.name}: a token id lies outside the model's vocabulary ({_first_line(text)})"
-            )
+            return InputError(f"{self.path.name}: a token id lies outside the model's vocabulary ({_first_line(text)})")
         return InputError(
             f"{self.path.name}: the graph refuses {shapes}; the sequence may be longer than the model's "
             f"positional table ({_first_line(text)})"
@@ -153,9 +150,7 @@ def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
         what = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
     else:
         what = f"cannot be opened by onnxruntime {ort.__version__}"
-    return ArtifactError(
-        f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again"
-    )
+    return ArtifactError(f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again")
 
 
 def _first_line(text: str) -> str:

@@ -104,9 +104,7 @@ def default_provider() -> str:
 def _inside(bundle: Path, name: str) -> Path:
     path = bundle / name
     if not path.resolve().is_relative_to(bundle.resolve()):
-        raise ArtifactError(
-            f"{bundle / BUNDLE_FILE}: file {name!r} lies outside the bundle; the manifest is not safe"
-        )
+        raise ArtifactError(f"{bundle / BUNDLE_FILE}: file {name!r} lies outside the bundle; the manifest is not safe")
     return path
 
 
@@ -119,9 +117,5 @@ def _check_file(path: Path, sha256: str | None, size_bytes: int | None) -> None:
     if actual == sha256 and (sha256 is not None or size_bytes in (None, actual_bytes)):
         return
     if size_bytes is not None and actual_bytes < size_bytes:
-        raise ArtifactError(
-            f"{path}: truncated: {actual_bytes:,} of {size_bytes:,} bytes are there; {REMEDY}"
-        )
-    raise ArtifactError(
-        f"{path}: changed since it was exported (its sha256 differs from {BUNDLE_FILE}); {REMEDY}"
-    )
+        raise ArtifactError(f"{path}: truncated: {actual_bytes:,} of {size_bytes:,} bytes are there; {REMEDY}")
+    raise ArtifactError(f"{path}: changed since it was exported (its sha256 differs from {BUNDLE_FILE}); {REMEDY}")

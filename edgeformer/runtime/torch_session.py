@@ -41,7 +41,5 @@ class TorchSession(Session):
             raise InputError(f"input {name!r} is missing (given: {', '.join(sorted(inputs)) or 'none'})")
         array = inputs[name]
         if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
-            raise InputError(
-                f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}"
-            )
+            raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
         return torch.from_numpy(array).to(self._device)

@@ -19,7 +19,9 @@ class OverlapCount(Frozen):
     test_set: str
     test_rows: int
     duplicates: int = Field(description="test texts that are, word for word, a training text")
-    contained: int = Field(description="further test texts that are a part of a training text, or contain one of 3 or more words")
+    contained: int = Field(
+        description="further test texts that are a part of a training text, or contain one of 3 or more words"
+    )
 
 
 class DataSummary(Frozen):

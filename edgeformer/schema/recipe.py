@@ -92,9 +92,7 @@ class DataConfig(Frozen):
         }[self.split]
         missing = [part for part in needs if part not in self.parts]
         if missing:
-            raise ValueError(
-                f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}"
-            )
+            raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
         return self
 
 
@@ -133,9 +131,7 @@ class EncoderConfig(Frozen):
     iterations: PositiveInt
     heads: PositiveInt
     ffn_size: PositiveInt
-    residual_scale: Annotated[float, Field(ge=0.0)] = Field(
-        description="α in h ← F(h) + α·h; 0 for the stacked model"
-    )
+    residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
     dropout: Probability = 0.1
     attention: Literal["sdpa", "flash"] = "sdpa"
     max_positions: PositiveInt = Field(512, description="rows of the rotary table: the longest input it takes")
@@ -247,8 +243,7 @@ class Recipe(Frozen):
     def _lengths_fit(self) -> Recipe:
         if self.data.max_length > self.model.max_positions:
             raise ValueError(
-                f"data.max_length {self.data.max_length} is longer than model.max_positions "
-                f"{self.model.max_positions}"
+                f"data.max_length {self.data.max_length} is longer than model.max_positions {self.model.max_positions}"
             )
         return self
 

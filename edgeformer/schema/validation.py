@@ -80,13 +80,11 @@ def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
     path: list[str | int] = []
     here = content
     for position, step in enumerate(location):
-        if isinstance(here, dict) and step in here:
+        if (isinstance(here, dict) and step in here) or (
+            isinstance(here, (list, tuple)) and isinstance(step, int) and step < len(here)
+        ):
             here = here[step]
-        elif isinstance(here, (list, tuple)) and isinstance(step, int) and step < len(here):
-            here = here[step]
-        elif position != len(location) - 1:
-            continue
-        elif not isinstance(here, dict):
+        elif position != len(location) - 1 or not isinstance(here, dict):
             continue
         path.append(step)
     return tuple(path)
@@ -129,9 +127,7 @@ def _model_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[
     here = content
     for step in path:
         here = here[step] if isinstance(here, (dict, list)) else None
-        fields = [
-            c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields
-        ]
+        fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
         if fields:
             candidates = [found for info in fields for found in _models_in(info.annotation)]
         if isinstance(here, dict) and "kind" in here:

@@ -54,9 +54,7 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> Classifica
     )
 
 
-def _precision_recall_f1(
-    predicted: NDArray[np.bool_], actual: NDArray[np.bool_]
-) -> tuple[float, float, float]:
+def _precision_recall_f1(predicted: NDArray[np.bool_], actual: NDArray[np.bool_]) -> tuple[float, float, float]:
     hits = float((predicted & actual).sum())
     claimed, present = float(predicted.sum()), float(actual.sum())
     precision = hits / claimed if claimed else 0.0

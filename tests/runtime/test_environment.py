@@ -32,16 +32,18 @@ def test_tells_the_truth_about_this_machine(capabilities: dict[str, Capability])
 
 
 def test_what_is_unavailable_says_why(capabilities: dict[str, Capability]) -> None:
-    silent = [name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail]
+    silent = [
+        name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail
+    ]
     assert silent == []
 
 
 def test_probes_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {name: "import time; time.sleep(0.6); say(version='1')" for name in "abcd"}
+    scripts = dict.fromkeys("abcd", "import time; time.sleep(1); say(version='1')")
     monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
     began = time.monotonic()
     answers = ask_all(list(scripts), timeout_s=20)
-    assert time.monotonic() - began < 4 * 0.6
+    assert time.monotonic() - began < 4
     assert all(answer == Answer({"version": "1"}) for answer in answers.values())
 
 
@@ -53,7 +55,7 @@ def test_a_probe_survives_prints_exceptions_crashes_and_hangs(monkeypatch: pytes
         "hangs": "import time; time.sleep(60)",
     }
     monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
-    answers = ask_all(list(scripts), timeout_s=1.5)
+    answers = ask_all(list(scripts), timeout_s=2.5)
     assert answers["prints"] == Answer({"version": "2"})
     assert answers["raises"] == Answer({"version": "3"}, "Exception: no libraries")
     assert answers["exits"] == Answer(error="the import ended the process (exit code 3)")
@@ -68,11 +70,19 @@ def test_an_exit_by_signal_is_named() -> None:
 def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
     tell = environment._tensorrt
     absent = tell("tensorrt-rtx", None, "no driver", "install it")
-    assert (absent.status, absent.detail, absent.remedy) == ("unavailable", "package: not installed", "install it")
+    assert (absent.status, absent.detail, absent.remedy) == (
+        "unavailable",
+        "package: not installed",
+        "install it",
+    )
     stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"), "no driver", "install it")
     assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
-    broken = tell("tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it")
-    assert broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
+    broken = tell(
+        "tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it"
+    )
+    assert (
+        broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
+    )
     builds = tell("tensorrt-rtx", Answer({"version": "1.7", "builder": True}), "no driver", "install it")
     assert (builds.status, builds.version) == ("available", "1.7")
     assert "can be built but not run" in builds.detail

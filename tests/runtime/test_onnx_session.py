@@ -44,14 +44,20 @@ def test_gives_what_the_reference_evaluator_gives(graph: Path) -> None:
 
 def test_leaves_out_inputs_that_the_graph_does_not_have(graph: Path) -> None:
     with OnnxSession(graph) as session:
-        assert session.run({**inputs(), "token_type_ids": inputs()["input_ids"]})["logits"].shape == (2, CLASSES)
+        assert session.run({**inputs(), "token_type_ids": inputs()["input_ids"]})["logits"].shape == (
+            2,
+            CLASSES,
+        )
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"attention_mask": None}, "'attention_mask' is missing"),
-        ({"input_ids": np.ones((2, 6), np.int32)}, r"must be int64\[batch, seq\] and not empty, but is int32\[2, 6\]"),
+        (
+            {"input_ids": np.ones((2, 6), np.int32)},
+            r"must be int64\[batch, seq\] and not empty, but is int32\[2, 6\]",
+        ),
         ({"input_ids": np.ones(6, np.int64)}, r"but is int64\[6\]"),
         ({"input_ids": np.ones((0, 6), np.int64)}, "not empty"),
         ({"input_ids": np.full((2, 6), 5000, np.int64)}, "outside the model's vocabulary"),
@@ -68,7 +74,10 @@ def test_unusable_inputs_are_explained(
 
 
 def test_a_sequence_longer_than_the_positional_table_is_an_input_error(graph: Path) -> None:
-    with OnnxSession(graph) as session, pytest.raises(InputError, match="longer than the model's positional table"):
+    with (
+        OnnxSession(graph) as session,
+        pytest.raises(InputError, match="longer than the model's positional table"),
+    ):
         session.run(inputs(1, POSITIONS + 1))
     known = OnnxSession(graph, max_positions=POSITIONS)
     with known, pytest.raises(InputError, match=f"is {POSITIONS + 1} tokens long, .* at most {POSITIONS}"):
@@ -81,8 +90,12 @@ def test_a_damaged_file_is_named_with_a_remedy(
 ) -> None:
     whole = graph.read_bytes()
     damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello\n" * 50, "empty": b""}[content])
-    with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
+    damaged.write_bytes(
+        {"truncated": whole[: len(whole) // 2], "text": b"hello\n" * 50, "empty": b""}[content]
+    )
+    with pytest.raises(
+        ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"
+    ):
         OnnxSession(damaged)
     assert capfd.readouterr().err == ""
 

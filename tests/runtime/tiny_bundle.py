@@ -93,16 +93,16 @@ def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
     )
 
 
-def artifact_of(bundle: Path, file: str, id: str | None = None, **changes: object) -> ArtifactManifest:
-    """The manifest entry of a file that lies in ``bundle``."""
+def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManifest:
+    """The manifest entry of the file at ``path`` in ``bundle``."""
     entry = ArtifactManifest(
-        id=id or Path(file).stem,
-        file=file,
+        id=Path(path).stem,
+        file=path,
         format="onnx",
         precision="fp32",
         status="built",
-        size_bytes=(bundle / file).stat().st_size,
-        sha256=sha256_of(bundle / file),
+        size_bytes=(bundle / path).stat().st_size,
+        sha256=sha256_of(bundle / path),
     )
     return entry.model_copy(update=changes)
 

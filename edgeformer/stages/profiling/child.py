@@ -40,8 +40,8 @@ from edgeformer.stages.profiling.messages import (
 )
 from edgeformer.stages.profiling.statistics import summarise
 
-PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
-"""Set by the parent for this process only; see :func:`main`."""
+# Set by the parent for this process only.
+_PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
 
 
 def main() -> int:
@@ -80,10 +80,9 @@ class _Measuring:
         self.provider = spec.provider or default_provider()
         import edgeformer.runtime.onnx_session  # noqa: F401  part of the baseline: the runtime, nothing opened
 
-        for name in PINNING:
-            os.environ.pop(
-                name, None
-            )  # OpenMP has read them; processes started from here must not inherit the pinning
+        # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
+        for name in _PINNING:
+            os.environ.pop(name, None)
         golden = read_golden(Path(spec.bundle))
         self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
         self.meter: PeakMeter = peak_meter()
@@ -130,9 +129,7 @@ class _Measuring:
         # The parent has just hashed the file, so it comes from the page cache, not from the disk.
         self.send(Measured(row=_noting(cold, file_cache="warm")))
 
-    def _steady(
-        self, session: Session, shape: Shape, buffers: list[dict[str, Tokens]], since_reset: bool
-    ) -> Row:
+    def _steady(self, session: Session, shape: Shape, buffers: list[dict[str, Tokens]], since_reset: bool) -> Row:
         def call(index: int) -> object:
             return session.run(buffers[index % len(buffers)])
 
@@ -142,9 +139,7 @@ class _Measuring:
         memory = self._memory(since_reset)
         energy = measure_energy(call, energy_counter(self.provider, self.spec.gpu_uuid), self.rules)
         warnings = (*sample.warnings, *use.warnings())
-        row = self._row(
-            shape, summarise(sample.samples_ms, sample.stable, warnings, sample.reason), memory, energy
-        )
+        row = self._row(shape, summarise(sample.samples_ms, sample.stable, warnings, sample.reason), memory, energy)
         return _noting(
             row,
             warmup_calls=sample.warmup_calls,

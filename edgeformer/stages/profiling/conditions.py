@@ -37,9 +37,7 @@ def read_cpu() -> CpuReading:
     # Linux counts a guest's time in user time as well.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     stolen = getattr(times, "steal", 0.0)
-    return CpuReading(
-        time.perf_counter(), total - idle - stolen, own.user + own.system, stolen, _throttle_count()
-    )
+    return CpuReading(time.perf_counter(), total - idle - stolen, own.user + own.system, stolen, _throttle_count())
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ def used_between(before: CpuReading, after: CpuReading) -> CpuUse:
     own = (after.own_s - before.own_s) / elapsed_s
     busy = (after.busy_s - before.busy_s) / elapsed_s
     throttled = None not in (before.throttled, after.throttled) and before.throttled != after.throttled
-    return CpuUse(
-        own, max(0.0, busy - own), max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s), throttled
-    )
+    return CpuUse(own, max(0.0, busy - own), max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s), throttled)
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:

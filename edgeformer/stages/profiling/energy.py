@@ -114,9 +114,5 @@ def measure_energy(
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
     above_idle_mj = (used_mj - idle_mw * elapsed_s) / calls
     if above_idle_mj <= 0:
-        return Energy(
-            status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine"
-        )
-    return Energy(
-        status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted"
-    )
+        return Energy(status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine")
+    return Energy(status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted")

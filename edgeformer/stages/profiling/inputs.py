@@ -34,19 +34,15 @@ def read_golden(bundle: Path) -> GoldenRows:
     """
     path = bundle / GOLDEN_FILE
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             ids: npt.NDArray[Any] = archive["input_ids"]
-            mask: npt.NDArray[Any] = (
-                archive["attention_mask"] if "attention_mask" in archive else np.ones_like(ids)
-            )
+            mask: npt.NDArray[Any] = archive["attention_mask"] if "attention_mask" in archive else np.ones_like(ids)
     except FileNotFoundError:
         raise ArtifactError(
             f"{path}: missing; without it there are no real inputs to measure with; {_REMEDY}"
         ) from None
     except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ArtifactError(
-            f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {_REMEDY}"
-        ) from None
+        raise ArtifactError(f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {_REMEDY}") from None
     if ids.ndim != 2 or ids.shape != mask.shape or ids.dtype != np.int64 or 0 in ids.shape:
         raise ArtifactError(
             f"{path}: input_ids must be int64 [n, S] with a mask of the same shape, "

@@ -127,7 +127,7 @@ def _started(spec: ChildSpec, errors: IO[bytes]) -> subprocess.Popen[bytes]:
 def child_environment(threads: int, gpu_uuid: str | None) -> dict[str, str]:
     """The child's environment: OpenMP threads pinned (unpinned ones may share a core), one known GPU.
 
-    What the user has set is kept. The child takes the pinning out of its own environment again, for the
+    The user's own OpenMP settings are kept. The child takes the pinning out of its environment again, for the
     processes that it might start.
     """
     environment = dict(os.environ)
@@ -154,9 +154,7 @@ def _reading(process: subprocess.Popen[bytes]) -> queue.Queue[bytes | None]:
     return lines
 
 
-def _follow(
-    lines: queue.Queue[bytes | None], silence_s: float, heard: _Heard, progress: Progress
-) -> str | None:
+def _follow(lines: queue.Queue[bytes | None], silence_s: float, heard: _Heard, progress: Progress) -> str | None:
     """Take messages until the child closes its output; a reason when it had to be given up."""
     for line in _until_silent(lines, silence_s):
         if line is None:

@@ -18,9 +18,9 @@ class MeasureRules:
     """When to stop. The defaults are DESIGN.md's; tests use shorter ones, and a report says which were used.
 
     Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
-    ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; after
-    ``warmup_max_s`` it ends unsettled. Measuring ends when ``min_s`` and ``min_calls`` are both reached, or at ``max_s``.
-    Energy is read over ``energy_s``, after ``idle_s`` of idling.
+    ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; at
+    ``warmup_max_s`` it ends unsettled. Measuring ends when ``min_s`` and ``min_calls`` are both reached, or
+    at ``max_s``. Energy is read over ``energy_s``, after ``idle_s`` of idling.
     """
 
     warmup_min_s: float = 0.2
@@ -58,9 +58,7 @@ class Sample:
     warnings: tuple[str, ...] = field(default=())
 
 
-def measure(
-    call: Callable[[int], object], rules: MeasureRules, clock: Clock = time.perf_counter_ns
-) -> Sample:
+def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = time.perf_counter_ns) -> Sample:
     """Warm up, then time single calls.
 
     Args:
@@ -110,9 +108,7 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     first, second = statistics.median(samples_ms[:half]), statistics.median(samples_ms[half:])
     if max(first, second) <= min(first, second) * (1 + tolerance):
         return None
-    return (
-        f"drifted while it was measured: median {first:.3g} ms at first, {second:.3g} ms in the second half"
-    )
+    return f"drifted while it was measured: median {first:.3g} ms at first, {second:.3g} ms in the second half"
 
 
 def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:
@@ -125,9 +121,7 @@ def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:
     )
 
 
-def _warm_up(
-    call: Callable[[int], object], rules: MeasureRules, clock: Clock
-) -> tuple[Sequence[float], bool]:
+def _warm_up(call: Callable[[int], object], rules: MeasureRules, clock: Clock) -> tuple[Sequence[float], bool]:
     times_ms = array("d")  # not a list: its objects would show in the memory that is measured
     began = clock()
     while True:

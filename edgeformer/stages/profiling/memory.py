@@ -173,6 +173,4 @@ def gpu_memory(provider: str) -> Memory | None:
             "system memory, containers may hide process numbers)"
         )
         return Memory(status="unavailable", reason=reason)
-    return Memory(
-        status="measured", peak=used, baseline=0, method="GPU memory of the process (NVML), at the end"
-    )
+    return Memory(status="measured", peak=used, baseline=0, method="GPU memory of the process (NVML), at the end")

@@ -72,8 +72,7 @@ def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: 
     if refusal is not None:
         progress.message(f"{artifact.id}: not measured: {refusal}")
         return [
-            unavailable_row(artifact, size_bytes, shape, artifact.format, "host", refusal)
-            for shape in request.shapes
+            unavailable_row(artifact, size_bytes, shape, artifact.format, "host", refusal) for shape in request.shapes
         ]
     spec = ChildSpec(
         bundle=str(bundle.folder.resolve()),
@@ -96,10 +95,13 @@ def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     if not bundle.target.present:
         return [], f"{bundle.target.reason}; estimates are not built yet"
     found = [row for row in rows if row.provider == provider]
-    if found or not rows:
+    if found:
         return found, _missing(bundle)
+    measured_with = [row.provider for row in rows if row.latency_ms.status == "measured"]
+    if not measured_with:
+        return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
     return [], (
-        f"{bundle.target.reason}, but the rows were measured with {rows[0].provider}: {provider} is needed "
+        f"{bundle.target.reason}, but the rows were measured with {measured_with[0]}: {provider} is needed "
         "(`edgeformer doctor` says what is missing)"
     )
 
@@ -113,10 +115,7 @@ def _missing(bundle: _Bundle) -> str:
 
 def _device_rows(bundle: _Bundle, artifact: ArtifactManifest, file: Path, reason: str) -> list[Row]:
     provider, size_bytes = _PROVIDERS[bundle.device.kind], file.stat().st_size
-    return [
-        unavailable_row(artifact, size_bytes, shape, provider, "device", reason)
-        for shape in bundle.request.shapes
-    ]
+    return [unavailable_row(artifact, size_bytes, shape, provider, "device", reason) for shape in bundle.request.shapes]
 
 
 def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:

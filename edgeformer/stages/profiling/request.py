@@ -79,7 +79,7 @@ def resolve(
         notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
-        notes.append(f"measured with shortened rules: {rules}")
+        notes.append(f"measured by other rules than the usual ones: {rules}")
     return Request(
         shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
         limits=limits,
@@ -92,10 +92,11 @@ def resolve(
 
 
 def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
+    threads = () if options.threads is None else (options.threads,)
     for name, values in (
         ("batch", options.batches),
         ("seq", options.seqs),
-        ("threads", (options.threads or 1,)),
+        ("threads", threads),
     ):
         if any(value < 1 for value in values):
             raise InputError(f"{name} must be 1 or more, not {min(values)}")
@@ -104,14 +105,11 @@ def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
     longest = max(options.seqs, default=0)
     if longest > manifest.max_positions:
         raise InputError(
-            f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; "
-            "ask for less"
+            f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; ask for less"
         )
 
 
-def _limits(
-    options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest, budget: Budget
-) -> Limits:
+def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest, budget: Budget) -> Limits:
     seq = min(budget.seq, manifest.max_positions)
     capped = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} positions"
     usable = device.usable_memory_bytes or device.memory_bytes
@@ -140,18 +138,12 @@ def _artifacts(
     asked = options.artifacts or ((artifact,) if artifact is not None else ())
     for name in asked:
         if name not in by_id:
-            raise InputError(
-                f"no artifact {name!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}"
-            )
+            raise InputError(f"no artifact {name!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
     wanted = [by_id[name] for name in dict.fromkeys(asked)] or list(manifest.artifacts)
     built = tuple(known for known in wanted if known.status == "built")
     notes = [
-        f"{known.id}: {known.status}: {known.reason or 'no reason given'}"
-        for known in wanted
-        if known not in built
+        f"{known.id}: {known.status}: {known.reason or 'no reason given'}" for known in wanted if known not in built
     ]
     if not built:
-        raise InputError(
-            f"nothing to profile in {manifest.run!r}: {'; '.join(notes) or 'its bundle has no artifacts'}"
-        )
+        raise InputError(f"nothing to profile in {manifest.run!r}: {'; '.join(notes) or 'its bundle has no artifacts'}")
     return built, notes

@@ -33,9 +33,7 @@ def summarise(
     n, mean = int(values.size), float(values.mean())
     # ddof=1: the spread of the calls that were not taken is estimated from those that were.
     cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
-    percentiles = {
-        p: float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed
-    }
+    percentiles = {p: float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed}
     noted = list(warnings)
     if cv is not None and cv > NOISY_CV:
         noted.append(f"the calls vary by {cv:.1%} (coefficient of variation; above {NOISY_CV:.1%} is noisy)")

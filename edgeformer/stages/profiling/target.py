@@ -35,6 +35,4 @@ def find_target(device: DeviceProfile) -> Target:
         if wanted.lower() in card.name.lower():
             return Target(True, f"present: {card.name}", card)
     present = ", ".join(card.name for card in cards) or "no NVIDIA card"
-    return Target(
-        False, f"{device.title} is not present on this host ({present})", cards[0] if cards else None
-    )
+    return Target(False, f"{device.title} is not present on this host ({present})", cards[0] if cards else None)

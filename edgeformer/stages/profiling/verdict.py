@@ -47,15 +47,9 @@ def judge(artifacts: Sequence[Judged], limits: Limits) -> Verdict:
 def _checks(artifact: Judged, limits: Limits) -> list[Check]:
     checks: list[Check] = []
     if limits.size_bytes is not None:
-        checks.append(
-            _compare("size", artifact.artifact, limits.size_bytes, artifact.size_bytes, "bytes", None)
-        )
+        checks.append(_compare("size", artifact.artifact, limits.size_bytes, artifact.size_bytes, "bytes", None))
     row = next(
-        (
-            row
-            for row in artifact.rows
-            if (row.phase, row.batch, row.seq) == (limits.phase, limits.batch, limits.seq)
-        ),
+        (row for row in artifact.rows if (row.phase, row.batch, row.seq) == (limits.phase, limits.batch, limits.seq)),
         None,
     )
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
@@ -81,16 +75,11 @@ def _memory(row: Row | None, why_no_rows: str, where: str) -> tuple[float | None
     if row is None:
         return None, why_no_rows
     memory = row.memory_bytes
-    return (
-        memory.peak,
-        memory.reason or f"peak {where}" if memory.status == "measured" else memory.reason or "not measured",
-    )
+    if memory.status != "measured":
+        return None, memory.reason or "not measured"
+    return memory.peak, f"peak {where}"
 
 
-def _compare(
-    name: str, artifact: str, limit: float, value: float | None, unit: str, reason: str | None
-) -> Check:
+def _compare(name: str, artifact: str, limit: float, value: float | None, unit: str, reason: str | None) -> Check:
     status: CheckStatus = "unknown" if value is None else "pass" if value <= limit else "fail"
-    return Check(
-        name=name, artifact=artifact, limit=limit, value=value, unit=unit, status=status, reason=reason
-    )
+    return Check(name=name, artifact=artifact, limit=limit, value=value, unit=unit, status=status, reason=reason)

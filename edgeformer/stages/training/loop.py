@@ -59,7 +59,12 @@ class TrainingLoop:
     """One run's loop. ``run()`` may be called once; everything it needs to go on later is in the checkpoint."""
 
     def __init__(
-        self, recipe: Recipe, data: PreparedData, model: nn.Module, accelerator: Accelerator, checkpoints: Checkpoints
+        self,
+        recipe: Recipe,
+        data: PreparedData,
+        model: nn.Module,
+        accelerator: Accelerator,
+        checkpoints: Checkpoints,
     ) -> None:
         self._recipe, self._config, self._data = recipe, recipe.training, data
         self._accelerator, self._checkpoints = accelerator, checkpoints
@@ -172,9 +177,7 @@ class TrainingLoop:
     def _validate(self, log: MetricsLog, progress: Progress) -> None:
         position = self.position
         started = time.perf_counter()
-        result = evaluate(
-            self.plain_model, self._data.validation, self._data.special.pad, self._accelerator.device
-        )
+        result = evaluate(self.plain_model, self._data.validation, self._data.special.pad, self._accelerator.device)
         position.seconds += time.perf_counter() - started
         self._rate.after_epoch(result.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_batches)
@@ -183,7 +186,12 @@ class TrainingLoop:
             "epoch",
             position.step,
             passes,
-            {"train_loss": train_loss, "val_loss": result.loss, "val_accuracy": result.accuracy, "val_f1": result.f1},
+            {
+                "train_loss": train_loss,
+                "val_loss": result.loss,
+                "val_accuracy": result.accuracy,
+                "val_f1": result.f1,
+            },
         )
         value = result.loss if self._config.select_by == "loss" else -result.accuracy
         better = position.best_value is None or value < position.best_value

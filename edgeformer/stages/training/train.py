@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from safetensors.torch import save_file
 from torch import nn
 
-from edgeformer.data.batching import collate
 from edgeformer.data.prepare import PreparedData, prepare
 from edgeformer.models.build import build_encoder
 from edgeformer.models.encoder import count_parameters
 from edgeformer.schema.errors import InputError, InterruptedRun
-from edgeformer.schema.files import replacing, write_json, write_text
+from edgeformer.schema.evaluation import merge_rows, row_of
+from edgeformer.schema.files import replacing_folder
 from edgeformer.schema.host import code_version, describe_host, library_versions, now
 from edgeformer.schema.manifest import AttentionUse, ClassificationScore, RunManifest
 from edgeformer.schema.progress import Progress, Silent
@@ -29,10 +27,9 @@ from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.interrupt import stop_on_interrupt
 from edgeformer.stages.training.loop import TrainingLoop, evaluate
 from edgeformer.stages.training.metrics_log import MetricsLog
+from edgeformer.stages.training.model_folder import write_model
 from edgeformer.stages.training.precision import resolve_precision
 from edgeformer.stages.training.run_folder import folder_to_resume, new_folder, write_recipe, write_run
-
-GOLDEN_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,11 @@ class _Run:
             data=self._data.summary,
             versions=library_versions(),
             code_version=code_version(),
-            host={**describe_host(), "accelerator": str(accelerator.device), "threads": torch.get_num_threads()},
+            host={
+                **describe_host(),
+                "accelerator": str(accelerator.device),
+                "threads": torch.get_num_threads(),
+            },
         )
 
     def _progressed(self, manifest: RunManifest) -> RunManifest:
@@ -201,35 +202,9 @@ class _Run:
         }
         final = self._progressed(manifest).model_copy(update=update)
         scores = {"validation": final.validation, **tests}
-        write_json(
-            self.folder / "evaluation.json",
-            {"artifact": "torch", "splits": {name: score.model_dump() for name, score in scores.items() if score}},
-        )
+        merge_rows(self.folder, [row_of("torch", name, found) for name, found in scores.items() if found])
         write_run(self.folder, final)
 
     def _write_model(self, model: nn.Module) -> None:
-        folder = self.folder / "model"
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        folder.mkdir(exist_ok=True)
-        with replacing(folder / "model.safetensors") as temporary:
-            save_file(state, temporary, metadata={"format": "pt"})
-        config = {
-            "model_type": "edgeformer-encoder",
-            **self._recipe.model.model_dump(mode="json"),
-            "id2label": dict(enumerate(self._recipe.data.labels)),
-            "label2id": {label: number for number, label in enumerate(self._recipe.data.labels)},
-            "max_length": self._recipe.data.max_length,
-            "pad_token_id": self._data.special.pad,
-        }
-        write_json(folder / "config.json", config)
-        write_text(folder / "tokenizer.json", self._data.tokenizer.to_str(pretty=True))
-        self._write_golden_inputs(folder)
-
-    def _write_golden_inputs(self, folder: Path) -> None:
-        """64 real validation inputs, so that export and the target device need no data set."""
-        validation = self._data.validation
-        count = min(GOLDEN_ROWS, len(validation))
-        rows = np.random.default_rng(self._recipe.seed).choice(len(validation), count, replace=False)
-        arrays = collate(validation, rows, self._data.special.pad)
-        with replacing(folder / "golden_inputs.npz") as temporary:
-            np.savez(temporary, **arrays, labels=validation.labels[rows])
+        with replacing_folder(self.folder / "model") as folder:
+            write_model(folder, model, self._recipe, self._data)

@@ -1,0 +1,101 @@
+"""evaluate: scores of artifacts on a labelled set, with the time per sample as paper A defines it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.encoding import Encoded
+from edgeformer.data.prepare import encode_file, prepare_test
+from edgeformer.runtime.session import Session
+from edgeformer.schema.evaluation import EvaluationRow, merge_rows
+from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.workspace import Location
+from edgeformer.stages.evaluating.models import Subject, open_subject
+from edgeformer.tasks.classification import score
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is scored, and on which rows."""
+
+    artifact: str | None = None
+    split: str = "test"
+    data: Path | None = None
+    batch: int = 64
+    cache: Path | None = None
+
+
+def evaluate(location: Location, options: EvaluateOptions, progress: Progress | None = None) -> list[EvaluationRow]:
+    """Score artifacts on the test split (or another set, or a file); also kept in the run's evaluation.json.
+
+    Raises:
+        InputError: unknown artifact or split; unusable data.
+        ArtifactError: a damaged bundle.
+    """
+    progress = progress or Silent()
+    subject = open_subject(location)
+    artifacts = subject.choose(options.artifact)
+    encoded = _rows(subject, options)
+    name = options.data.name if options.data else _split_name(subject, options.split)
+    rows = []
+    for artifact in artifacts:
+        with subject.open(artifact) as session:
+            rows.append(_score(session, artifact, name, encoded, (subject.special.pad, options.batch), progress))
+    if location.run is not None and options.data is None:
+        merge_rows(location.run, rows)
+    return rows
+
+
+def _rows(subject: Subject, options: EvaluateOptions) -> Encoded:
+    if options.data is not None:
+        return encode_file(options.data, subject.data.labels, subject.tokenizer, subject.data.max_length)
+    return prepare_test(subject.data, subject.tokenizer, subject.data.max_length, options.cache, options.split)
+
+
+def _split_name(subject: Subject, split: str) -> str:
+    return subject.data.split if split == "test" else split
+
+
+def _score(
+    session: Session, artifact: str, split: str, encoded: Encoded, shape: tuple[int, int], progress: Progress
+) -> EvaluationRow:
+    pad, batch = shape
+    progress.start(f"Scoring {artifact} on {split}", len(encoded), "rows")
+    try:
+        logits, seconds = run_all(session, encoded, pad, batch, progress)
+    finally:
+        progress.finish()
+    result = score(logits, encoded.labels)
+    return EvaluationRow(
+        artifact=artifact,
+        split=split,
+        **result.model_dump(),
+        ms_per_sample=1000 * seconds / len(encoded),
+        batch=batch,
+    )
+
+
+def run_all(
+    session: Session, encoded: Encoded, pad: int, batch: int, progress: Progress
+) -> tuple[NDArray[np.float32], float]:
+    """Logits [n, C] of every row, and the seconds spent in the model (without tokenizing and padding)."""
+    pieces: list[tuple[Sequence[int], NDArray[np.float32]]] = []
+    seconds = 0.0
+    for rows in ordered_batches(encoded.lengths, batch):
+        inputs = collate(encoded, rows, pad)
+        started = time.perf_counter()
+        output = session.run(inputs)["logits"]
+        seconds += time.perf_counter() - started
+        pieces.append((rows.tolist(), output))
+        progress.advance(len(rows))
+    logits = np.empty((len(encoded), pieces[0][1].shape[-1]), dtype=np.float32)
+    for numbers, output in pieces:
+        logits[numbers] = output
+    return logits, seconds

@@ -1,0 +1,102 @@
+"""Opening what is to be scored: an artifact of a bundle, or the run's own weights in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
+from edgeformer.runtime.opening import check_companion, open_artifact
+from edgeformer.runtime.session import Session
+from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.schema.recipe import DataConfig, FileTokenizer
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle
+
+TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model whose artifacts can be opened by id."""
+
+    location: Location
+    manifest: BundleManifest | None
+    tokenizer: Tokenizer
+    special: SpecialIds
+    data: DataConfig
+
+    @property
+    def artifact_ids(self) -> list[str]:
+        """Artifacts that were built, then ``torch`` where the run's weights are at hand."""
+        built = [a.id for a in self.manifest.artifacts if a.status == "built"] if self.manifest else []
+        return [*built, *([TORCH] if self.location.run is not None else [])]
+
+    def choose(self, wanted: str | None) -> list[str]:
+        """Artifact ids for ``--artifact ID|all``; None: the one that RUN names, else all that were built.
+
+        Raises:
+            InputError: no such artifact.
+        """
+        ids = self.artifact_ids
+        if wanted is None and self.location.artifact is not None:
+            return [self.location.artifact]
+        if wanted in (None, "all"):
+            return [i for i in ids if i != TORCH] or ids if wanted is None else ids
+        if wanted not in ids:
+            raise InputError(f"--artifact {wanted}: {self.location.name} has {', '.join(ids) or 'none'}, or all")
+        assert wanted is not None
+        return [wanted]
+
+    def open(self, artifact: str) -> Session:
+        """A session for one of :attr:`artifact_ids`. Raises ArtifactError or MissingDependencyError."""
+        if artifact == TORCH:
+            return _open_torch(self.location.require_run())
+        return open_artifact(self.location.require_bundle(), self._manifest_of(artifact))
+
+    def _manifest_of(self, artifact: str) -> ArtifactManifest:
+        assert self.manifest is not None
+        return next(a for a in self.manifest.artifacts if a.id == artifact)
+
+
+def open_subject(location: Location) -> Subject:
+    """Read manifest, tokenizer and data configuration of a bundle, or of a run without one."""
+    if location.bundle is not None:
+        manifest = read_bundle(location.bundle)
+        tokenizer_path = check_companion(location.bundle, manifest, "tokenizer.json")
+        data, vocabulary = manifest.data, None
+    else:
+        run = location.require_run()
+        manifest, tokenizer_path = None, run / "model" / "tokenizer.json"
+        if not tokenizer_path.is_file():
+            raise ArtifactError(f"{run}: holds no trained model; finish its training first")
+        recipe = load_recipe(str(run / RECIPE_FILE))
+        data, vocabulary = recipe.data, recipe.model.vocab_size
+    tokenizer = load_tokenizer(
+        FileTokenizer(kind="file", path=str(tokenizer_path)),
+        cleaning=data.cleaning,
+        vocab_size=vocabulary or _vocabulary(tokenizer_path),
+        training_texts=None,
+    )
+    return Subject(location, manifest, tokenizer, special_ids(tokenizer), data)
+
+
+def _vocabulary(path: Path) -> int:
+    # A bundle's tokenizer is the one that the model was trained with; its checksum was compared above.
+    return int(Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=True))
+
+
+def _open_torch(run: Path) -> Session:
+    try:
+        from edgeformer.models.build import load_encoder
+        from edgeformer.runtime.torch_session import TorchSession
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "
+            "or choose an exported artifact with --artifact"
+        ) from None
+    recipe = load_recipe(str(run / RECIPE_FILE))
+    return TorchSession(load_encoder(recipe.model, recipe.classes, run / "model" / "model.safetensors"))

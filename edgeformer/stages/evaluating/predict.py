@@ -1,0 +1,65 @@
+"""predict: label and probability of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from edgeformer.data.encoding import encode
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.progress import Silent
+from edgeformer.schema.workspace import Location
+from edgeformer.stages.evaluating.evaluate import run_all
+from edgeformer.stages.evaluating.models import open_subject
+from edgeformer.tasks.classification import softmax
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely label of one text."""
+
+    text: str
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    truncated: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON output."""
+        return asdict(self)
+
+
+def predict(location: Location, texts: Sequence[str], artifact: str | None = None) -> tuple[str, list[Prediction]]:
+    """Classify raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
+
+    Raises:
+        InputError: no text, or an unknown artifact.
+    """
+    if not texts:
+        raise InputError("no text given; pass it as an argument, or lines on standard input")
+    subject = open_subject(location)
+    chosen = subject.choose(artifact)[0]
+    labels = np.zeros(len(texts), dtype=np.int64)
+    encoded = encode(subject.tokenizer, texts, labels, subject.data.max_length)
+    with subject.open(chosen) as session:
+        logits, _ = run_all(session, encoded, subject.special.pad, _BATCH, Silent())
+    names = subject.data.labels
+    predictions = []
+    for row, text in enumerate(texts):
+        probabilities = softmax(logits[row])
+        best = int(probabilities.argmax())
+        one = encode(subject.tokenizer, [text], labels[:1], subject.data.max_length)
+        predictions.append(
+            Prediction(
+                text=text,
+                label=names[best],
+                probability=float(probabilities[best]),
+                probabilities={name: float(p) for name, p in zip(names, probabilities, strict=True)},
+                truncated=bool(one.truncated),
+            )
+        )
+    return chosen, predictions

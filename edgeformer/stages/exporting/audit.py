@@ -1,0 +1,80 @@
+"""What an ONNX file really stores: parameters against the model's, types, and operators left in FP32."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.manifest import Sharing
+
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+_TYPE_NAMES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}
+_ELEMENT_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.INT8: 1}
+ROTARY_TABLES = ("cos", "sin")
+
+
+def open_graph(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file. Raises ArtifactError when it is missing, truncated or something else."""
+    try:
+        return onnx.load(str(path))
+    except (OSError, DecodeError) as error:
+        raise ArtifactError(f"{path}: cannot be read as ONNX: {error}; export it again") from None
+
+
+def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
+    """Count the stored parameters in the file's own tensors.
+
+    Every stored floating-point tensor with more than one element counts as parameters, wherever it stands
+    (initializer or Constant node), except the rotary table: a weight that was copied for each use is counted as
+    often as it is stored.
+    """
+    tensors = list(graph.graph.initializer)
+    for node in graph.graph.node:
+        tensors += [a.t for a in node.attribute if node.op_type == "Constant" and a.HasField("t")]
+    stored = constants = size = 0
+    for tensor in tensors:
+        elements = math.prod(tensor.dims)
+        if tensor.data_type in _FLOATS and elements > 1 and tensor.name not in ROTARY_TABLES:
+            stored += elements
+        else:
+            constants += elements
+        size += elements * _ELEMENT_BYTES.get(tensor.data_type, 8)
+    return Sharing(
+        unique_parameters=unique_parameters,
+        stored_parameters=stored,
+        constant_elements=constants,
+        weight_bytes=size,
+    )
+
+
+def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    """Inputs and outputs as name → type[shape], e.g. ``int64[batch, sequence]``."""
+    return _describe(graph.graph.input), _describe(graph.graph.output)
+
+
+def _describe(values: list[onnx.ValueInfoProto]) -> dict[str, str]:
+    described = {}
+    for value in values:
+        kind = value.type.tensor_type
+        shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in kind.shape.dim)
+        described[value.name] = f"{_TYPE_NAMES.get(kind.elem_type, str(kind.elem_type))}[{shape}]"
+    return described
+
+
+def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
+    """Operators of a graph that compute in FP32: those with an FP32 result, by type inference over the file."""
+    inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+    kinds |= {v.name: v.type.tensor_type.elem_type for v in inferred.graph.output}
+    counted = Counter(
+        node.op_type
+        for node in inferred.graph.node
+        if node.op_type != "Cast" and any(kinds.get(name) == TensorProto.FLOAT for name in node.output)
+    )
+    return dict(sorted(counted.items()))

@@ -1,0 +1,102 @@
+import json
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.normalizers import Sequence
+
+from edgeformer.data.cleaning import RULES, clean, normalizers
+
+NORMALIZER = Sequence(normalizers())
+
+# Characters that Unicode has not assigned may be assigned, and lowercased, in one engine's Unicode version only.
+_ANY = st.characters(exclude_categories=("Cs", "Cn"))
+_PIECES = st.sampled_from(
+    [
+        "<br />", "<B>", "</p>", "<a href='x'>", "<!-- note -->", "<!DOCTYPE html>", "<", ">", "<3", "a<b", "</", "<!",
+        "http://x.org/a?b=c", "HTTPS://X.ORG.", "www.x.de)", "www.", "awww.so", "ftp://", "http://", "(https://a.b/)",
+        "!!!", "?!?!", "...", "--", "``", "''", "[[", "]]", "\\\\", "^^", "~~", "{{", " ", "\n", "\r\n", "\t", "\u00a0",
+        "\u2028", "\u3000", "\ufeff", "\x1c", "\x85", "ΟΔΟΣ", "Σ", "İstanbul", "ẞ", "ǅ", "é", "e\u0301", "日本", "🙂", "‘", "a", "Not",
+    ]
+)  # fmt: skip
+AWKWARD = st.lists(_PIECES | st.text(_ANY, max_size=5), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Great MOVIE", "great movie"),
+        ("one<br /><br />two", "one two"),
+        ("<a href='http://x.org'>Link</a> <!-- hidden -->text", "link text"),
+        ("i <3 you, and a < b > c", "i <3 you, and a < b > c"),
+        ("see http://x.org/a?b=1, (www.y.de) now", "see , ( ) now"),
+        ("awww.so cute", "awww.so cute"),
+        ("so good!!! really... yes?!?!", "so good! really. yes?!?!"),
+        ("`` quoted '' -- (( twice ))", "` quoted ' - ( twice )"),
+        (" \t many\u00a0\u2003 kinds\r\n of   space\ufeff ", "many kinds of space"),
+        ("aaa bbb", "aaa bbb"),
+        ("ΟΔΟΣ", "οδοσ"),
+        ("İ", "i\u0307"),
+        ("  <br> ", ""),
+        ("", ""),
+    ],
+)
+def test_cleaning_does_what_the_paper_says(text, expected):
+    assert clean(text) == expected
+    assert NORMALIZER.normalize_str(text) == expected
+
+
+@settings(max_examples=1500, deadline=None)
+@given(AWKWARD)
+def test_the_tokenizer_cleans_exactly_as_training_does(text):
+    assert NORMALIZER.normalize_str(text) == clean(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(AWKWARD)
+def test_cleaned_text_holds_no_runs_and_no_odd_space(text):
+    cleaned = clean(text)
+    assert cleaned == " ".join(cleaned.split())
+    assert not any(
+        a == b and a in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+        for a, b in zip(cleaned, cleaned[1:], strict=False)
+    )
+
+
+def test_long_unfinished_tags_do_not_take_forever():
+    for text in ("<a " * 50_000, "<!-- " * 50_000, "http://" + "." * 200_000, "www." * 50_000, "<" * 200_000):
+        clean(text)
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="needs node, which runs regexes as Transformers.js does"
+)
+def test_javascript_cleans_the_same():
+    texts: list[str] = []
+
+    @settings(max_examples=400, deadline=None, database=None)
+    @given(AWKWARD)
+    def collect(text: str) -> None:
+        texts.append(text)
+
+    collect()
+    program = """
+      const {rules, texts} = JSON.parse(require('fs').readFileSync(0, 'utf8'));
+      const step = (text, [pattern, replacement]) => pattern === null ? text.toLowerCase()
+        : text.replaceAll(new RegExp(pattern, 'gu'), replacement);
+      console.log(JSON.stringify(texts.map(text => rules.reduce(step, text))));
+    """
+    given_to_node = json.dumps(
+        {"rules": [[rule.pattern, rule.replacement] for rule in RULES], "texts": texts}
+    )
+    done = subprocess.run(
+        ["node", "-e", program],
+        input=given_to_node,
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
+    assert json.loads(done.stdout) == [clean(text) for text in texts]

@@ -1,0 +1,189 @@
+"""What can happen to a measuring child, and the rows that are left of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_bundle import artifact_of, write_bundle
+
+from edgeformer.schema.progress import Silent
+from edgeformer.schema.report import Row
+from edgeformer.stages.profiling import launch
+from edgeformer.stages.profiling.launch import child_environment, measure_in_child
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.messages import ChildSpec, Measured, Refused, Started, unavailable_row
+
+RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("launch") / "bundle")
+
+
+def make_spec(bundle: Path, **changes: object) -> ChildSpec:
+    artifact = artifact_of(bundle, "onnx/model.onnx")
+    return ChildSpec(
+        bundle=str(bundle),
+        file=str(bundle / "onnx" / "model.onnx"),
+        size_bytes=artifact.size_bytes or 0,
+        artifact=artifact,
+        max_positions=24,
+        provider="CPUExecutionProvider",
+        threads=1,
+        shapes=((1, 8), (2, 8)),
+        rules=asdict(RULES),
+    ).model_copy(update=changes)
+
+
+class Recorder(Silent):
+    def __init__(self) -> None:
+        self.advanced = 0
+        self.messages: list[str] = []
+        self.open = False
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.open = True
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self.advanced += amount
+
+    def finish(self) -> None:
+        self.open = False
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
+    """The rows that are left when the child runs ``program`` instead of measuring."""
+    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", program])
+    return measure_in_child(make_spec(bundle, **changes), 1.0, Silent())
+
+
+def reasons(rows: list[Row]) -> list[str]:
+    assert all(row.latency_ms.status == row.memory_bytes.status == "unavailable" for row in rows)
+    return [str(row.latency_ms.reason) for row in rows]
+
+
+def test_a_real_child_measures_every_shape(bundle: Path) -> None:
+    progress = Recorder()
+    rows = measure_in_child(make_spec(bundle), RULES.longest_s, progress)
+    assert [(row.phase, row.batch, row.seq) for row in rows] == [
+        ("cold", 1, 8),
+        ("steady", 1, 8),
+        ("steady", 2, 8),
+    ]
+    for row in rows:
+        assert row.latency_ms.status == "measured" and (row.latency_ms.p50 or 0) > 0
+        assert row.memory_bytes.status == "measured" and (row.memory_bytes.peak or 0) > 0
+        assert row.memory_bytes.method and (row.memory_bytes.baseline or 0) > 2**20
+        assert row.where == "host" and row.provider == "CPUExecutionProvider"
+        assert row.conditions["threads"] == 1
+    assert rows[0].load_ms is not None and rows[0].load_ms > 0
+    assert rows[0].latency_ms.n == 1
+    assert rows[1].latency_ms.n >= 100 and rows[1].throughput_per_s is not None
+    assert (progress.advanced, progress.open, progress.messages) == (2, False, [])
+
+
+def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path) -> None:
+    rows = measure_in_child(make_spec(bundle, shapes=((1, 8), (1, 30)), max_positions=99), 5.0, Silent())
+    assert [(row.seq, row.latency_ms.status) for row in rows if row.phase == "steady"] == [
+        (8, "measured"),
+        (30, "unavailable"),
+    ]
+    assert "the graph refuses input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
+
+
+def test_an_artifact_that_cannot_be_opened_is_a_reason(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a graph")
+    rows = measure_in_child(make_spec(bundle, file=str(tmp_path / "bad.onnx")), 5.0, Silent())
+    assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
+
+
+def test_an_unknown_provider_is_a_reason(bundle: Path) -> None:
+    rows = measure_in_child(make_spec(bundle, provider="NoSuchProvider"), 5.0, Silent())
+    assert "'NoSuchProvider' is not available" in reasons(rows)[0]
+    assert rows[0].provider == "NoSuchProvider"
+
+
+def test_a_child_that_is_killed_leaves_a_reason(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    found = reasons(run_as(monkeypatch, bundle, "import os; os.abort()"))
+    assert len(found) == 2
+    assert "the measuring process ended early: " in found[0]
+    if sys.platform != "win32":
+        assert "SIGABRT" in found[0]
+
+
+def test_the_last_words_of_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    program = "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)"
+    found = reasons(run_as(monkeypatch, bundle, program))
+    assert found[0] == "the measuring process ended early: exit code 7; its last words: libgpu: out of luck"
+
+
+def test_rows_that_were_finished_before_the_crash_survive(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
+) -> None:
+    spec = make_spec(bundle)
+    row = unavailable_row(
+        spec.artifact, 1, (1, 8), "CPUExecutionProvider", "host", "stands for a measured one"
+    )
+    said = [Started(batch=1, seq=8, provider="P"), Measured(row=row), Started(batch=2, seq=8, provider="P")]
+    (tmp_path / "said").write_text("".join(m.model_dump_json() + "\n" for m in said), encoding="utf-8")
+    program = (
+        f"import os, sys; sys.stdout.write(open({str(tmp_path / 'said')!r}, encoding='utf-8').read())\n"
+        "sys.stdout.flush(); os._exit(5)"
+    )
+    rows = run_as(monkeypatch, bundle, program)
+    assert rows[0] == row
+    assert rows[1].provider == "P"
+    assert "exit code 5" in str(rows[1].latency_ms.reason)
+
+
+def test_garbage_on_stdout_is_not_taken_for_a_measurement(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    found = reasons(run_as(monkeypatch, bundle, 'print(\'{"kind": "measured"}\')'))
+    assert "wrote something else than measurements" in found[0]
+
+
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    monkeypatch.setattr(launch, "_ALLOWANCE_S", -0.5)
+    found = reasons(run_as(monkeypatch, bundle, "import time; time.sleep(300)"))
+    assert "silent for 0 s and was ended" in found[0] or "silent for 1 s and was ended" in found[0]
+
+
+def test_a_refusal_is_told_live(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
+    line = Refused(batch=1, seq=8, reason="too long").model_dump_json()
+    (tmp_path / "said").write_text(line + "\n", encoding="utf-8")
+    program = f"print(open({str(tmp_path / 'said')!r}, encoding='utf-8').read(), end='')"
+    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", program])
+    progress = Recorder()
+    measure_in_child(make_spec(bundle, shapes=((1, 8),)), 1.0, progress)
+    assert progress.messages == ["model at 1×8: not measured: too long"]
+
+
+def test_an_interrupt_ends_the_child_too(bundle: Path) -> None:
+    class Impatient(Silent):
+        def advance(self, amount: int = 1, **fields: float) -> None:
+            raise KeyboardInterrupt
+
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(KeyboardInterrupt):
+        measure_in_child(make_spec(bundle), RULES.longest_s, Impatient())
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    environment = child_environment(threads=2, gpu_uuid="GPU-1")
+    assert environment["OMP_PROC_BIND"] == "true"
+    assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert "OMP_PROC_BIND" not in os.environ

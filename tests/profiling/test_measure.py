@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from edgeformer.stages.profiling.measure import MeasureRules, drifted, measure, windows_agree
+
+
+class FakeArtifact:
+    """Advances a clock by what each call 'takes'; ``cost_ms`` maps the call's number to milliseconds."""
+
+    def __init__(self, cost_ms: Callable[[int], float]) -> None:
+        self.cost_ms = cost_ms
+        self.now_ns = 0
+        self.indices: list[int] = []
+
+    def __call__(self, index: int) -> None:
+        self.indices.append(index)
+        self.now_ns += int(self.cost_ms(index) * 1e6)
+
+    def clock(self) -> int:
+        return self.now_ns
+
+
+def test_a_steady_artifact_warms_up_for_three_windows_and_then_three_seconds() -> None:
+    artifact = FakeArtifact(lambda _: 10.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert sample.warmup_calls == 75
+    assert sample.warmup_s == pytest.approx(0.75)
+    assert len(sample.samples_ms) == 300
+    assert sample.stable and sample.reason is None and sample.warnings == ()
+    assert artifact.indices == list(range(375)), "buffers rotate on through warm-up and measuring"
+
+
+def test_a_fast_artifact_warms_up_for_at_least_200_ms() -> None:
+    artifact = FakeArtifact(lambda _: 0.1)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert sample.warmup_calls == 2000
+    assert len(sample.samples_ms) == 30_000
+
+
+def test_a_slow_artifact_still_takes_100_calls() -> None:
+    artifact = FakeArtifact(lambda _: 100.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert len(sample.samples_ms) == 100
+    assert sample.stable
+
+
+def test_warm_up_goes_on_until_the_windows_agree() -> None:
+    artifact = FakeArtifact(lambda index: 20.0 if index < 60 else 10.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    # Windows of 25: calls 50–74 still hold ten slow ones, but their median is already that of the fast calls.
+    assert sample.warmup_calls == 125
+    assert sample.stable
+    assert set(sample.samples_ms) == {10.0}
+
+
+def test_an_artifact_that_never_settles_is_measured_and_marked() -> None:
+    artifact = FakeArtifact(lambda index: 10.0 + 5.0 * ((index // 25) % 2))
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert not sample.stable
+    assert sample.warmup_s == pytest.approx(30.0, abs=0.02)
+    assert "did not settle" in sample.warnings[0]
+    assert len(sample.samples_ms) >= 100
+
+
+def test_a_very_slow_artifact_stops_at_the_ceiling_and_says_so() -> None:
+    artifact = FakeArtifact(lambda _: 2000.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert artifact.now_ns / 1e9 <= MeasureRules().longest_s + 2 * 2.0
+    assert not sample.stable
+    assert "too slow to see whether it has settled: 15 warm-up calls" in sample.warnings[0]
+    assert len(sample.samples_ms) == 30
+    assert sample.reason == "stopped after 60 s with 30 of 100 calls"
+
+
+def test_an_artifact_slower_than_the_ceiling_is_called_once_each() -> None:
+    artifact = FakeArtifact(lambda _: 90_000.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert (sample.warmup_calls, len(sample.samples_ms), sample.stable) == (1, 1, False)
+
+
+def test_strict_rules_take_a_minute_and_enough_calls_for_a_p99() -> None:
+    fast = FakeArtifact(lambda _: 5.0)
+    assert len(measure(fast, MeasureRules.strict(), fast.clock).samples_ms) == 12_000
+    slow = FakeArtifact(lambda _: 200.0)
+    assert len(measure(slow, MeasureRules.strict(), slow.clock).samples_ms) == 662
+
+
+def test_throttling_while_measured_is_not_stable() -> None:
+    artifact = FakeArtifact(lambda index: 10.0 if index < 200 else 13.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert not sample.stable
+    assert sample.warnings == (
+        "drifted while it was measured: median 10 ms at first, 13 ms in the second half",
+    )
+
+
+def test_windows_agree_within_ten_percent_of_the_smallest() -> None:
+    rules = MeasureRules()
+    assert not windows_agree([1.0] * 74, rules)
+    assert windows_agree([1.0] * 25 + [1.05] * 25 + [1.1] * 25, rules)
+    assert not windows_agree([1.0] * 25 + [1.05] * 25 + [1.11] * 25, rules)
+    assert windows_agree([9.0] * 25 + [1.0] * 75, rules), "only the last three count"
+
+
+def test_few_samples_cannot_drift() -> None:
+    assert drifted([1.0] * 9 + [2.0] * 9, 0.1) is None
+    assert drifted([1.0] * 10 + [2.0] * 10, 0.1) is not None
+
+
+def test_garbage_collection_is_off_while_measured_and_restored() -> None:
+    seen: list[bool] = []
+    artifact = FakeArtifact(lambda _: 10.0)
+    measure(lambda index: (artifact(index), seen.append(gc.isenabled())), MeasureRules(), artifact.clock)
+    assert not any(seen)
+    assert gc.isenabled()
+
+    def fails(index: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        measure(fails, MeasureRules(), artifact.clock)
+    assert gc.isenabled()

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
+
+from edgeformer.runtime import nvidia
+from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.host import usable_cores
+from edgeformer.schema.report import Report
+from edgeformer.schema.shipped import load_profile
+from edgeformer.schema.workspace import Location, read_bundle, read_manifest
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+
+RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
+FAST = ProfileOptions(rules=RULES, threads=1)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graphs = {"model": classifier_graph(), "greedy": greedy_graph()}
+    return write_bundle(tmp_path_factory.mktemp("profile") / "bundle", graphs)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(bundle: Path) -> Report:
+    return profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+
+
+def test_the_cpu_profile_measures_the_target_itself(on_cpu: Report, bundle: Path) -> None:
+    assert (on_cpu.device, on_cpu.on_target, on_cpu.run, on_cpu.synthetic) == ("cpu", True, "tiny", True)
+    assert {row.where for row in on_cpu.rows} == {"host"}
+    model = [row for row in on_cpu.rows if row.artifact == "model"]
+    assert [(row.phase, row.batch, row.seq) for row in model] == [
+        ("cold", 1, 24),
+        ("steady", 1, 24),
+        ("steady", 16, 24),
+    ]
+    for row in model:
+        assert row.latency_ms.status == "measured"
+        assert (row.memory_bytes.peak or 0) > 0
+        assert row.size_bytes == (bundle / "onnx" / "model.onnx").stat().st_size
+        assert row.energy_mj.status == "measured" or row.energy_mj.reason
+
+
+def test_an_artifact_that_fails_leaves_the_others_and_an_unknown_verdict(on_cpu: Report) -> None:
+    greedy = [row for row in on_cpu.rows if row.artifact == "greedy"]
+    assert [row.latency_ms.status for row in greedy] == ["unavailable", "unavailable"]
+    assert all("not enough memory" in str(row.latency_ms.reason) for row in greedy)
+    checks = {(check.artifact, check.name): check for check in on_cpu.verdict.checks}
+    assert [checks["model", name].status for name in ("size", "latency", "memory")] == ["pass"] * 3
+    assert [checks["greedy", name].status for name in ("size", "latency", "memory")] == [
+        "pass",
+        "unknown",
+        "unknown",
+    ]
+    assert on_cpu.verdict.status == "unknown"
+
+
+def test_the_report_survives_a_round_trip_through_json(on_cpu: Report, tmp_path: Path) -> None:
+    (tmp_path / "cpu.json").write_text(on_cpu.model_dump_json(), encoding="utf-8")
+    assert read_manifest(Report, tmp_path / "cpu.json") == on_cpu
+
+
+def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "gpus", list)
+    options = replace(FAST, artifacts=("model",), batches=(1,), max_size_bytes=1000)
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    assert report.on_target is False
+    assert [(row.where, row.phase) for row in report.rows] == [
+        ("host", "cold"),
+        ("host", "steady"),
+        ("device", "steady"),
+    ]
+    host, device = report.rows[1], report.rows[2]
+    assert host.latency_ms.status == "measured" and host.provider == "CPUExecutionProvider"
+    assert device.provider == "CUDAExecutionProvider"
+    for measurement in (device.latency_ms, device.memory_bytes, device.energy_mj):
+        assert measurement.status == "unavailable"
+        assert "not present on this host" in str(measurement.reason)
+        assert "estimates are not built yet" in str(measurement.reason)
+    assert device.size_bytes == host.size_bytes > 1000
+    checks = {check.name: check for check in report.verdict.checks}
+    assert checks["size"].status == "fail"
+    assert checks["latency"].status == checks["memory"].status == "unknown"
+    assert report.verdict.status == "fail"
+
+
+def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "GPU-1", 6 * 2**30, "8.9")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card])
+    options = replace(FAST, artifacts=("model",), batches=(1,), provider="CPUExecutionProvider")
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    assert report.on_target is True
+    assert report.rows[-1].where == "device"
+    assert "measured with CPUExecutionProvider: CUDAExecutionProvider is needed" in str(
+        report.rows[-1].latency_ms.reason
+    )
+    assert {check.name: check.status for check in report.verdict.checks}["latency"] == "unknown"
+
+
+def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "GPU-1", 6 * 2**30, "8.9")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card])
+    bundle = write_bundle(tmp_path / "bundle")
+    engine = artifact_of(bundle, "onnx/model.onnx", id="engine", format="tensorrt-rtx")
+    write_manifest(bundle, [engine])
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), FAST)
+    assert {row.where for row in report.rows} == {"host", "device"}
+    assert all("engines cannot be run" in str(row.latency_ms.reason) for row in report.rows)
+    latency = next(check for check in report.verdict.checks if check.name == "latency")
+    assert latency.status == "unknown" and "engines cannot be run" in str(latency.reason)
+
+
+@pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])
+def test_a_damaged_file_ends_everything_before_anything_is_measured(tmp_path: Path, file: str) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
+    with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
+        profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+
+
+def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Path) -> None:
+    graphs = {"model": classifier_graph(), "other": classifier_graph()}
+    bundle = write_bundle(tmp_path / "bundle", graphs)
+    (bundle / "onnx" / "other.onnx").write_bytes(b"")
+    options = replace(FAST, artifacts=("model",), batches=(1,))
+    report = profile_bundle(Location(None, bundle), load_profile("cpu"), options)
+    assert {row.artifact for row in report.rows} == {"model"}
+    assert report.verdict.status == "pass"
+    with pytest.raises(ArtifactError, match=r"other\.onnx"):
+        profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+
+
+def test_a_run_without_a_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="has no bundle yet"):
+        profile_bundle(Location(tmp_path, None), load_profile("cpu"), FAST)
+
+
+def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    try:
+        options = replace(FAST, batches=(1,), rules=replace(RULES, min_s=0.5, max_s=1.0))
+        report = profile_bundle(Location(None, bundle), load_profile("cpu"), options)
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    latency = next(row.latency_ms for row in report.rows if row.phase == "steady")
+    assert any("other processes used" in warning for warning in latency.warnings)
+
+
+def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
+    program = (
+        "import sys, edgeformer.stages.profiling.profile, edgeformer.stages.profiling.child\n"
+        "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_manifest_is_left_as_it_was(on_cpu: Report, bundle: Path) -> None:
+    names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    assert names == {"bundle.json", "golden.npz", "onnx/model.onnx", "onnx/greedy.onnx"}
+    assert read_bundle(bundle).run == "tiny"
