@@ -73,7 +73,8 @@ def _write(path: Path, key: str, encoded: Encoded) -> None:
 
 def _read(path: Path, key: str, texts: LabelledTexts) -> Encoded:
     """Read and check a file; the archive's own checksums find flipped bits. Raises one of ``_UNREADABLE``."""
-    with np.load(path, allow_pickle=False) as file:
+    # Opened here: np.load leaves a file open that it cannot make sense of.
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         stored = {name: file[name] for name in ("key", "ids", "offsets", "labels", "truncated")}
     encoded = Encoded(stored["ids"], stored["offsets"], stored["labels"], int(stored["truncated"]))
     if str(stored["key"]) != key:

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from edgeformer.schema.errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-_ALPHABET = 1000
+_LETTERS = 1000
+_WORDS_AT_ONCE = 1000
 _PREFIX = "##"
 _FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule of Unicode treats specially
 
@@ -80,26 +81,35 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
     same text give two tokenizers. It is BPE on letters that know whether they start a word; so each such
     letter becomes one private-use character here, and the (deterministic) BPE trainer does the work.
     """
-    counts: Counter[str] = Counter()
+    letters: Counter[str] = Counter()
     for word, count in words.items():
-        for symbol in _symbols(word):
-            counts[symbol] += count
-    kept = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))[: min(_ALPHABET, vocab_size)]
-    character = {symbol: chr(_FIRST_SYMBOL + index) for index, symbol in enumerate(sorted(kept))}
-    symbol_of = {mapped: symbol for symbol, mapped in character.items()}
+        for letter in word:
+            letters[letter] += count
+    kept = sorted(sorted(letters), key=letters.__getitem__, reverse=True)[:_LETTERS]
+    # Both forms of every letter, so that a word never seen is spelled out and not [UNK].
+    symbols = [form + letter for letter in sorted(kept) for form in ("", _PREFIX)]
+    character = {symbol: chr(_FIRST_SYMBOL + index) for index, symbol in enumerate(symbols)}
 
     def mapped_words() -> Iterator[str]:
-        for word, count in sorted(words.items()):
-            mapped = "".join(character.get(symbol, " ") for symbol in _symbols(word))
-            yield from [mapped] * count
+        for word, count in words.items():
+            mapped = "".join(character.get(symbol, " ") for symbol in _symbols(word)) + " "
+            # Many at a time: handing over single words takes longer than learning from them.
+            for start in range(0, count, _WORDS_AT_ONCE):
+                yield mapped * min(_WORDS_AT_ONCE, count - start)
 
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=list(character.values()),
+        show_progress=False,
+    )
     learner.train_from_iterator(mapped_words(), trainer)
     by_number = sorted(learner.get_vocab().items(), key=lambda item: item[1])
     names = [
-        token if token in SPECIAL_TOKENS else _joined([symbol_of[mapped] for mapped in token]) for token, _ in by_number
+        token if token in SPECIAL_TOKENS else _joined([symbols[ord(mapped) - _FIRST_SYMBOL] for mapped in token])
+        for token, _ in by_number
     ]
     return {name: number for number, name in enumerate(names)}
 

@@ -19,7 +19,7 @@ class EncoderClassifier(nn.Module):
     Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per dimension; configurations stay outside model classes
         self,
         *,
         vocab_size: int,

@@ -75,7 +75,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
         """Attend from the first ``queries`` positions (None: all of them) to every real one.
 
-        x [B, S, d]; cos, sin [S, 1, D / 2]; mask [B, 1, 1, S]: 0 for a real token, MASKED for padding → [B, queries, d].
+        x [B, S, d]; cos, sin [S, 1, D / 2]; mask [B, 1, 1, S]: 0 for a real token, MASKED for padding
+        → [B, queries, d].
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
         q, k = rotate(q[:, :queries], cos[:queries], sin[:queries]), rotate(k, cos, sin)
@@ -117,4 +118,5 @@ class EncoderLayer(nn.Module):
         """h [B, S, d] → [B, queries, d]; arguments as in :class:`SelfAttention`."""
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
         h = h[:, :queries] + self.dropout(mixed)
-        return h + self.dropout(self.ffn(self.norm2(h)))
+        result: Tensor = h + self.dropout(self.ffn(self.norm2(h)))
+        return result

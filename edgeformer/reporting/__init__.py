@@ -1,0 +1,1 @@
+"""Tables, plots and documents from manifests and reports. Nothing is measured here."""

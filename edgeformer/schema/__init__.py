@@ -1,1 +1,1 @@
-"""What the files mean: recipes, device profiles, manifests, reports, and the error tree. Never torch, never a runtime."""
+"""What the files mean: recipes, device profiles, manifests, reports, errors. Never torch, never a runtime."""

@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         # mkstemp makes files that only their owner can read; what we publish follows the user's umask.
         temporary.chmod(0o666 & ~_umask())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,11 +40,11 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         temporary.chmod(0o777 & ~_umask())
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-            os.replace(path, old / path.name)
-            os.replace(temporary, path)
+            path.replace(old / path.name)
+            temporary.replace(path)
             shutil.rmtree(old)
         else:
-            os.replace(temporary, path)
+            temporary.replace(path)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)

@@ -123,14 +123,14 @@ class ArtifactManifest(Frozen):
     size_bytes: int | None = None
     sha256: str | None = None
     inputs: dict[str, str] = Field({}, description="name → type[shape]")
-    outputs: dict[str, str] = {}
+    outputs: dict[str, str] = Field({}, description="name → type[shape]")
     opset: int | None = None
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None
     score: ClassificationScore | None = Field(None, description="on the golden inputs' labels")
     sharing: Sharing | None = None
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
-    built_with: dict[str, str] = {}
+    built_with: dict[str, str] = Field({}, description="library → version")
 
 
 class BundleManifest(Frozen):

@@ -1,4 +1,4 @@
-"""From a raw document to a validated object; every error names file, line, key, what is allowed, and the nearest key."""
+"""From a raw document to a validated object; an error names file, line, key, what is allowed, the nearest key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def validate(model: type[M], document: YamlDocument) -> M:
     try:
         return model.model_validate(document.content)
     except ValidationError as error:
-        lines = [_explain(model, document, details) for details in error.errors()]
+        # A list whose items are all wrong also counts as too short; the items say what is wrong.
+        problems = [d for d in error.errors() if d["type"] != "too_short" or d["ctx"].get("actual_length") != 0]
+        lines = [_explain(model, document, details) for details in problems or error.errors()]
         # A discriminated union reports the same slip once per member; say it once.
         raise RecipeError("\n".join(dict.fromkeys(lines))) from None
 
@@ -78,16 +80,20 @@ def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) 
 def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
     """pydantic's location without the union tags that it puts between keys."""
     path: list[str | int] = []
-    here = content
+    here: Any = content
     for position, step in enumerate(location):
         if (isinstance(here, dict) and step in here) or (
-            isinstance(here, (list, tuple)) and isinstance(step, int) and step < len(here)
+            isinstance(here, list) and isinstance(step, int) and step < len(here)
         ):
-            here = here[step]
+            here = _child(here, step)
         elif position != len(location) - 1 or not isinstance(here, dict):
             continue
         path.append(step)
     return tuple(path)
+
+
+def _child(here: Any, step: Any) -> Any:
+    return here[step] if isinstance(here, (dict, list)) else None
 
 
 def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetails) -> str:
@@ -126,7 +132,7 @@ def _model_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[
     candidates = [model]
     here = content
     for step in path:
-        here = here[step] if isinstance(here, (dict, list)) else None
+        here = _child(here, step)
         fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
         if fields:
             candidates = [found for info in fields for found in _models_in(info.annotation)]

@@ -60,6 +60,7 @@ class YamlDocument:
 
 
 def _index(node: yaml.Node, path: KeyPath, document: YamlDocument) -> None:
+    place: KeyPath
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key_node, value_node in node.value:
@@ -68,12 +69,14 @@ def _index(node: yaml.Node, path: KeyPath, document: YamlDocument) -> None:
             if key in seen:
                 raise RecipeError(f"{document.source}:{line}: key {key!r} is given twice; keep one of them")
             seen.add(key)
-            document.lines[(*path, key)] = line
-            _index(value_node, (*path, key), document)
+            place = (*path, key)
+            document.lines[place] = line
+            _index(value_node, place, document)
     elif isinstance(node, yaml.SequenceNode):
         for position, item in enumerate(node.value):
-            document.lines[(*path, position)] = item.start_mark.line + 1
-            _index(item, (*path, position), document)
+            place = (*path, position)
+            document.lines[place] = item.start_mark.line + 1
+            _index(item, place, document)
 
 
 def parse_value(text: str) -> Any:

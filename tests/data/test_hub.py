@@ -20,9 +20,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def make(labels, names=("negative", "positive")):
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(names))}
-    )
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(names))})
     texts = [f"text {number}" for number in range(len(labels))]
     return datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
 

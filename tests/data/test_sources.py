@@ -76,9 +76,7 @@ def test_compressed_files_are_read(tmp_path, stem, suffix):
 def test_broken_compressed_files(tmp_path, suffix, damage):
     pack = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
     whole = pack(b"text\tlabel\n" + b"fine\t1\n" * 5000)
-    path = write(
-        tmp_path, f"a.tsv{suffix}", whole[: len(whole) // 2] if damage == "cut" else b"text\tlabel\nno\t1\n"
-    )
+    path = write(tmp_path, f"a.tsv{suffix}", whole[: len(whole) // 2] if damage == "cut" else b"text\tlabel\nno\t1\n")
     message = failure(path)
     assert str(path) in message
     assert "broken or incomplete" in message
@@ -98,9 +96,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
         ("a.csv", "text,label\nx,1\n"),
         ("a.jsonl", '{"text":"x","label":1}'),
     ):
-        assert [
-            row.text for row in read(source(write(tmp_path, name, b"\xef\xbb\xbf" + content.encode())))
-        ] == ["x"]
+        assert [row.text for row in read(source(write(tmp_path, name, b"\xef\xbb\xbf" + content.encode())))] == ["x"]
 
 
 def test_missing_file_suggests_the_nearest_name(tmp_path):
@@ -184,9 +180,7 @@ def test_local_parts_finds_files_and_columns_by_name(tmp_path):
     write(tmp_path, "train.tsv", "label\tsentence\n1\tfine\n")
     write(tmp_path, "dev.csv", "content,sentiment\nfine,1\n")
     write(tmp_path, "test.jsonl.gz", gzip.compress(b'{"review": "x", "label": 1}\n'))
-    local, notes = local_parts(
-        config(train=None, validation=None, **{"sst-test": None}, extra=None), tmp_path
-    )
+    local, notes = local_parts(config(train=None, validation=None, **{"sst-test": None}, extra=None), tmp_path)
     found = {part: sources[0] for part, sources in local.parts.items()}
     assert {part: (s.path, s.text, s.label) for part, s in found.items()} == {
         "train": (str(tmp_path / "train.tsv"), "sentence", "label"),
@@ -214,9 +208,7 @@ def test_local_parts_prefers_the_recipes_columns_and_keeps_its_choices(tmp_path)
 
 def test_local_parts_names_what_is_missing(tmp_path):
     write(tmp_path, "train.tsv", "label\tsentence\n1\tfine\n")
-    with pytest.raises(
-        DataError, match=r"no file for part 'validation'.*validation\.tsv.*dev\.tsv.*train\.tsv"
-    ):
+    with pytest.raises(DataError, match=r"no file for part 'validation'.*validation\.tsv.*dev\.tsv.*train\.tsv"):
         local_parts(config("glue-dev", train=None, validation=None), tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         local_parts(config("glue-dev", train=None, validation=None), tmp_path / "gone")

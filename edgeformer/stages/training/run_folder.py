@@ -56,7 +56,8 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         saved = load_recipe(str(folder / RECIPE_FILE))
         if saved.fingerprint() != recipe.fingerprint():
             raise ArtifactError(
-                f"--resume: {folder} was started from a recipe that differs in {', '.join(_differences(saved, recipe))}; "
+                f"--resume: {folder} was started from a recipe that differs in "
+                f"{', '.join(_differences(saved, recipe))}; "
                 f"resume it with: edgeformer train {folder / RECIPE_FILE} --resume --name {folder.name}"
             )
         return folder

@@ -1,0 +1,83 @@
+"""The command tree, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from edgeformer import __version__
+from edgeformer.cli import compare, doctor, evaluate, export, list_things, plan, predict, profile, train
+from edgeformer.schema.errors import EdgeformerError
+
+app = typer.Typer(
+    name="edgeformer",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train, export and honestly benchmark small weight-shared transformers for edge devices.\n\n"
+    "A [b]recipe[/b] becomes a [b]run[/b] (train), a run becomes a [b]bundle[/b] (export), "
+    "a bundle becomes a [b]report[/b] (profile).",
+    epilog="Start with:  edgeformer train quickstart   then   edgeformer export --fp16   then   "
+    "edgeformer profile --device rtx4050",
+)
+
+app.command("train")(train.command)
+app.command("export")(export.command)
+app.command("profile")(profile.command)
+app.command("evaluate")(evaluate.command)
+app.command("predict")(predict.command)
+app.command("plan")(plan.command)
+app.command("compare")(compare.command)
+app.command("list")(list_things.command)
+app.command("doctor")(doctor.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgeformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and exit.
+
+    Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but not everything that was asked for; 130 interrupted.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a Windows pipe is not UTF-8 by itself
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        app()
+    except EdgeformerError as error:
+        _report(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _report("interrupted", 130)
+    except Exception as error:
+        if os.environ.get("EDGEFORMER_TRACEBACK"):
+            raise
+        message = f"unexpected {type(error).__name__}: {error}"
+        _report(f"{message}\nThis is a defect. Set EDGEFORMER_TRACEBACK=1 and run it again for the traceback.", 1)
+
+
+def _report(message: str, exit_code: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(message)}")
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False))
+    sys.exit(exit_code)

@@ -1,0 +1,21 @@
+"""edgeformer doctor: what works on this machine, and what is missing for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from edgeformer.cli.options import Json
+
+
+def command(as_json: Json = False) -> None:
+    """Show what works on this machine, in which version, and what to install for the rest."""
+    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.reporting.tables import capability_table
+    from edgeformer.runtime.environment import probe
+    from edgeformer.schema.host import describe_host
+
+    found = [asdict(capability) for capability in probe()]
+    if as_json:
+        print_json({"host": describe_host(), "capabilities": found})
+    else:
+        stdout().print(capability_table(found))

@@ -1,0 +1,75 @@
+"""edgeformer predict: label and probability of texts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json
+from edgeformer.schema.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from edgeformer.schema.workspace import Location
+
+
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] TEXT…", help="Texts; a run in front of them. Without a text: lines of stdin."),
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.", show_default=False)
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Classify texts with an exported artifact (no torch needed).
+
+    Examples:
+
+      edgeformer predict "a warm, funny and quietly moving film"
+
+      edgeformer predict recurrent_sst2_fast-001 "not my kind of movie" "great fun"
+
+      edgeformer predict path/to/bundle < reviews.txt
+    """
+    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.reporting.tables import prediction_table
+    from edgeformer.stages.evaluating.predict import predict
+
+    location, texts = _split(list(words or []), artifacts)
+    chosen, predictions = predict(location, texts, artifact)
+    if as_json:
+        rows = [prediction.as_dict() for prediction in predictions]
+        print_json({"run": location.name, "artifact": chosen, "predictions": rows})
+    else:
+        stdout().print(prediction_table(location.name, chosen, [p.as_dict() for p in predictions]))
+
+
+def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
+    """The run, and the texts. The first word is a run if it names one and texts follow or come on stdin."""
+    from edgeformer.schema.workspace import locate
+
+    piped = not sys.stdin.isatty()
+    if len(words) >= 2 or (words and piped):
+        try:
+            location = locate(words[0], artifacts)
+            return location, words[1:] or _lines()
+        except ArtifactError:
+            if _looks_like_a_path(words[0], artifacts):
+                raise
+    return locate(None, artifacts), words or (_lines() if piped else [])
+
+
+def _looks_like_a_path(word: str, artifacts: Path) -> bool:
+    return "/" in word or "\\" in word or Path(word).exists() or (artifacts / word).exists()
+
+
+def _lines() -> list[str]:
+    try:
+        return [line.strip() for line in sys.stdin if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None

@@ -1,0 +1,79 @@
+"""edgeformer train: a recipe becomes a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
+    overrides: Set = None,
+    data: DataFolder = None,
+    tokenizer: TokenizerFile = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the run. Default: the recipe's name and a number.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of this recipe.")] = False,
+    accelerator: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", show_default=False)
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Train a [b]recipe[/b]; the result is a folder in artifacts/.
+
+    Ctrl-C stops after the current step and leaves a run that --resume continues (exit code 130).
+    Bad input writes nothing (exit code 2).
+
+    Examples:
+
+      edgeformer train quickstart
+
+      edgeformer train recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json
+
+      edgeformer train my_recipe.yaml --set training.epochs=3 --set data.split=glue-dev
+    """
+    from edgeformer.cli.needs import needs_extra
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.cli.recipes import read_recipe
+
+    # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
+    # is imported; a value of the user's own is left alone.
+    os.environ.setdefault("OMP_PROC_BIND", "true")
+    progress = show_progress()
+    resolved = read_recipe(recipe, overrides, data, tokenizer, progress)
+    with needs_extra("train", "training"):
+        from edgeformer.stages.training.train import TrainOptions, train
+    options = TrainOptions(artifacts, name, resume, accelerator, max_steps)
+    folder = train(resolved, options, progress)
+    _finish(folder, as_json)
+
+
+def _finish(folder: Path, as_json: bool) -> None:
+    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.reporting.learning_curve import draw_learning_curve
+    from edgeformer.reporting.model_card import write_model_card
+    from edgeformer.reporting.tables import run_table
+    from edgeformer.schema.workspace import read_run
+
+    manifest = read_run(folder)
+    curve = draw_learning_curve(folder)
+    write_model_card(folder)
+    if as_json:
+        keys = ("run", "status", "parameters", "steps", "seconds", "test", "tests", "validation")
+        document = manifest.model_dump(mode="json", include=set(keys))
+        print_json({"path": str(folder), **document})
+        return
+    console = stdout()
+    console.print(run_table(manifest))
+    console.print(f"run            {folder}", soft_wrap=True)
+    console.print(f"learning curve {curve}", soft_wrap=True)
+    console.print("next           edgeformer export --fp16")

@@ -1,0 +1,30 @@
+"""A matplotlib figure without a window, in the house style. Imports matplotlib (extra [train])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from edgeformer.schema.files import replacing
+
+BLUE, ORANGE, GREY, RED = "#2f6fb3", "#d9822b", "#8a8f98", "#c23b3b"
+
+
+@contextmanager
+def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
+    """Yield ``panels`` axes side by side; written to ``path`` as PNG when the block ends without an error."""
+    # Figure instead of pyplot: no display, no global state, nothing to close.
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#e4e6ea", linewidth=0.8)
+        axis.set_axisbelow(True)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    yield axes
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")

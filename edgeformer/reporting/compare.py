@@ -1,0 +1,87 @@
+"""Runs side by side, from their manifests, bundles and reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tabulate import tabulate
+
+from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.report import Report
+from edgeformer.schema.workspace import Location, read_bundle, read_manifest, read_run
+
+
+def compare_runs(locations: Sequence[Location]) -> list[dict[str, Any]]:
+    """One record per run; a figure that a run does not have is None. Sizes in bytes, times in ms on their host."""
+    return [_record(location) for location in locations]
+
+
+def _record(location: Location) -> dict[str, Any]:
+    record: dict[str, Any] = {"run": location.name}
+    if location.run is not None:
+        manifest = read_run(location.run)
+        test = manifest.test
+        record |= {
+            "split": manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else ""),
+            "parameters": manifest.parameters,
+            "accuracy": test.accuracy if test else None,
+            "f1": test.f1 if test else None,
+            "loss": test.loss if test else None,
+            "train_seconds": manifest.seconds,
+        }
+        others = list(manifest.tests)[1:]
+        record |= {f"accuracy_{name}": manifest.tests[name].accuracy for name in others}
+    if location.bundle is not None:
+        bundle = read_bundle(location.bundle)
+        record.setdefault("parameters", bundle.parameters)
+        record |= {f"{a.id}_bytes": a.size_bytes for a in bundle.artifacts}
+    return record | _latencies(location)
+
+
+def _latencies(location: Location) -> dict[str, Any]:
+    folder = location.run or location.bundle
+    assert folder is not None
+    found: dict[str, Any] = {}
+    # The newest report wins where several hold the same row; all were measured on a host, never estimated.
+    for path in sorted((folder / "reports").glob("*.json"), key=lambda p: p.stat().st_mtime):
+        try:
+            report = read_manifest(Report, path)
+        except ArtifactError:
+            continue
+        for row in report.rows:
+            if row.where == "host" and row.phase == "steady" and row.latency_ms.p50 is not None:
+                found[f"{row.artifact}_{row.batch}x{row.seq}_p50_ms"] = row.latency_ms.p50
+    return found
+
+
+def format_comparison(rows: Sequence[dict[str, Any]], style: Literal["plain", "markdown", "csv", "json"]) -> str:
+    """Figures down, runs across; CSV keeps one run per line for spreadsheets."""
+    figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
+    if style == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["run", *figures])
+        writer.writerows([row["run"], *(row.get(figure) for figure in figures)] for row in rows)
+        return text.getvalue().rstrip("\n")
+    table = [[_label(figure), *(_shown(figure, row.get(figure)) for row in rows)] for figure in figures]
+    headers = ["", *(str(row["run"]) for row in rows)]
+    layout = "github" if style == "markdown" else "simple"
+    align = ("left", *("right" for _ in rows))
+    return tabulate(table, headers, tablefmt=layout, disable_numparse=True, colalign=align)
+
+
+def _label(figure: str) -> str:
+    return figure.replace("_bytes", " (MiB)").replace("_p50_ms", " p50 (ms)").replace("_", " ")
+
+
+def _shown(figure: str, value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.0f}" if figure == "train_seconds" else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+    return str(value)

@@ -1,0 +1,50 @@
+"""The learning curve of a run, from its metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgeformer.schema.workspace import read_run
+
+
+def draw_learning_curve(run: Path) -> Path:
+    """Write ``plots/learning_curve.png``: loss, accuracy and learning rate over epochs. Returns its path."""
+    from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, drawing
+
+    manifest = read_run(run)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    steps = [r for r in records if r["kind"] == "step"]
+    epochs = [r for r in records if r["kind"] == "epoch"]
+    synthetic = " · SYNTHETIC data" if manifest.data.synthetic else ""
+    title = f"{manifest.run} · {manifest.parameters:,} parameters · split {manifest.data.split}{synthetic}"
+    path = run / "plots" / "learning_curve.png"
+    with drawing(path, title, 3, (12.5, 3.9)) as (loss, accuracy, rate):
+        if steps:
+            loss.plot(_of(steps, "epoch"), _of(steps, "loss"), color=GREY, linewidth=1, label="training (running)")
+        loss.plot(_of(epochs, "epoch"), _of(epochs, "train_loss"), "o-", color=BLUE, label="training (epoch)")
+        loss.plot(_of(epochs, "epoch"), _of(epochs, "val_loss"), "o-", color=ORANGE, label="validation")
+        loss.set(xlabel="epoch", ylabel="loss (nats)", ylim=(0, None))
+        loss.legend(frameon=False)
+        accuracy.plot(_of(epochs, "epoch"), _of(epochs, "val_accuracy"), "o-", color=ORANGE, label="validation")
+        best = next((r for r in epochs if round(r["epoch"]) == manifest.best_epoch), None)
+        if best:
+            note = f"kept: {best['val_accuracy']:.4f}"
+            accuracy.plot(best["epoch"], best["val_accuracy"], "*", color=BLUE, markersize=14, label=note)
+        for name, score in manifest.tests.items():
+            accuracy.axhline(score.accuracy, color=GREY, linestyle=":", linewidth=1)
+            accuracy.annotate(
+                f"test {name}: {score.accuracy:.4f}", (0.02, score.accuracy), xycoords=("axes fraction", "data"),
+                va="bottom", fontsize=8, color=GREY,
+            )  # fmt: skip
+        accuracy.set(xlabel="epoch", ylabel="accuracy")
+        accuracy.legend(frameon=False, loc="lower right")
+        rate.plot(_of(steps, "epoch"), _of(steps, "lr"), color=BLUE)
+        rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
+    return path
+
+
+def _of(records: list[dict[str, Any]], key: str) -> list[float]:
+    return [record[key] for record in records]

@@ -1,0 +1,60 @@
+"""The picture of a profile report: latency on this host, and file size against the device's budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
+from edgeformer.schema.report import Report
+
+_COLOURS = (BLUE, ORANGE, GREY)
+
+
+def draw_report(report: Report, path: Path) -> Path:
+    """Write the picture to ``path``."""
+    synthetic = " · SYNTHETIC data" if report.synthetic else ""
+    where = "measured on this device" if report.on_target else f"times measured on {report.host.get('cpu')}, not on it"
+    title = f"{report.run} for {report.device_title} · {where}{synthetic}"
+    with drawing(path, title, 2, (11.5, 4.2)) as (latency, size):
+        _draw_latency(latency, report)
+        _draw_sizes(size, report)
+    return path
+
+
+def _draw_latency(axis: Any, report: Report) -> None:
+    rows = [r for r in report.rows if r.phase == "steady" and r.where == "host" and r.latency_ms.p50 is not None]
+    shapes = list(dict.fromkeys((r.batch, r.seq) for r in rows))
+    names = list(dict.fromkeys(r.artifact for r in rows))
+    width = 0.8 / max(1, len(names))
+    for position, name in enumerate(names):
+        for row in (r for r in rows if r.artifact == name):
+            x = shapes.index((row.batch, row.seq)) + (position - (len(names) - 1) / 2) * width
+            p50, p90 = row.latency_ms.p50 or 0.0, row.latency_ms.p90
+            colour = _COLOURS[position % len(_COLOURS)]
+            label = name if (row.batch, row.seq) == shapes[0] else None
+            axis.bar(x, p50, width * 0.92, color=colour, label=label)
+            axis.annotate(f"{p50:.3g}", (x, max(p50, p90 or 0)), ha="center", va="bottom", fontsize=8)
+            if p90 is not None:
+                axis.plot([x, x], [p50, p90], color="black", linewidth=1)
+    axis.set_xticks(range(len(shapes)), [f"{batch} × {seq}" for batch, seq in shapes])
+    axis.set(xlabel="batch × tokens", ylabel="ms per call on this host (p50, whisker p90)")
+    axis.margins(y=0.12)
+    if names:
+        axis.legend(frameon=False)
+
+
+def _draw_sizes(axis: Any, report: Report) -> None:
+    mib = 2**20
+    sizes = {row.artifact: row.size_bytes / mib for row in report.rows}
+    bars = axis.bar(list(sizes), list(sizes.values()), 0.5, color=BLUE)
+    axis.bar_label(bars, fmt="%.1f", fontsize=8)
+    limits = {c.limit / mib for c in report.verdict.checks if c.name.startswith("size")}
+    for limit in limits:
+        axis.axhline(limit, color=RED, linestyle="--", linewidth=1)
+        axis.annotate(
+            f"budget of {report.device}: {limit:.0f} MiB", (0.99, limit), xycoords=("axes fraction", "data"),
+            ha="right", va="bottom", fontsize=8, color=RED,
+        )  # fmt: skip
+    axis.set(ylabel="file size (MiB)")
+    axis.margins(y=0.12)

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeformer.data.batching import WINDOW_BATCHES, collate, ordered_batches, plan_batches
+from edgeformer.data.encoding import Encoded
+
+LENGTHS = st.lists(st.integers(1, 60), max_size=300).map(lambda values: np.array(values, dtype=np.int64))
+
+
+def padding(batches, lengths) -> int:
+    return sum(int((lengths[batch].max() - lengths[batch]).sum()) for batch in batches)
+
+
+@given(LENGTHS, st.integers(1, 9), st.integers(0, 99), st.integers(0, 99), st.booleans())
+def test_every_row_once_and_the_same_every_time(lengths, size, seed, epoch, bucketed):
+    batches = plan_batches(lengths, size, seed=seed, epoch=epoch, bucketed=bucketed)
+    rows = [row for batch in batches for row in batch.tolist()]
+    assert sorted(rows) == list(range(len(lengths)))
+    assert all(0 < len(batch) <= size for batch in batches)
+    assert len(batches) == -(-len(lengths) // size)
+    again = plan_batches(lengths, size, seed=seed, epoch=epoch, bucketed=bucketed)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("bucketed", [True, False])
+def test_seed_and_epoch_change_the_plan(bucketed):
+    lengths = np.arange(500) % 40 + 1
+    plans = [
+        [batch.tolist() for batch in plan_batches(lengths, 8, seed=seed, epoch=epoch, bucketed=bucketed)]
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert plans[0] != plans[1] != plans[2] != plans[0]
+
+
+def test_buckets_hardly_pad_and_stay_in_random_order():
+    lengths = np.random.default_rng(0).integers(1, 60, 16 * WINDOW_BATCHES * 3)
+    bucketed = plan_batches(lengths, 16, seed=0, epoch=0, bucketed=True)
+    shuffled = plan_batches(lengths, 16, seed=0, epoch=0, bucketed=False)
+    assert padding(bucketed, lengths) < 0.1 * padding(shuffled, lengths)
+    means = np.array([lengths[batch].mean() for batch in bucketed])
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3
+
+
+def test_evaluation_batches_start_with_the_longest():
+    lengths = np.array([3, 9, 1, 9, 5])
+    assert [batch.tolist() for batch in ordered_batches(lengths, 2)] == [[1, 3], [4, 0], [2]]
+    assert ordered_batches(np.array([], dtype=np.int64), 2) == []
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_holds_at_least_one_row(size):
+    with pytest.raises(ValueError, match="batch_size"):
+        plan_batches(np.array([1]), size, seed=0, epoch=0, bucketed=False)
+    with pytest.raises(ValueError, match="batch_size"):
+        ordered_batches(np.array([1]), size)
+
+
+def test_collate_pads_to_the_longest_of_the_batch():
+    ids = np.array([5, 6, 7, 5, 5, 8, 9, 1], dtype=np.int32)
+    encoded = Encoded(ids, np.array([0, 3, 4, 8]), np.array([0, 1, 0]), 0)
+    batch = collate(encoded, np.array([1, 0]), pad_id=99)
+    assert batch["input_ids"].tolist() == [[5, 99, 99], [5, 6, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int64)}

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from edgeformer.data.cache import cache_key, encode_cached
+from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.data.texts import LabelledTexts
+from edgeformer.data.tokenization import fingerprint, load_tokenizer
+from edgeformer.schema.progress import Silent
+from edgeformer.schema.recipe import TrainedTokenizer
+
+ROWS = list(synthetic_reviews(200, 0))
+TEXTS = LabelledTexts([row.text for row in ROWS], np.array([row.label for row in ROWS]))
+
+
+class Recorder(Silent):
+    def __init__(self):
+        self.messages: list[str] = []
+        self.rows = 0
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def advance(self, amount=1, **fields):
+        self.rows += amount
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    config = TrainedTokenizer(kind="trained")
+    return load_tokenizer(config, cleaning="paper", vocab_size=250, training_texts=TEXTS.texts)
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """How often texts were really encoded."""
+    from edgeformer.data import cache
+
+    calls = []
+    honest = cache.encode
+    monkeypatch.setattr(cache, "encode", lambda *given: calls.append(1) or honest(*given))
+    return calls
+
+
+def same(one, other) -> bool:
+    arrays = ("ids", "offsets", "labels")
+    equal = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+    return equal and one.truncated == other.truncated
+
+
+def test_the_second_time_nothing_is_encoded(tmp_path, tokenizer, encodings):
+    progress = Recorder()
+    first = encode_cached(TEXTS, tokenizer, 10, tmp_path, progress)
+    second = encode_cached(TEXTS, tokenizer, 10, tmp_path, progress)
+    assert len(encodings) == 1
+    assert same(first, second)
+    assert first.truncated > 0
+    assert (progress.rows, progress.messages) == (400, [])
+    assert same(first, encode_cached(TEXTS, tokenizer, 10, None))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
+
+
+def test_anything_that_matters_changes_the_key(tokenizer):
+    mark = fingerprint(tokenizer)
+    relabelled = LabelledTexts(TEXTS.texts, 1 - TEXTS.labels)
+    keys = {
+        cache_key(TEXTS, mark, 10),
+        cache_key(TEXTS, mark, 11),
+        cache_key(TEXTS, mark[::-1], 10),
+        cache_key(relabelled, mark, 10),
+        cache_key(TEXTS.take(np.arange(199)), mark, 10),
+    }
+    assert len(keys) == 5
+
+
+def damage(path, how, tmp_path, tokenizer):
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif how == "pickle":
+        np.savez(path, key=np.array([object()], dtype=object))
+    elif how == "foreign":
+        (other,) = (tmp_path / "other").glob("*.npz")
+        path.write_bytes(other.read_bytes())
+    else:
+        with np.load(path) as stored:
+            arrays = dict(stored)
+        arrays["offsets"] = arrays["offsets"][::-1].copy()
+        np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "flipped", "pickle", "foreign", "wrong"])
+def test_a_damaged_file_is_made_again(tmp_path, tokenizer, encodings, how):
+    folder = tmp_path / "cache"
+    good = encode_cached(TEXTS, tokenizer, 10, folder)
+    encode_cached(TEXTS, tokenizer, 11, tmp_path / "other")
+    (path,) = folder.glob("*.npz")
+    damage(path, how, tmp_path, tokenizer)
+    progress = Recorder()
+    assert same(encode_cached(TEXTS, tokenizer, 10, folder, progress), good)
+    assert len(encodings) == 3
+    assert len(progress.messages) == 1
+    assert "damaged token cache" in progress.messages[0]
+    assert same(encode_cached(TEXTS, tokenizer, 10, folder, progress), good)
+    assert len(encodings) == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, tokenizer):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    progress = Recorder()
+    assert len(encode_cached(TEXTS, tokenizer, 10, blocked, progress)) == 200
+    assert "not written" in progress.messages[0]

@@ -1,0 +1,96 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeformer.data import containment
+from edgeformer.data.cleaning import clean
+from edgeformer.data.containment import WordNumbers, contained_pairs
+from edgeformer.data.overlap import count_overlap
+from edgeformer.data.sources import read
+from edgeformer.schema.recipe import FileSource
+
+WORDS = st.sampled_from(["a", "b", "c", "the", "film", "Film!", "!!", "é"])
+TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), max_size=14)
+
+
+def inside(inner: list[str], outer: list[str]) -> bool:
+    return any(outer[start : start + len(inner)] == inner for start in range(len(outer) - len(inner) + 1))
+
+
+def oracle(test: list[str], train: list[str]) -> tuple[int, int]:
+    seen = [clean(text) for text in train]
+    duplicates = contained = 0
+    for text in map(clean, test):
+        if text in seen:
+            duplicates += 1
+            continue
+        words = text.split()
+        part_of = bool(words) and any(inside(words, other.split()) for other in seen)
+        around = any(len(other.split()) >= 3 and inside(other.split(), words) for other in seen)
+        contained += part_of or around
+    return duplicates, contained
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, TEXTS)
+def test_counts_are_those_of_a_plain_search(test, train):
+    counted = count_overlap("set", test, train)
+    assert (counted.duplicates, counted.contained) == oracle(test, train)
+    assert (counted.test_set, counted.test_rows) == ("set", len(test))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, TEXTS, st.sampled_from([1, 7, 2_000_000]))
+def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
+    numbers = WordNumbers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(containment, "_CHUNK", chunk)
+        found = contained_pairs(numbers.number(needles), numbers.number(haystacks))
+    expected = {
+        (a, b)
+        for a, needle in enumerate(needles)
+        for b, haystack in enumerate(haystacks)
+        if needle.split() and inside(needle.split(), haystack.split())
+    }
+    pairs = list(zip(*(side.tolist() for side in found), strict=True))
+    assert set(pairs) == expected
+    assert len(pairs) == len(expected)
+
+
+def test_hash_collisions_cost_nothing_but_time(monkeypatch):
+    honest = containment._runs
+
+    def colliding(texts, width):
+        hashes, places = honest(texts, width)
+        return hashes % np.uint64(2), places
+
+    monkeypatch.setattr(containment, "_runs", colliding)
+    test, train = ["a b c d", "x y", "b c", "q"], ["z a b c d", "y x b", "c q b c r"]
+    counted = count_overlap("set", test, train)
+    assert (counted.duplicates, counted.contained) == oracle(test, train) == (0, 3)
+
+
+def test_what_counts_and_what_does_not():
+    train = ["The film is a joy .", "good film", "so very good"]
+    counted = count_overlap("set", ["THE FILM is a joy!!! .", "the film is a joy  ."], train)
+    assert (counted.duplicates, counted.contained) == (1, 0)
+    assert count_overlap("set", ["a joy"], train).contained == 1
+    assert count_overlap("set", ["it is so very good indeed"], train).contained == 1
+    # A training text of two words inside a test text is no leak, and words are whole words.
+    assert count_overlap("set", ["a good film indeed", "jo"], train).contained == 0
+
+
+@pytest.mark.data
+def test_sst2_random_split_leaks_and_is_counted_quickly(data_folder):
+    source = FileSource(kind="file", path=str(data_folder / "sst2" / "train.tsv"), text="sentence")
+    texts = [row.text for row in read(source)]
+    np.random.default_rng(0).shuffle(texts)
+    started = time.perf_counter()
+    counted = count_overlap("random-split", texts[:6_823], texts[6_823:])
+    seconds = time.perf_counter() - started
+    # GLUE's train file holds phrases of its own sentences: nearly every row of a random test set is in training.
+    assert counted.duplicates + counted.contained > 0.95 * 6_823
+    assert seconds < 15, "takes about 1.5 s on two idle cores"

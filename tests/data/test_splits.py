@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+
+from edgeformer.data.cleaning import clean
+from edgeformer.data.splits import draw, hold_out, set_parts, split
+from edgeformer.data.texts import LabelledTexts, load_parts
+from edgeformer.schema.errors import DataError
+from edgeformer.schema.recipe import DataConfig
+
+PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
+PARTS["sst-test"] = ["train", "validation", "sst-test"]
+
+
+def config(protocol, parts, **settings) -> DataConfig:
+    source = [{"kind": "synthetic-reviews", "rows": 1}]
+    document = {"parts": dict.fromkeys(parts, source), "split": protocol, "labels": ["negative", "positive"]}
+    return DataConfig.model_validate({**document, **settings})
+
+
+def part(name, rows) -> LabelledTexts:
+    return LabelledTexts([f"{name}{n}" for n in range(rows)], np.arange(rows) % 2)
+
+
+def parts_of(**rows) -> dict[str, LabelledTexts]:
+    return {name.replace("_", "-"): part(name, count) for name, count in rows.items()}
+
+
+def test_random_split_pools_and_cuts_without_loss():
+    parts = parts_of(train=90, validation=17)
+    splits = split(config("random-split", parts), parts)
+    assert (len(splits.train), len(splits.validation), len(splits.tests["random-split"])) == (85, 10, 12)
+    everything = splits.train.texts + splits.validation.texts + splits.tests["random-split"].texts
+    assert sorted(everything) == sorted(parts["train"].texts + parts["validation"].texts)
+    # Labels travel with their texts, and the order is shuffled.
+    for texts in (splits.train, splits.validation):
+        assert [int(text.lstrip("trainvldo")) % 2 for text in texts.texts] == texts.labels.tolist()
+    assert splits.train.texts != sorted(splits.train.texts)
+
+
+def test_the_seed_decides_the_random_split():
+    parts = parts_of(train=100)
+    one, same, other = (split(config("random-split", parts, split_seed=seed), parts) for seed in (1, 1, 2))
+    assert one.train.texts == same.train.texts
+    assert set(one.tests["random-split"].texts) != set(other.tests["random-split"].texts)
+
+
+def test_glue_dev_trains_without_the_validation_part():
+    parts = parts_of(train=100, validation=20)
+    splits = split(config("glue-dev", parts), parts)
+    assert splits.tests == {"glue-dev": parts["validation"]}
+    assert (len(splits.train), len(splits.validation)) == (90, 10)
+    assert set(splits.train.texts) | set(splits.validation.texts) == set(parts["train"].texts)
+
+
+def test_sst_test_and_given_use_their_parts_whole():
+    parts = parts_of(train=30, validation=5, sst_test=7)
+    splits = split(config("sst-test", parts), parts)
+    assert (splits.train, splits.validation) == (parts["train"], parts["validation"])
+    assert splits.tests == {"sst-test": parts["sst-test"]}
+    parts = parts_of(train=30, validation=5, test=7)
+    splits = split(config("given", parts), parts)
+    assert (splits.validation, splits.tests) == (parts["validation"], {"given": parts["test"]})
+    del parts["validation"]
+    splits = split(config("given", parts), parts)
+    assert (len(splits.train), len(splits.validation)) == (27, 3)
+
+
+@pytest.mark.parametrize("protocol", list(PARTS))
+def test_parts_that_a_protocol_does_not_use_are_further_test_sets(protocol):
+    parts = {name: part(name, 40) for name in [*PARTS[protocol], "hotels"]}
+    splits = split(config(protocol, parts), parts)
+    assert list(splits.tests) == [protocol, "hotels"]
+    assert splits.tests["hotels"] == parts["hotels"]
+
+
+@pytest.mark.parametrize("protocol", list(PARTS))
+def test_one_set_alone_is_the_same_as_with_all_others(protocol):
+    chosen = config(protocol, [*PARTS[protocol], "hotels"])
+    parts = {name: part(name, 40) for name in chosen.parts}
+    splits = split(chosen, parts)
+    expected = {"train": splits.train, "validation": splits.validation, **splits.tests}
+    for name, sources in set_parts(chosen).items():
+        alone = draw(chosen, name, {source: parts[source] for source in sources})
+        assert alone.texts == expected[name].texts
+        assert alone.labels.tolist() == expected[name].labels.tolist()
+
+
+def test_a_part_may_not_be_named_like_another_set():
+    parts = parts_of(train=40, random_split=10)
+    with pytest.raises(DataError, match="no part may be called 'random-split'"):
+        split(config("random-split", parts), parts)
+
+
+def test_too_little_data_is_refused():
+    parts = parts_of(train=9)
+    with pytest.raises(DataError, match="9 rows; split 'random-split' needs at least 10"):
+        split(config("random-split", parts), parts)
+    parts = parts_of(train=40, test=0)
+    with pytest.raises(DataError, match="the given set is empty"):
+        split(config("given", parts), parts)
+    parts = parts_of(train=40, validation=0, test=3)
+    with pytest.raises(DataError, match="the validation set is empty"):
+        split(config("given", parts), parts)
+
+
+def test_training_rows_of_one_class_are_refused():
+    parts = {"train": LabelledTexts([f"t{n}" for n in range(40)], np.ones(40, dtype=np.int64))}
+    with pytest.raises(DataError, match=r"one class only: all 32 rows are labelled 'positive'.*negative, positive"):
+        split(config("random-split", parts), parts)
+
+
+def phrases(sentences: int) -> list[str]:
+    """Sentences of ten words and all their phrases of two words or more, in a mixed order, plus shared short ones."""
+    texts = []
+    for number in range(sentences):
+        words = [f"w{number}x{place}" for place in range(9)] + ["fun"]
+        texts += [" ".join(words[a:b]) for a in range(10) for b in range(a + 2, 11)]
+    texts += ["fun", "Fun!"]
+    np.random.default_rng(0).shuffle(texts)
+    return texts
+
+
+def test_a_hold_out_takes_whole_groups_of_phrases():
+    texts = phrases(40)
+    train, held_out = hold_out(texts, seed=3)
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(len(texts)))
+    assert 0.05 * len(texts) < len(held_out) <= len(texts) // 10
+    # No held-out text is a training text, or inside one.
+    haystack = "".join(f" {clean(texts[row])} |" for row in train)
+    assert not any(f" {clean(texts[row])} " in haystack for row in held_out)
+    # Another seed holds out other sentences.
+    assert set(held_out.tolist()) != set(hold_out(texts, seed=4)[1].tolist())
+
+
+def test_a_hold_out_of_unrelated_texts_is_a_plain_tenth():
+    for rows in (10, 11, 99, 1000):
+        train, held_out = hold_out([f"text{n}" for n in range(rows)], seed=0)
+        assert (len(train), len(held_out)) == (rows - rows // 10, rows // 10)
+
+
+def test_equal_texts_stay_together():
+    texts = [f"text{n // 4}" for n in range(400)]
+    train, held_out = hold_out(texts, seed=0)
+    assert not {texts[row] for row in train} & {texts[row] for row in held_out}
+    assert len(held_out) == 40
+
+
+def test_texts_that_all_hang_together_are_held_out_one_by_one():
+    train, held_out = hold_out([" ".join("abcdefghijklmnopqrst"[: n + 1]) for n in range(20)], seed=0)
+    assert (len(train), len(held_out)) == (18, 2)
+    train, held_out = hold_out(["same"] * 30, seed=0)
+    assert (len(train), len(held_out)) == (27, 3)
+
+
+@pytest.fixture(scope="module")
+def sst2(data_folder):
+    files = {
+        "train": ("train.tsv", "sentence"),
+        "validation": ("dev.tsv", "content"),
+        "sst-test": ("test.tsv", "content"),
+    }
+    parts = {
+        name: [{"kind": "file", "path": str(data_folder / "sst2" / file), "text": text}]
+        for name, (file, text) in files.items()
+    }
+    document = {"parts": parts, "split": "random-split", "labels": ["negative", "positive"]}
+    chosen = DataConfig.model_validate(document)
+    return chosen, load_parts(chosen)
+
+
+@pytest.mark.data
+def test_sst2_has_the_sizes_of_the_paper(sst2):
+    chosen, parts = sst2
+    splits = split(chosen, parts)
+    assert [len(splits.train), len(splits.validation)] == [54_576, 6_822]
+    assert {name: len(rows) for name, rows in splits.tests.items()} == {
+        "random-split": 6_823,
+        "sst-test": 1_821,
+    }
+    positives = sum(int(rows.labels.sum()) for rows in (splits.train, splits.validation, splits.tests["random-split"]))
+    assert positives == 37_569 + 444
+
+
+@pytest.mark.data
+def test_sst2_holds_out_no_phrase_of_a_training_sentence(sst2):
+    chosen, parts = sst2
+    splits = split(chosen.model_copy(update={"split": "glue-dev"}), parts)
+    assert {name: len(rows) for name, rows in splits.tests.items()} == {"glue-dev": 872, "sst-test": 1_821}
+    assert len(splits.train) + len(splits.validation) == 67_349
+    assert 6_500 < len(splits.validation) <= 6_734
+    haystack = "".join(f" {clean(text)} |" for text in splits.train.texts)
+    assert not any(f" {clean(text)} " in haystack for text in splits.validation.texts[::37])
