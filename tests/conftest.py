@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.shipped import load_recipe
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -17,3 +20,35 @@ def data_folder() -> Path:
     if not (folder / "sst2" / "train.tsv").is_file():
         pytest.skip(f"no public test data in {folder}; set EDGEFORMER_TEST_DATA to its folder")
     return folder
+
+
+SMALL = [
+    "name=small",
+    "data.parts.train.0.rows=3000",
+    "training.epochs=3",
+    "training.precision=fp32",
+    "training.log_every=5",
+    "model.hidden_size=32",
+    "model.ffn_size=64",
+    "training.optimizer.lr=3e-3",
+    "training.batch_size=32",
+]
+"""The quickstart recipe, small enough to train in a second or two."""
+
+
+@pytest.fixture(scope="session")
+def small_recipe() -> Recipe:
+    """A recipe that trains in a second or two on synthetic reviews."""
+    return load_recipe("quickstart", SMALL)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Recipe) -> Path:
+    """A really trained run with an FP32 and FP16 bundle. Read it; copy it before changing anything."""
+    from edgeformer.stages.exporting.export import export
+    from edgeformer.stages.training.train import TrainOptions, train
+
+    artifacts = tmp_path_factory.mktemp("finished") / "artifacts"
+    run = train(small_recipe, TrainOptions(artifacts, name="small"))
+    export(run, fp16=True)
+    return run

@@ -84,6 +84,6 @@ def _read(path: Path, key: str, texts: LabelledTexts) -> Encoded:
         raise ValueError("wrong number types")
     if encoded.offsets.shape != (len(texts) + 1,) or not np.array_equal(encoded.labels, texts.labels):
         raise ValueError("wrong number of rows, or other labels")
-    if encoded.offsets[0] != 0 or encoded.offsets[-1] != len(encoded.ids) or (encoded.lengths < 1).any():
+    if encoded.offsets[0] != 0 or encoded.offsets[-1] != len(encoded.ids) or (encoded.lengths < 0).any():
         raise ValueError("broken row boundaries")
     return encoded

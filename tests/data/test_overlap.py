@@ -2,7 +2,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeformer.data import containment
@@ -44,6 +44,8 @@ def test_counts_are_those_of_a_plain_search(test, train):
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, TEXTS, st.sampled_from([1, 7, 2_000_000]))
+@example(["x a b c"], ["x a b", "c x", "a b c"], 7)  # in a row only across two texts
+@example(["x a b c"], ["a b c x a b x a b x"], 7)  # in a row only from the end to the start
 def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
     numbers = WordNumbers()
     with pytest.MonkeyPatch.context() as patch:
@@ -88,9 +90,9 @@ def test_sst2_random_split_leaks_and_is_counted_quickly(data_folder):
     source = FileSource(kind="file", path=str(data_folder / "sst2" / "train.tsv"), text="sentence")
     texts = [row.text for row in read(source)]
     np.random.default_rng(0).shuffle(texts)
-    started = time.perf_counter()
+    started = time.process_time()
     counted = count_overlap("random-split", texts[:6_823], texts[6_823:])
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     # GLUE's train file holds phrases of its own sentences: nearly every row of a random test set is in training.
     assert counted.duplicates + counted.contained > 0.95 * 6_823
-    assert seconds < 15, "takes about 1.5 s on two idle cores"
+    assert seconds < 10, "takes about 1.5 s"

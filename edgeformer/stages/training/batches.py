@@ -65,6 +65,9 @@ def training_loader(encoded: Encoded, sampler: PlannedBatches, pad_id: int) -> D
     return DataLoader(
         _Rows(len(encoded)),
         batch_sampler=sampler,
+        # Of its own: a loader draws a number each time it is started, and a resumed run starts it once more. Drawn from
+        # torch's global generator, that would shift every dropout mask after the resumption.
+        generator=torch.Generator(),
         collate_fn=lambda rows: to_batch(encoded, np.asarray(rows), pad_id),
     )
 

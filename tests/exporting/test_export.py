@@ -1,0 +1,173 @@
+"""A bundle: graphs that compute what torch computes, each weight once, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from edgeformer.models.build import load_encoder
+from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.schema.files import sha256_of
+from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.workspace import read_bundle, read_run
+from edgeformer.stages.exporting.audit import audit_sharing, open_graph
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.parity import measure_parity, why_rejected
+
+
+@pytest.fixture(scope="module")
+def artifacts(finished_run: Path) -> dict[str, ArtifactManifest]:
+    return {a.id: a for a in read_bundle(finished_run / "bundle").artifacts}
+
+
+def test_both_precisions_are_built_and_close(artifacts: dict[str, ArtifactManifest]) -> None:
+    assert set(artifacts) == {"onnx-fp32", "onnx-fp16"}
+    for artifact in artifacts.values():
+        assert artifact.status == "built", artifact.reason
+        assert artifact.parity is not None and artifact.parity.n == 64
+        assert artifact.parity.top1_agreement == 1.0
+    fp32, fp16 = artifacts["onnx-fp32"].parity, artifacts["onnx-fp16"].parity
+    assert fp32 is not None and fp32.max_abs_error is not None and fp32.max_abs_error < 1e-4
+    assert fp16 is not None and fp16.relative_error is not None and fp16.relative_error < 1e-2
+
+
+def test_every_weight_is_stored_once(finished_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
+    parameters = read_run(finished_run).parameters
+    for artifact in artifacts.values():
+        assert artifact.sharing is not None
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
+
+
+def test_audit_sees_a_weight_that_was_copied(finished_run: Path, tmp_path: Path) -> None:
+    graph = open_graph(finished_run / "bundle" / "onnx" / "model.onnx")
+    unique = read_run(finished_run).parameters
+    largest = max(graph.graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
+    copy = onnx.TensorProto()
+    copy.CopyFrom(largest)
+    copy.name = "copied"
+    graph.graph.initializer.append(copy)
+    assert audit_sharing(graph, unique).stored_parameters == unique + int(np.prod(largest.dims))
+
+
+def test_audit_sees_weights_hidden_in_constant_nodes(finished_run: Path) -> None:
+    graph = open_graph(finished_run / "bundle" / "onnx" / "model.onnx")
+    unique = read_run(finished_run).parameters
+    value = onnx.numpy_helper.from_array(np.zeros((3, 4), dtype=np.float32))
+    graph.graph.node.append(onnx.helper.make_node("Constant", [], ["hidden"], value=value))
+    assert audit_sharing(graph, unique).stored_parameters == unique + 12
+
+
+def test_no_path_or_stack_trace_of_this_machine_travels(finished_run: Path) -> None:
+    content = (finished_run / "bundle" / "onnx" / "model.onnx").read_bytes()
+    assert b"site-packages" not in content
+    assert b"edgeformer/models" not in content
+
+
+def test_batch_and_sequence_are_dynamic(finished_run: Path) -> None:
+    recipe = load_recipe(str(finished_run / "recipe.yaml"))
+    model = load_encoder(recipe.model, recipe.classes, finished_run / "model" / "model.safetensors")
+    generator = np.random.default_rng(0)
+    with OnnxSession(finished_run / "bundle" / "onnx" / "model.onnx") as session:
+        for batch, length in ((1, 1), (1, 5), (3, 64), (5, 512)):
+            ids = generator.integers(5, 600, (batch, length))
+            mask = np.ones((batch, length), dtype=np.int64)
+            mask[-1, length // 2 + 1 :] = 0
+            found = session.run({"input_ids": ids, "attention_mask": mask})["logits"]
+            with torch.inference_mode():
+                expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
+            assert found.dtype == np.float32
+            assert np.abs(found - expected).max() < 1e-4
+        with pytest.raises(InputError, match="513"):
+            session.run(
+                {"input_ids": np.ones((1, 513), dtype=np.int64), "attention_mask": np.ones((1, 513), dtype=np.int64)}
+            )
+
+
+def test_fp16_keeps_normalisation_and_rotary_in_fp32(artifacts: dict[str, ArtifactManifest]) -> None:
+    kept = artifacts["onnx-fp16"].ops_in_fp32
+    norms = 2 * 2 * 2 + 1  # two per layer, two layers, two iterations, and the final one
+    assert kept["Pow"] == kept["Sqrt"] == norms
+    assert "MatMul" not in kept and "Gemm" not in kept
+
+
+def test_fp16_weights_are_half_the_bytes(artifacts: dict[str, ArtifactManifest]) -> None:
+    fp32, fp16 = artifacts["onnx-fp32"].sharing, artifacts["onnx-fp16"].sharing
+    assert fp32 is not None and fp16 is not None
+    rotary = 2 * 512 * 8 * 4  # cos and sin stay in float32
+    norms = 9 * 32 * 4 // 2
+    assert (fp16.weight_bytes - rotary) / (fp32.weight_bytes - rotary) == pytest.approx(0.5, abs=0.02)
+    assert norms > 0
+
+
+def test_manifest_lists_every_file_with_its_hash(finished_run: Path) -> None:
+    bundle = finished_run / "bundle"
+    manifest = read_bundle(bundle)
+    listed = {**manifest.files, **{str(a.file): a.sha256 for a in manifest.artifacts}}
+    present = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()} - {"bundle.json"}
+    assert set(listed) == present
+    for name, sha256 in listed.items():
+        assert sha256_of(bundle / name) == sha256
+
+
+def test_golden_inputs_give_the_golden_logits(finished_run: Path) -> None:
+    with np.load(finished_run / "bundle" / "golden.npz") as golden:
+        assert golden["input_ids"].shape[0] == 64
+        with OnnxSession(finished_run / "bundle" / "onnx" / "model.onnx") as session:
+            found = session.run({k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
+        assert np.abs(found - golden["logits"]).max() < 1e-4
+
+
+def test_unfinished_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({**manifest, "status": "interrupted"}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="is interrupted, not finished"):
+        export(run)
+
+
+def test_damaged_weights_keep_the_old_bundle(finished_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    before = sha256_of(run / "bundle" / "bundle.json")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
+        export(run)
+    assert sha256_of(run / "bundle" / "bundle.json") == before
+    assert not list(run.glob(".bundle*"))
+
+
+class TestParity:
+    reference = np.array([[1.0, -1.0], [-2.0, 2.0]], dtype=np.float32)
+
+    def test_exact(self) -> None:
+        parity = measure_parity(self.reference, self.reference, "fp32")
+        assert parity.max_abs_error == 0.0
+        assert why_rejected(parity, self.reference) is None
+
+    def test_fp32_bar_is_absolute(self) -> None:
+        off = self.reference + np.float32(2e-4)
+        reason = why_rejected(measure_parity(off, self.reference, "fp32"), off)
+        assert reason is not None and "absolute error" in reason
+
+    def test_fp16_bar_is_relative_to_the_logits_spread(self) -> None:
+        for error, rejected in ((0.01, False), (0.02, True)):  # the spread is 1.58
+            off = self.reference + np.float32(error)
+            reason = why_rejected(measure_parity(off, self.reference, "fp16"), off)
+            assert (reason is not None) is rejected
+
+    def test_overflow(self) -> None:
+        off = self.reference.copy()
+        off[0, 0] = np.inf
+        with np.errstate(invalid="ignore"):
+            reason = why_rejected(measure_parity(off, self.reference, "fp16"), off)
+        assert reason is not None and "not finite" in reason

@@ -1,0 +1,66 @@
+"""Schedules and the optimizer's groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from edgeformer.schema.recipe import (
+    ConstantSchedule,
+    CosineSchedule,
+    OneCycleSchedule,
+    OptimizerConfig,
+    PlateauSchedule,
+    Schedule,
+)
+from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+
+
+def rates(schedule: Schedule, steps: int) -> list[float]:
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer(model, OptimizerConfig(lr=1.0))
+    rate = LearningRate(optimizer, schedule, steps)
+    found = []
+    for _ in range(steps):
+        found.append(rate.current)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        rate.after_step()
+    return found
+
+
+def test_cosine_warms_up_linearly_and_ends_at_its_final_share() -> None:
+    found = rates(CosineSchedule(kind="cosine", warmup=0.1, final=0.2), 100)
+    assert found[0] == pytest.approx(1 / 11)
+    assert found[4] == pytest.approx(5 / 11)
+    assert max(found) == found[10] == pytest.approx(1.0)
+    assert found[55] == pytest.approx(0.2 + 0.8 * 0.5)
+    assert found[-1] == pytest.approx(0.2, abs=2e-3)
+
+
+def test_one_cycle_peaks_at_the_optimizers_rate() -> None:
+    found = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), 100)
+    assert max(found) == pytest.approx(1.0)
+    assert found.index(max(found)) in (4, 5)
+    assert found[-1] < 1e-3
+
+
+def test_constant() -> None:
+    assert set(rates(ConstantSchedule(kind="constant"), 5)) == {1.0}
+
+
+def test_plateau_halves_after_patience_epochs_without_improvement() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0))
+    rate = LearningRate(optimizer, PlateauSchedule(kind="plateau", factor=0.5, patience=2), 100)
+    found = []
+    for loss in (1.0, 0.9, 0.9, 0.9, 0.9, 0.9):
+        rate.after_epoch(loss)
+        found.append(rate.current)
+    assert found == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_weight_decay_spares_vectors() -> None:
+    optimizer = build_optimizer(nn.Linear(3, 2), OptimizerConfig(lr=1.0, weight_decay=0.1))
+    groups = [([p.ndim for p in g["params"]], g["weight_decay"]) for g in optimizer.param_groups]
+    assert groups == [([2], 0.1), ([1], 0.0)]

@@ -1,0 +1,168 @@
+"""Training from a recipe: what is written, what is kept, and that a resumed run is the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgeformer.schema.errors import ArtifactError, DataError, InputError, InterruptedRun
+from edgeformer.schema.progress import Silent
+from edgeformer.schema.recipe import FileSource, Recipe
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.workspace import read_run
+from edgeformer.stages.training import train as train_module
+from edgeformer.stages.training.train import TrainOptions, train
+
+
+class StopAfter(Silent):
+    """Presses Ctrl-C for the user after some training batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        if "loss" not in fields:
+            return
+        self.left -= 1
+        if self.left == 0:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def records(run: Path, kind: str) -> list[dict[str, float]]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_run_holds_what_the_design_promises(finished_run: Path, small_recipe: Recipe) -> None:
+    manifest = read_run(finished_run)
+    assert manifest.status == "finished"
+    assert manifest.data.synthetic
+    assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
+    assert manifest.steps == 3 * 75
+    assert manifest.test is not None and manifest.test.n == 300
+    assert manifest.test == manifest.tests["random-split"]
+    assert load_recipe(str(finished_run / "recipe.yaml")) == small_recipe
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz"):
+        assert (finished_run / "model" / name).is_file()
+    config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+
+
+def test_training_learns(finished_run: Path) -> None:
+    epochs = records(finished_run, "epoch")
+    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+    assert epochs[-1]["val_loss"] < 0.6
+
+
+def test_kept_weights_are_those_of_the_best_epoch(finished_run: Path) -> None:
+    manifest = read_run(finished_run)
+    epochs = records(finished_run, "epoch")
+    best = max(range(len(epochs)), key=lambda i: epochs[i]["val_accuracy"])
+    assert manifest.best_epoch == best + 1
+    assert manifest.validation is not None
+    assert manifest.validation.accuracy == epochs[best]["val_accuracy"]
+
+
+def test_same_recipe_gives_the_same_weights(tmp_path: Path, small_recipe: Recipe, finished_run: Path) -> None:
+    again = train(small_recipe, TrainOptions(tmp_path))
+    for name, tensor in weights(finished_run).items():
+        assert torch.equal(tensor, weights(again)[name]), name
+
+
+@pytest.mark.parametrize("batches", [7, 75, 110])
+def test_interrupted_and_resumed_is_the_same_run(
+    tmp_path: Path, small_recipe: Recipe, finished_run: Path, batches: int
+) -> None:
+    """In the middle of an epoch, at its last batch, and in the second epoch."""
+    with pytest.raises(InterruptedRun, match=f"step {batches}"):
+        train(small_recipe, TrainOptions(tmp_path, name="run"), StopAfter(batches))
+    assert read_run(tmp_path / "run").status == "interrupted"
+    run = train(small_recipe, TrainOptions(tmp_path, resume=True))
+    assert run.name == "run"
+    manifest, straight = read_run(run), read_run(finished_run)
+    assert manifest.status == "finished"
+    assert manifest.steps == straight.steps
+    assert manifest.test == straight.test
+    for name, tensor in weights(finished_run).items():
+        assert torch.equal(tensor, weights(run)[name]), name
+    kept = [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(run, "epoch")]
+    assert kept == [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(finished_run, "epoch")]
+
+
+def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: Recipe) -> None:
+    with pytest.raises(InterruptedRun):
+        train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
+    weights_file = next(tmp_path.glob("*/checkpoints/last/model.safetensors"))
+    content = bytearray(weights_file.read_bytes())
+    content[-1] ^= 1
+    weights_file.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: damaged"):
+        train(small_recipe, TrainOptions(tmp_path, resume=True))
+
+
+def test_resume_refuses_another_recipe_and_names_the_difference(tmp_path: Path, small_recipe: Recipe) -> None:
+    with pytest.raises(InterruptedRun):
+        train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
+    other = small_recipe.model_copy(update={"seed": 7})
+    with pytest.raises(ArtifactError, match="differs in seed"):
+        train(other, TrainOptions(tmp_path, resume=True))
+
+
+def test_resume_without_a_run(tmp_path: Path, small_recipe: Recipe) -> None:
+    with pytest.raises(ArtifactError, match="no unfinished run of small"):
+        train(small_recipe, TrainOptions(tmp_path, resume=True))
+
+
+def test_name_that_is_taken_is_refused(small_recipe: Recipe, finished_run: Path) -> None:
+    with pytest.raises(InputError, match="--name small: .* exists already"):
+        train(small_recipe, TrainOptions(finished_run.parent, name="small"))
+
+
+def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: Recipe) -> None:
+    parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
+    recipe = small_recipe.model_copy(update={"data": small_recipe.data.model_copy(update={"parts": parts})})
+    with pytest.raises(DataError, match=r"absent\.tsv"):
+        train(recipe, TrainOptions(tmp_path / "artifacts"))
+    assert not list((tmp_path).glob("artifacts/[!.]*"))
+
+
+def test_failure_is_recorded(tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*arguments: object) -> None:
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(train_module, "write_model", explode)
+    with pytest.raises(RuntimeError, match="disk full"):
+        train(small_recipe, TrainOptions(tmp_path, name="run", max_steps=2))
+    manifest = read_run(tmp_path / "run")
+    assert (manifest.status, manifest.reason) == ("failed", "RuntimeError: disk full")
+
+
+def test_max_steps(tmp_path: Path, small_recipe: Recipe) -> None:
+    run = train(small_recipe, TrainOptions(tmp_path, max_steps=4))
+    assert read_run(run).steps == 4
+    assert read_run(run).status == "finished"
+
+
+def test_accumulation_clipping_and_token_dropout_train(tmp_path: Path) -> None:
+    from tests.conftest import SMALL
+
+    more = ["training.accumulation=4", "training.token_dropout=0.1", "training.clip_norm=0.5", "training.epochs=1"]
+    run = train(load_recipe("quickstart", [*SMALL, *more]), TrainOptions(tmp_path))
+    assert read_run(run).steps == 19  # 75 batches of 32 in steps of 4
+
+
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: Recipe) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA card is present")
+    with pytest.raises(InputError, match="--accelerator cuda"):
+        train(small_recipe, TrainOptions(tmp_path, accelerator="cuda"))
