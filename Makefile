@@ -10,8 +10,8 @@ EDGEFORMER := $(BIN)/edgeformer
 demo: $(VENV)/.train
 	$(EDGEFORMER) train quickstart
 	$(EDGEFORMER) export --fp16
-	$(EDGEFORMER) profile --device rtx4050
 	$(EDGEFORMER) predict "the staff was friendly but overall the food was not good"
+	$(EDGEFORMER) profile --device rtx4050
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

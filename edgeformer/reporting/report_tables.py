@@ -18,7 +18,7 @@ def print_report(report: Report, files: list[Path], console: Console) -> None:
     console.print(measurement_table(report))
     console.print(check_table(report))
     console.print(f"[bold]Verdict for {report.device}:[/bold] {coloured(report.verdict.status)}. {in_words(report)}\n")
-    warnings = dict.fromkeys(w for row in report.rows for w in row.latency_ms.warnings)
+    warnings = [f"{r.artifact} {r.batch} × {r.seq}: {w}" for r in report.rows for w in r.latency_ms.warnings]
     for note in (*report.notes, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     for path in files:

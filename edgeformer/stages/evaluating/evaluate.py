@@ -17,7 +17,7 @@ from edgeformer.runtime.session import Session
 from edgeformer.schema.evaluation import EvaluationRow, merge_rows
 from edgeformer.schema.progress import Progress, Silent
 from edgeformer.schema.workspace import Location
-from edgeformer.stages.evaluating.models import Subject, open_subject
+from edgeformer.stages.evaluating.subject import Subject, open_subject
 from edgeformer.tasks.classification import score
 
 

@@ -12,7 +12,7 @@ from edgeformer.schema.errors import InputError
 from edgeformer.schema.progress import Silent
 from edgeformer.schema.workspace import Location
 from edgeformer.stages.evaluating.evaluate import run_all
-from edgeformer.stages.evaluating.models import open_subject
+from edgeformer.stages.evaluating.subject import open_subject
 from edgeformer.tasks.classification import softmax
 
 _BATCH = 32

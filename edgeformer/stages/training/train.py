@@ -60,9 +60,9 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         progress.message(f"model.attention: flash is not used, torch SDPA instead: {why_not_flash}")
     if accelerator.device.type == "cpu":
         keep_freed_memory()
-    checkpoints_of = resumed or new_folder(recipe, options.artifacts, options.name)
-    loop = TrainingLoop(recipe, data, model, accelerator, Checkpoints(checkpoints_of))
-    run = _Run(checkpoints_of, recipe, data, loop)
+    folder = resumed or new_folder(recipe, options.artifacts, options.name)
+    loop = TrainingLoop(recipe, data, model, accelerator, Checkpoints(folder))
+    run = _Run(folder, recipe, data, loop)
     manifest = run.begin(accelerator, why_not_flash, resumed is not None)
     _announce(manifest, loop, progress)
     try:
@@ -74,7 +74,7 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
             )
         run.finish(manifest, accelerator.device, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
-        run.stop(manifest, "interrupted", "Ctrl-C")
+        run.stop(manifest, "interrupted", "stopped by the user")
         message = str(error) or f"interrupted; go on with --resume --name {run.folder.name}"
         raise InterruptedRun(message) from None
     except BaseException as error:

@@ -42,13 +42,14 @@ class Subject:
             InputError: no such artifact.
         """
         ids = self.artifact_ids
-        if wanted is None and self.location.artifact is not None:
-            return [self.location.artifact]
-        if wanted in (None, "all"):
-            return [i for i in ids if i != TORCH] or ids if wanted is None else ids
+        if wanted is None:
+            if self.location.artifact is not None:
+                return [self.location.artifact]
+            return [known for known in ids if known != TORCH] or ids
+        if wanted == "all":
+            return ids
         if wanted not in ids:
             raise InputError(f"--artifact {wanted}: {self.location.name} has {', '.join(ids) or 'none'}, or all")
-        assert wanted is not None
         return [wanted]
 
     def open(self, artifact: str) -> Session:

@@ -1,0 +1,37 @@
+"""Child of side_by_side.py: trains the light recurrent model on 64 × 12 tokens and prints its step times as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+
+from edgeformer.models.build import build_encoder
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.stages.training.allocator import keep_freed_memory
+from edgeformer.stages.training.optimization import build_optimizer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--keep-memory", action="store_true")
+parser.add_argument("--steps", type=int, default=20)
+arguments = parser.parse_args()
+if arguments.keep_memory and not keep_freed_memory():
+    raise SystemExit("this system has no glibc")
+recipe = load_recipe("recurrent_sst2_fast")
+torch.manual_seed(0)
+model, _ = build_encoder(recipe.model, recipe.classes)
+optimizer = build_optimizer(model, recipe.training.optimizer)
+ids = torch.randint(1000, 30_000, (64, 12))
+labels = torch.randint(0, 2, (64,))
+times = []
+for _ in range(arguments.steps + 5):
+    started = time.perf_counter()
+    nn.functional.cross_entropy(model(ids), labels).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    times.append(1000 * (time.perf_counter() - started))
+print(json.dumps(times[5:]))

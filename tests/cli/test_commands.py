@@ -1,0 +1,135 @@
+"""The commands as a user runs them, on a really trained run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeformer.schema.workspace import read_run
+from tests.cli.run_cli import edgeformer
+
+
+@pytest.fixture(scope="module")
+def workplace(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with artifacts/small, free to write to."""
+    folder = tmp_path_factory.mktemp("workplace")
+    shutil.copytree(finished_run, folder / "artifacts" / "small")
+    return folder
+
+
+def json_of(*arguments: str, cwd: Path, code: int = 0) -> dict[str, object]:
+    outcome = edgeformer(*arguments, "--json", cwd=cwd)
+    assert outcome.code == code, outcome.err
+    document: dict[str, object] = json.loads(outcome.out)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parameters"),
+    [("baseline_sst2", 25_912_706), ("recurrent_sst2", 10_972_162), ("recurrent_wide_sst2", 18_817_538)],
+)
+def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> None:
+    document = json_of("plan", recipe, "--device", "rtx4050", cwd=tmp_path)
+    assert document["parameters"] == parameters
+    assert document["fits"] is None and document["status"] == "unknown"
+
+
+def test_train_writes_pictures_and_prints_one_document(tmp_path: Path) -> None:
+    settings = ["data.parts.train.0.rows=1500", "training.epochs=1", "model.hidden_size=16", "model.ffn_size=16"]
+    more = [word for setting in settings for word in ("--set", setting)]
+    document = json_of("train", "quickstart", *more, "--name", "mine", cwd=tmp_path)
+    run = tmp_path / "artifacts" / "mine"
+    assert document["run"] == "mine" and document["status"] == "finished"
+    assert set(document["test"]) >= {"accuracy", "f1", "precision", "recall", "loss"}  # type: ignore[call-overload]
+    assert (run / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Synthetic data" in card
+    assert "tags:\n" in card.split("---")[1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send Ctrl-C to one child process")
+def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--name", "long", "--set", "training.log_every=1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "artifacts" / "long" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text(encoding="utf-8").count("\n") >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130, error
+    assert "--resume --name long" in error and "Traceback" not in error
+    assert read_run(tmp_path / "artifacts" / "long").status == "interrupted"
+    before = read_run(tmp_path / "artifacts" / "long").steps
+    resumed = edgeformer(
+        "train", "quickstart", "--resume", "--max-steps", str(before + 3), "--set", "training.log_every=1", cwd=tmp_path
+    )
+    assert resumed.code == 0, resumed.err
+    assert f"resuming after step {before}" in resumed.err
+    assert read_run(tmp_path / "artifacts" / "long").steps == before + 3
+
+
+def test_export_profile_evaluate_predict(workplace: Path) -> None:
+    exported = json_of("export", "--fp16", cwd=workplace)
+    artifacts = {a["id"]: a for a in exported["artifacts"]}  # type: ignore[attr-defined]
+    assert {a["status"] for a in artifacts.values()} == {"built"}
+    report = json_of("profile", "--device", "rtx4050", "--batch", "1", "--artifact", "onnx-fp32", cwd=workplace)
+    assert report["on_target"] is False
+    rows = report["rows"]
+    assert {row["where"] for row in rows} == {"host", "device"}  # type: ignore[attr-defined]
+    for row in rows:  # type: ignore[attr-defined]
+        expected = "measured" if row["where"] == "host" else "unavailable"
+        assert row["latency_ms"]["status"] == expected
+        assert row["latency_ms"]["reason"] or expected == "measured"
+        assert row["size_bytes"] == artifacts["onnx-fp32"]["size_bytes"]
+    reports = workplace / "artifacts" / "small" / "reports"
+    assert {p.name for p in reports.iterdir()} == {f"rtx4050.{kind}" for kind in ("json", "md", "csv", "png")}
+    lines = list(csv.DictReader(io.StringIO((reports / "rtx4050.csv").read_text(encoding="utf-8"))))
+    assert len(lines) == len(rows)  # type: ignore[arg-type]
+    scores = json_of("evaluate", "--split", "validation", cwd=workplace)
+    assert [row["artifact"] for row in scores["rows"]] == ["onnx-fp32", "onnx-fp16"]  # type: ignore[attr-defined]
+    predicted = json_of("predict", "the food was wonderful", cwd=workplace)
+    assert predicted["predictions"][0]["label"] in ("negative", "positive")  # type: ignore[index]
+
+
+def test_budget_that_fails_exits_with_3(workplace: Path) -> None:
+    command = ["profile", "--device", "rtx4050", "--batch", "1", "--artifact", "onnx-fp32", "--max-size", "10KiB"]
+    outcome = edgeformer(*command, cwd=workplace)
+    assert outcome.code == 3
+    assert "Over budget: size of onnx-fp32" in " ".join(outcome.out.split())
+
+
+def test_predict_reads_lines_and_takes_a_run_in_front(workplace: Path) -> None:
+    outcome = edgeformer("predict", "small", "--json", cwd=workplace, stdin="good\n\nbad food\n")
+    assert outcome.code == 0, outcome.err
+    assert [p["text"] for p in json.loads(outcome.out)["predictions"]] == ["good", "bad food"]
+
+
+def test_list_and_compare(workplace: Path) -> None:
+    runs = json_of("list", "runs", cwd=workplace)["runs"]
+    assert runs[0]["run"] == "small" and runs[0]["synthetic"] is True  # type: ignore[index]
+    recipes = json_of("list", "recipes", cwd=workplace)["recipes"]
+    assert {"quickstart", "recurrent_sst2"} <= {r["name"] for r in recipes}  # type: ignore[attr-defined]
+    devices = json_of("list", "devices", cwd=workplace)["devices"]
+    assert {d["name"] for d in devices} >= {"cpu", "rtx4050"}  # type: ignore[attr-defined]
+    markdown = edgeformer("compare", "small", "small", "--format", "markdown", cwd=workplace)
+    assert markdown.code == 0 and "| parameters" in markdown.out
+    table = list(csv.DictReader(io.StringIO(edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out)))
+    assert int(table[0]["parameters"]) == read_run(workplace / "artifacts" / "small").parameters
+
+
+def test_doctor_tells_the_truth(tmp_path: Path) -> None:
+    document = json_of("doctor", cwd=tmp_path)
+    found = {c["name"]: c for c in document["capabilities"]}  # type: ignore[attr-defined]
+    assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in found.items())
+    assert all(c["remedy"] or c["detail"] for c in found.values() if c["status"] == "unavailable")

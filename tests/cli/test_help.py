@@ -1,0 +1,41 @@
+"""The command line answers without loading anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "onnxruntime", "datasets", "matplotlib", "onnx", "accelerate", "transformers")
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "recipes"], ["--version"]])
+def test_loads_neither_torch_nor_a_runtime(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['edgeformer', *{arguments!r}]\n"
+        "from edgeformer.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    code = stop.code\n"
+        f"print('LOADED', code, [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert run_python(code).splitlines()[-1] == "LOADED 0 []"
+
+
+def test_package_itself_loads_nothing() -> None:
+    code = f"import sys, edgeformer; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["edgeformer.stages.profiling.profile", "edgeformer.stages.evaluating.evaluate", "edgeformer.reporting.tables"],
+)
+def test_what_an_edge_device_uses_needs_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'onnx', 'datasets') if m in sys.modules])"
+    assert run_python(code).strip() == "[]"
