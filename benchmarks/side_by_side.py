@@ -1,4 +1,4 @@
-"""Two ways of training the light recurrent model on a CPU, in alternating child processes; prints the ratio of medians."""
+"""Two ways of training the light recurrent model on a CPU, in alternating processes; prints the ratio of medians."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def collect(folders: list[Path]) -> list[dict[str, Any]]:
     for folder in folders:
         run = read_run(folder)
         keys = {"run", "recipe", "parameters", "seconds", "steps", "epochs", "best_epoch", "precision", "tests"}
-        record = run.model_dump(mode="json", include=keys | {"validation", "versions", "code_version", "host", "started"})
+        record = run.model_dump(
+            mode="json", include=keys | {"validation", "versions", "code_version", "host", "started"}
+        )
         record["split"], record["rows"] = run.data.split, run.data.rows
         record["overlap"] = [overlap.model_dump() for overlap in run.data.overlap]
         if (folder / "bundle" / "bundle.json").is_file():
@@ -49,8 +51,21 @@ def table(records: list[dict[str, Any]]) -> str:
             published = PUBLISHED.get(record["parameters"], "") if name == "random-split" else ""
             trained = f"{record['split']}, {record['epochs']} epochs, {record['seconds'] / 60:.1f} min"
             values = [f"{score[key]:.4f}" for key in ("accuracy", "f1", "precision", "recall")]
-            rows.append([record["recipe"], f"{record['parameters']:,}", trained, name, f"{score['n']:,}", *values, published])
-    header = ["recipe", "parameters", "trained on", "tested on", "rows", "accuracy", "F1", "precision", "recall", "paper"]
+            rows.append(
+                [record["recipe"], f"{record['parameters']:,}", trained, name, f"{score['n']:,}", *values, published]
+            )
+    header = [
+        "recipe",
+        "parameters",
+        "trained on",
+        "tested on",
+        "rows",
+        "accuracy",
+        "F1",
+        "precision",
+        "recall",
+        "paper",
+    ]
     return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 

@@ -57,16 +57,25 @@ def main() -> None:
 
     Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but not everything that was asked for; 130 interrupted.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a Windows pipe is not UTF-8 by itself
-            stream.reconfigure(encoding="utf-8", errors="replace")
+    # A Windows pipe is not UTF-8 by itself, and under a C locale bad bytes would come in as surrogates.
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "replace"), (sys.stderr, "replace")):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors=errors)
     try:
-        app()
+        # With --json, usage errors must come back here to be printed as JSON too.
+        code = app(standalone_mode="--json" not in sys.argv[1:])
+        if code == 130:
+            _report("interrupted", 130)
+        sys.exit(code if isinstance(code, int) else 0)
     except EdgeformerError as error:
         _report(str(error), error.exit_code)
     except KeyboardInterrupt:
         _report("interrupted", 130)
+    except OSError as error:
+        _report(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
     except Exception as error:
+        if callable(usage := getattr(error, "format_message", None)):  # click's usage errors
+            _report(str(usage()), getattr(error, "exit_code", 2))
         if os.environ.get("EDGEFORMER_TRACEBACK"):
             raise
         message = f"unexpected {type(error).__name__}: {error}"

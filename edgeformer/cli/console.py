@@ -21,4 +21,4 @@ def stdout() -> Console:
 def print_json(document: BaseModel | dict[str, Any]) -> None:
     """The one JSON document of ``--json``."""
     content = document.model_dump(mode="json", by_alias=True) if isinstance(document, BaseModel) else document
-    print(json.dumps(content, indent=2, ensure_ascii=False))
+    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))

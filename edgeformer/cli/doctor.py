@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
-from edgeformer.cli.options import Json
+from edgeformer.cli.options import Artifacts, Json
 
 
-def command(as_json: Json = False) -> None:
+def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.reporting.tables import capability_table

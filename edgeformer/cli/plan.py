@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Json, Set
+from edgeformer.cli.options import Artifacts, Json, Set
 from edgeformer.schema.errors import InputError
 
 
@@ -16,6 +17,7 @@ def command(
         str | None, typer.Option(help="Hardware profile. Default: the recipe's target.", show_default=False)
     ] = None,
     overrides: Set = None,
+    artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Count a recipe's parameters and the memory that training them takes at least. Works offline.

@@ -65,6 +65,8 @@ def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
 
 
 def _looks_like_a_path(word: str, artifacts: Path) -> bool:
+    if any(character.isspace() for character in word):
+        return False  # a text such as "9/10, would watch again"
     return "/" in word or "\\" in word or Path(word).exists() or (artifacts / word).exists()
 
 

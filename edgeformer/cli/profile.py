@@ -38,7 +38,12 @@ def command(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of one operator. Default: all usable cores.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of one operator. Default: the physical cores that this process may use.",
+            show_default=False,
+        ),
     ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,

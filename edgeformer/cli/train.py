@@ -44,9 +44,11 @@ def command(
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.cli.recipes import read_recipe
+    from edgeformer.schema.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
-    # is imported; a value of the user's own is left alone.
+    # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
+    usable_cores()
     os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
     resolved = read_recipe(recipe, overrides, data, tokenizer, progress)

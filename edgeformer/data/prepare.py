@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import Splits, draw, set_parts, split
 from edgeformer.data.texts import LabelledTexts, label_rows, load_part, load_parts
 from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
-from edgeformer.schema.errors import InputError
+from edgeformer.schema.errors import DataError, InputError
 from edgeformer.schema.manifest import DataSummary
 from edgeformer.schema.progress import Progress, Silent
 from edgeformer.schema.recipe import DataConfig, Recipe, SyntheticSource
@@ -90,6 +90,7 @@ def _summary(config: DataConfig, splits: Splits, encoded: dict[str, Encoded], pr
         rows={name: len(texts) for name, texts in sets.items()},
         label_rows={name: _label_rows(texts, config.labels) for name, texts in sets.items()},
         fingerprint=_fingerprint(sets),
+        fingerprints={name: texts.fingerprint() for name, texts in sets.items()},
         overlap=tuple(overlap),
         truncated_rows={name: rows.truncated for name, rows in encoded.items()},
     )
@@ -107,12 +108,21 @@ def _fingerprint(sets: dict[str, LabelledTexts]) -> str:
     return digest.hexdigest()
 
 
-def prepare_test(config: DataConfig, tokenizer: Tokenizer, max_length: int, cache: Path | None, split: str) -> Encoded:
+def prepare_test(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    max_length: int,
+    cache: Path | None,
+    split: str,
+    trained_on: Mapping[str, str] | None = None,
+) -> Encoded:
     """Encode one set of a trained model's data with the model's own tokenizer.
 
     Only the parts that the set is drawn from are read.
 
     Args:
+        trained_on: set → fingerprint, as training recorded it: other data cut by the same protocol would put
+            training rows into the test set.
         split: ``test`` (the protocol's own test set), ``validation``, or a test set by name.
 
     Raises:
@@ -126,6 +136,11 @@ def prepare_test(config: DataConfig, tokenizer: Tokenizer, max_length: int, cach
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
     texts = draw(config, name, {part: load_part(config, part) for part in sets[name]})
+    if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
+        raise DataError(
+            f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed since. "
+            "Restore the data, or score a file of its own with --data FILE"
+        )
     return encode_cached(texts, tokenizer, max_length, cache)
 
 

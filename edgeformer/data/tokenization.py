@@ -100,7 +100,7 @@ def _from_hub(config: HubTokenizer) -> Tokenizer:
         first = (str(error).splitlines() or [""])[0]
         raise DataError(
             f"hub tokenizer {config.name}: cannot be loaded: {first}; check tokenizer.name, or use a file: "
-            "--set tokenizer.kind=file --set tokenizer.path=PATH/tokenizer.json"
+            "--tokenizer PATH/tokenizer.json"
         ) from None
 
 

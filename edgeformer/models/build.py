@@ -16,13 +16,20 @@ from edgeformer.schema.recipe import EncoderConfig
 
 
 def build_encoder(
-    config: EncoderConfig, classes: int, *, for_export: bool = False
+    config: EncoderConfig,
+    classes: int,
+    *,
+    device_type: str = "cpu",
+    precision: str = "fp32",
+    for_export: bool = False,
 ) -> tuple[EncoderClassifier, str | None]:
     """The model with fresh weights, and why its attention is not the requested one (None if it is).
 
-    Exported models always use torch's SDPA.
+    Args:
+        device_type, precision: where and in what the model will compute; flash attention depends on both.
+        for_export: use torch's SDPA whatever the configuration says.
     """
-    attention, reason = (sdpa, None) if for_export else choose_attention(config.attention)
+    attention, reason = (sdpa, None) if for_export else choose_attention(config.attention, device_type, precision)
     options = config.model_dump(exclude={"kind", "attention"})
     return EncoderClassifier(classes=classes, attention=attention, **options), reason
 

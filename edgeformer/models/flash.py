@@ -10,8 +10,12 @@ from torch import Tensor
 from edgeformer.models.layers import Attention, sdpa
 
 
-def why_not_flash() -> str | None:
+def why_not_flash(device_type: str, precision: str) -> str | None:
     """None where flash-attn can run; otherwise what is missing."""
+    if device_type != "cuda":
+        return f"flash-attn needs a CUDA card and the model runs on the {device_type.upper()}"
+    if precision == "fp32":
+        return "flash-attn computes in bf16 or fp16 and training.precision is fp32"
     if not torch.cuda.is_available():
         return "flash-attn needs a CUDA card and torch sees none"
     if importlib.util.find_spec("flash_attn") is None:
@@ -22,20 +26,21 @@ def why_not_flash() -> str | None:
     return None
 
 
-def choose_attention(requested: str) -> tuple[Attention, str | None]:
+def choose_attention(requested: str, device_type: str, precision: str) -> tuple[Attention, str | None]:
     """The attention function for ``attention: sdpa | flash``, and why it is not the requested one (None if it is)."""
     if requested != "flash":
         return sdpa, None
-    reason = why_not_flash()
+    reason = why_not_flash(device_type, precision)
     return (sdpa, reason) if reason else (flash, None)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """flash-attn on [B, H, S, D] in bf16 or fp16; padded rows go through its variable-length kernel.
 
-    flash-attn computes in half precision only, so float32 inputs (evaluation without autocast) go through SDPA.
+    flash-attn computes in half precision only, so float32 inputs (evaluation without autocast) go through SDPA; so does
+    the last layer, whose single query has nothing to gain from it.
     """
-    if q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[2] != k.shape[2]:
         return sdpa(q, k, v, mask, dropout)
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 

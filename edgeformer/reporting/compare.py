@@ -45,15 +45,20 @@ def _latencies(location: Location) -> dict[str, Any]:
     folder = location.run or location.bundle
     assert folder is not None
     found: dict[str, Any] = {}
+    exported = read_bundle(location.bundle).created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
     for path in sorted((folder / "reports").glob("*.json"), key=lambda p: p.stat().st_mtime):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
             continue
+        if report.created < exported:
+            continue  # of an earlier bundle
+        found["measured_on"] = report.host.get("cpu")
         for row in report.rows:
             if row.where == "host" and row.phase == "steady" and row.latency_ms.p50 is not None:
-                found[f"{row.artifact}_{row.batch}x{row.seq}_p50_ms"] = row.latency_ms.p50
+                unstable = "" if row.latency_ms.stable else "_unstable"
+                found[f"{row.artifact}_{row.batch}x{row.seq}{unstable}_p50_ms"] = row.latency_ms.p50
     return found
 
 

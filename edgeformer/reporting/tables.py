@@ -73,8 +73,8 @@ def artifact_table(bundle: BundleManifest) -> Table:
 def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     """Scores per artifact, with the time per sample."""
     columns = ("artifact", "set", *_SCORES, "ms/sample")
-    batch = f", batch {rows[0].batch}" if rows else ""
-    table = new_table(f"{name}: scores (CPU or GPU of this host{batch})", *columns, right=columns[2:])
+    where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows else ""
+    table = new_table(f"{name}: scores{where}", *columns, right=columns[2:])
     for row in rows:
         time = f"{row.ms_per_sample:.3f}" if row.ms_per_sample is not None else DASH
         table.add_row(row.artifact, row.split, *_score_cells(row), time)

@@ -7,6 +7,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from edgeformer.schema.base import Frozen
+from edgeformer.schema.recipe import Name
 from edgeformer.schema.units import Bytes, Milliseconds
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Budgets(Frozen):
 class DeviceProfile(Frozen):
     """A target device. ``match`` is how the device is recognised when it is present."""
 
-    name: str
+    name: Name
     title: str
     kind: Literal["cuda", "cpu"]
     match: str | None = Field(None, description="part of the GPU's name as the driver reports it; cpu: absent")

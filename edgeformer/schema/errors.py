@@ -1,11 +1,12 @@
 """Every error that edgeformer raises on purpose, and the exit code each one ends a command with.
 
+(3, done but not everything that was asked for, is no error: commands return it themselves)
+
 EdgeformerError                1  failed for another reason
 ├── InputError                 2  bad input or usage: the message says what is wrong, where, and what is allowed
 │   ├── RecipeError            2  a recipe, profile or --set value
 │   ├── DataError              2  a data file, column, label or tokenizer
 │   └── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
-├── IncompleteError            3  done, but not everything that was asked for
 ├── MissingDependencyError     1  an optional package is not installed
 └── InterruptedRun           130  stopped by the user; resumable
 """
@@ -35,12 +36,6 @@ class DataError(InputError):
 
 class ArtifactError(InputError):
     """A run, bundle or artifact is missing, damaged or not what it claims to be."""
-
-
-class IncompleteError(EdgeformerError):
-    """The command finished, but a part of what was asked for is rejected, unavailable or over budget."""
-
-    exit_code = 3
 
 
 class MissingDependencyError(EdgeformerError):

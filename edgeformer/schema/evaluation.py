@@ -32,6 +32,8 @@ class EvaluationRow(Frozen):
         description="time in the model over the whole set, batched, divided by its rows (paper A, Table 6)",
     )
     batch: int | None = None
+    provider: str | None = Field(None, description="what computed, when a time is given")
+    host: str | None = Field(None, description="the processor that the time was taken on")
 
 
 class Evaluation(Frozen):

@@ -41,8 +41,14 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
             path.replace(old / path.name)
-            temporary.replace(path)
-            shutil.rmtree(old)
+            try:
+                temporary.replace(path)
+            except OSError:
+                (old / path.name).replace(path)
+                raise
+            finally:
+                if path.exists():
+                    shutil.rmtree(old)
         else:
             temporary.replace(path)
     finally:
@@ -59,7 +65,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: BaseModel | dict[str, object]) -> None:
     """Write a manifest (or a plain document) as indented JSON atomically."""
     document = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def sha256_of(path: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,12 @@ def describe_host() -> dict[str, Any]:
     }
 
 
+@cache
 def usable_cores() -> int:
-    """Processors that this process may run on (affinity respected where the system has it)."""
+    """Processors that this process may run on (affinity respected where the system has it).
+
+    Asked once: a thread library that pins the main thread later must not turn two cores into one.
+    """
     try:
         return len(psutil.Process().cpu_affinity() or [])
     except AttributeError:  # macOS has no affinity

@@ -32,6 +32,7 @@ class DataSummary(Frozen):
     rows: dict[str, int] = Field(description="rows per set: train, validation, and each test set by name")
     label_rows: dict[str, dict[str, int]] = Field(description="rows per label in each set")
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
+    fingerprints: dict[str, str] = Field({}, description="the same for each set by itself")
     overlap: tuple[OverlapCount, ...] = Field((), strict=False)
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
 
@@ -90,6 +91,7 @@ class Parity(Frozen):
 
     status: Literal["measured", "unavailable"]
     n: int = 0
+    provider: str | None = Field(None, description="what computed the artifact's logits")
     max_abs_error: float | None = None
     mean_abs_error: float | None = None
     relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
@@ -148,7 +150,7 @@ class BundleManifest(Frozen):
     synthetic: bool = Field(description="trained on generated text, not on real data")
     target: str | None = None
     data: DataConfig = Field(description="how to find the test split again (evaluate)")
-    data_fingerprint: str
+    data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
     code_version: str

@@ -11,10 +11,12 @@ from pydantic import Field, field_validator, model_validator
 
 from edgeformer.schema.base import Frozen
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class HubSource(Frozen):
@@ -50,7 +52,7 @@ class SyntheticSource(Frozen):
 
     kind: Literal["synthetic-reviews"]
     rows: PositiveInt
-    seed: int = 0
+    seed: Seed = 0
 
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
@@ -70,7 +72,7 @@ class DataConfig(Frozen):
 
     parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
     split: SplitProtocol
-    split_seed: int = 42
+    split_seed: Seed = 42
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     cleaning: Literal["paper", "none"] = "paper"
     max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
@@ -207,7 +209,7 @@ class TrainingConfig(Frozen):
     batch_size: PositiveInt
     accumulation: PositiveInt = 1
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
-        "fp32", description="auto: bf16 where this machine computes in it, else fp32"
+        "fp32", description="auto: bf16 where this machine computes in it, fp16 on older CUDA cards, else fp32"
     )
     optimizer: OptimizerConfig
     schedule: Schedule
@@ -232,8 +234,8 @@ class Recipe(Frozen):
     name: Name
     description: str = ""
     task: Literal["classification"]
-    target: Name | None = Field(None, description="device profile that plan, export and profile use by default")
-    seed: int = 42
+    target: Name | None = Field(None, description="device profile that plan and profile use by default")
+    seed: Seed = 42
     data: DataConfig
     tokenizer: TokenizerConfig
     model: EncoderConfig

@@ -37,7 +37,8 @@ def find(kind: Kind, name: str) -> Path:
     shipped = shipped_folder(kind)
     bare = Path(name).name
     candidates = [Path(name), *(Path(name + suffix) for suffix in _SUFFIXES)]
-    candidates += [shipped / bare, *(shipped / (bare + suffix) for suffix in _SUFFIXES)]
+    if bare == name:  # a path that does not exist must not turn into a shipped recipe of the same name
+        candidates += [shipped / bare, *(shipped / (bare + suffix) for suffix in _SUFFIXES)]
     for candidate in candidates:
         if candidate.is_file():
             return candidate

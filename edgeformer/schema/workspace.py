@@ -98,6 +98,8 @@ def locate(argument: str | None, artifacts: Path) -> Location:
     if argument is None:
         return _of_run(_newest_finished(artifacts))
     for candidate in (Path(argument), artifacts / argument):
+        if not _exists(candidate):
+            continue
         if (candidate / RUN_FILE).is_file():
             return _of_run(candidate)
         if (candidate / BUNDLE_FILE).is_file():
@@ -108,6 +110,13 @@ def locate(argument: str | None, artifacts: Path) -> Location:
             raise ArtifactError(f"{candidate}: has no {BUNDLE_FILE}; it is not a bundle, or a damaged one")
     names = ", ".join(folder.name for folder in run_folders(artifacts)[-8:]) or "none yet"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; runs in {artifacts}: {names}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a file name may be, or with a null character: no path at all
+        return False
 
 
 def _newest_finished(artifacts: Path) -> Path:

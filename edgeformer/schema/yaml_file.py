@@ -20,7 +20,12 @@ class _Loader(yaml.SafeLoader):
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
-    replaced = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+    replaced = (
+        "tag:yaml.org,2002:bool",
+        "tag:yaml.org,2002:float",
+        "tag:yaml.org,2002:timestamp",
+        "tag:yaml.org,2002:int",
+    )
     table = {
         first: [(tag, pattern) for tag, pattern in rules if tag not in replaced]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -32,12 +37,19 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     )
     for first in "tTfF":
         table.setdefault(first, []).append((replaced[0], boolean))
+    whole = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
     for first in "-+.0123456789":
-        table.setdefault(first, []).append((replaced[1], number))
+        table.setdefault(first, []).extend([(replaced[1], number), (replaced[3], whole)])
     return table
 
 
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text, 10)
+
+
 _Loader.yaml_implicit_resolvers = _resolvers()
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 @dataclass

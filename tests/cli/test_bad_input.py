@@ -100,7 +100,7 @@ def test_text_that_is_not_utf8(folder: Path) -> None:
 
 def test_label_that_is_not_in_the_set(folder: Path) -> None:
     (folder / "reviews.tsv").write_text(GOOD + "ugly\twhat a film\n", encoding="utf-8")
-    refused(train(folder), folder, "reviews.tsv:42", "'ugly'", "bad", "good")
+    refused(train(folder), folder, "reviews.tsv, line 42", "'ugly'", "bad", "good")
 
 
 def test_vocabulary_that_the_text_cannot_fill(folder: Path) -> None:
@@ -138,6 +138,24 @@ def test_error_as_json_is_one_document(folder: Path) -> None:
     assert document["exit_code"] == 2 and "absent.yaml" in document["error"]
 
 
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]]
+)
+def test_usage_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> None:
+    outcome = edgeformer(*arguments, "--json", cwd=folder)
+    assert outcome.code == 2
+    assert json.loads(outcome.out)["exit_code"] == 2
+
+
+def test_path_that_does_not_exist_is_no_shipped_recipe(folder: Path) -> None:
+    refused(edgeformer("train", "no/such/quickstart.yaml", cwd=folder), folder, "no/such/quickstart.yaml")
+
+
+@pytest.mark.parametrize("override", ["seed=-1", "data.split_seed=-1", "training.optimizer.lr=.inf"])
+def test_number_out_of_range(folder: Path, override: str) -> None:
+    refused(train(folder, "--set", override), folder, override.split("=")[0])
+
+
 @pytest.mark.parametrize("command", [["evaluate"], ["predict", "good film"], ["profile", "--device", "cpu"]])
 def test_truncated_graph(finished_run: Path, tmp_path: Path, command: list[str]) -> None:
     bundle = tmp_path / "bundle"
@@ -150,7 +168,12 @@ def test_truncated_graph(finished_run: Path, tmp_path: Path, command: list[str])
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
-    [("--max-size", "20", "--max-size"), ("--batch", "0", "at least 1"), ("--seq", "600", "512"), ("--batch", "x", "1,16")],
+    [
+        ("--max-size", "20", "--max-size"),
+        ("--batch", "0", "at least 1"),
+        ("--seq", "600", "512"),
+        ("--batch", "x", "1,16"),
+    ],
 )
 def test_wrong_profile_option(finished_run: Path, tmp_path: Path, option: str, value: str, expected: str) -> None:
     command = ["profile", str(finished_run), "--device", "cpu", option, value]

@@ -58,7 +58,17 @@ def test_train_writes_pictures_and_prints_one_document(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send Ctrl-C to one child process")
 def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--name", "long", "--set", "training.log_every=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "edgeformer",
+        "train",
+        "quickstart",
+        "--name",
+        "long",
+        "--set",
+        "training.log_every=1",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "artifacts" / "long" / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -115,6 +125,13 @@ def test_predict_reads_lines_and_takes_a_run_in_front(workplace: Path) -> None:
     assert [p["text"] for p in json.loads(outcome.out)["predictions"]] == ["good", "bad food"]
 
 
+@pytest.mark.parametrize("text", ["9/10, would watch again", "a <br /> tag", "good " * 100])
+def test_predict_takes_texts_that_look_like_paths(workplace: Path, text: str) -> None:
+    outcome = edgeformer("predict", text, "another", "--json", cwd=workplace)
+    assert outcome.code == 0, outcome.err
+    assert [p["text"] for p in json.loads(outcome.out)["predictions"]] == [text, "another"]
+
+
 def test_list_and_compare(workplace: Path) -> None:
     runs = json_of("list", "runs", cwd=workplace)["runs"]
     assert runs[0]["run"] == "small" and runs[0]["synthetic"] is True  # type: ignore[index]
@@ -124,7 +141,9 @@ def test_list_and_compare(workplace: Path) -> None:
     assert {d["name"] for d in devices} >= {"cpu", "rtx4050"}  # type: ignore[attr-defined]
     markdown = edgeformer("compare", "small", "small", "--format", "markdown", cwd=workplace)
     assert markdown.code == 0 and "| parameters" in markdown.out
-    table = list(csv.DictReader(io.StringIO(edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out)))
+    table = list(
+        csv.DictReader(io.StringIO(edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out))
+    )
     assert int(table[0]["parameters"]) == read_run(workplace / "artifacts" / "small").parameters
 
 

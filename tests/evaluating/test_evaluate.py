@@ -44,6 +44,17 @@ def test_bundle_alone_is_enough(finished_run: Path, tmp_path: Path) -> None:
     assert (row.split, row.n) == ("reviews.tsv", 2)
 
 
+def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
+    """Cut anew, training rows would land in the test set."""
+    bundle = tmp_path / "device"
+    shutil.copytree(finished_run / "bundle", bundle)
+    manifest = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
+    manifest["data"]["parts"]["train"][0]["rows"] += 1
+    (bundle / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(InputError, match="not the one of this model's training"):
+        evaluate(locate(str(bundle), tmp_path), EvaluateOptions(artifact="onnx-fp32"))
+
+
 def test_artifact_file_as_run_argument(finished_run: Path) -> None:
     location = locate(str(finished_run / "bundle" / "onnx" / "model_fp16.onnx"), finished_run.parent)
     assert [row.artifact for row in evaluate(location, EvaluateOptions())] == ["onnx-fp16"]

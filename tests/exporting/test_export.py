@@ -20,7 +20,7 @@ from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import read_bundle, read_run
 from edgeformer.stages.exporting.audit import audit_sharing, open_graph
 from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.parity import measure_parity, why_rejected
+from edgeformer.stages.exporting.parity import FP16_LARGEST, largest_activation, measure_parity, why_rejected
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +146,38 @@ def test_damaged_weights_keep_the_old_bundle(finished_run: Path, tmp_path: Path)
     assert not list(run.glob(".bundle*"))
 
 
+def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(finished_run: Path) -> None:
+    recipe = load_recipe(str(finished_run / "recipe.yaml"))
+    model = load_encoder(recipe.model, recipe.classes, finished_run / "model" / "model.safetensors")
+    ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
+    assert largest_activation(model, ids, mask) < FP16_LARGEST
+    with torch.no_grad():
+        model.layers[0].ffn.w3.bias[3] = 1e5
+    assert largest_activation(model, ids, mask) > FP16_LARGEST
+
+
 class TestParity:
     reference = np.array([[1.0, -1.0], [-2.0, 2.0]], dtype=np.float32)
 
     def test_exact(self) -> None:
-        parity = measure_parity(self.reference, self.reference, "fp32")
+        parity = measure_parity(self.reference, self.reference, "fp32", "CPU")
         assert parity.max_abs_error == 0.0
         assert why_rejected(parity, self.reference) is None
 
     def test_fp32_bar_is_absolute(self) -> None:
         off = self.reference + np.float32(2e-4)
-        reason = why_rejected(measure_parity(off, self.reference, "fp32"), off)
+        reason = why_rejected(measure_parity(off, self.reference, "fp32", "CPU"), off)
         assert reason is not None and "absolute error" in reason
 
     def test_fp16_bar_is_relative_to_the_logits_spread(self) -> None:
         for error, rejected in ((0.01, False), (0.02, True)):  # the spread is 1.58
             off = self.reference + np.float32(error)
-            reason = why_rejected(measure_parity(off, self.reference, "fp16"), off)
+            reason = why_rejected(measure_parity(off, self.reference, "fp16", "CPU"), off)
             assert (reason is not None) is rejected
 
     def test_overflow(self) -> None:
         off = self.reference.copy()
         off[0, 0] = np.inf
         with np.errstate(invalid="ignore"):
-            reason = why_rejected(measure_parity(off, self.reference, "fp16"), off)
+            reason = why_rejected(measure_parity(off, self.reference, "fp16", "CPU"), off)
         assert reason is not None and "not finite" in reason

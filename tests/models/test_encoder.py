@@ -100,12 +100,12 @@ def test_mask_is_representable_in_fp16() -> None:
 
 
 def test_flash_says_why_not_on_a_machine_without_it() -> None:
-    attention, reason = choose_attention("flash")
-    if torch.cuda.is_available():
-        pytest.skip("a CUDA card is present; what flash needs beyond it is not under test here")
+    attention, reason = choose_attention("flash", "cpu", "bf16")
     assert attention is sdpa
     assert reason is not None and "CUDA" in reason
-    assert choose_attention("sdpa") == (sdpa, None)
+    reason = choose_attention("flash", "cuda", "fp32")[1]
+    assert reason is not None and "fp32" in reason
+    assert choose_attention("sdpa", "cpu", "fp32") == (sdpa, None)
 
 
 class TestLoading:

@@ -130,9 +130,7 @@ def test_rows_that_were_finished_before_the_crash_survive(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(bundle)
-    row = unavailable_row(
-        spec.artifact, 1, (1, 8), "CPUExecutionProvider", "host", "stands for a measured one"
-    )
+    row = unavailable_row(spec.artifact, 1, (1, 8), "CPUExecutionProvider", "host", "stands for a measured one")
     said = [Started(batch=1, seq=8, provider="P"), Measured(row=row), Started(batch=2, seq=8, provider="P")]
     (tmp_path / "said").write_text("".join(m.model_dump_json() + "\n" for m in said), encoding="utf-8")
     program = (
@@ -145,9 +143,7 @@ def test_rows_that_were_finished_before_the_crash_survive(
     assert "exit code 5" in str(rows[1].latency_ms.reason)
 
 
-def test_garbage_on_stdout_is_not_taken_for_a_measurement(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path
-) -> None:
+def test_garbage_on_stdout_is_not_taken_for_a_measurement(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
     found = reasons(run_as(monkeypatch, bundle, 'print(\'{"kind": "measured"}\')'))
     assert "wrote something else than measurements" in found[0]
 

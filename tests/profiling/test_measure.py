@@ -93,9 +93,7 @@ def test_throttling_while_measured_is_not_stable() -> None:
     artifact = FakeArtifact(lambda index: 10.0 if index < 200 else 13.0)
     sample = measure(artifact, MeasureRules(), artifact.clock)
     assert not sample.stable
-    assert sample.warnings == (
-        "drifted while it was measured: median 10 ms at first, 13 ms in the second half",
-    )
+    assert sample.warnings == ("drifted while it was measured: median 10 ms at first, 13 ms in the second half",)
 
 
 def test_windows_agree_within_ten_percent_of_the_smallest() -> None:

@@ -108,9 +108,7 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     assert {check.name: check.status for check in report.verdict.checks}["latency"] == "unknown"
 
 
-def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "GPU-1", 6 * 2**30, "8.9")
     monkeypatch.setattr(nvidia, "gpus", lambda: [card])
     bundle = write_bundle(tmp_path / "bundle")

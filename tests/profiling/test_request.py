@@ -105,9 +105,7 @@ def test_a_cpu_profile_is_measured_on_the_cpu_even_beside_a_gpu(manifest: Bundle
 
 def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
     built = artifact_of(folder, "onnx/model.onnx")
-    rejected = built.model_copy(
-        update={"id": "int8", "status": "rejected", "reason": "accuracy fell", "file": None}
-    )
+    rejected = built.model_copy(update={"id": "int8", "status": "rejected", "reason": "accuracy fell", "file": None})
     manifest = write_manifest(folder, [built, rejected])
     request = resolve(ProfileOptions(), CPU, manifest)
     assert [artifact.id for artifact in request.artifacts] == ["model"]

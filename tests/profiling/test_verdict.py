@@ -52,9 +52,7 @@ def test_everything_inside_its_limit_passes() -> None:
     ("change", "failed"),
     [({"size_bytes": 499}, "size"), ({"latency_ms": 3.9}, "latency"), ({"memory_bytes": 999}, "memory")],
 )
-def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(
-    change: dict[str, object], failed: str
-) -> None:
+def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[str, object], failed: str) -> None:
     verdict = judge([Judged("model", 500, [row()], "")], limits(**change))
     assert verdict.status == "fail"
     assert [check.name for check in verdict.checks if check.status == "fail"] == [failed]

@@ -32,9 +32,7 @@ def test_tells_the_truth_about_this_machine(capabilities: dict[str, Capability])
 
 
 def test_what_is_unavailable_says_why(capabilities: dict[str, Capability]) -> None:
-    silent = [
-        name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail
-    ]
+    silent = [name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail]
     assert silent == []
 
 
@@ -77,12 +75,8 @@ def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
     )
     stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"), "no driver", "install it")
     assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
-    broken = tell(
-        "tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it"
-    )
-    assert (
-        broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
-    )
+    broken = tell("tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it")
+    assert broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
     builds = tell("tensorrt-rtx", Answer({"version": "1.7", "builder": True}), "no driver", "install it")
     assert (builds.status, builds.version) == ("available", "1.7")
     assert "can be built but not run" in builds.detail

@@ -90,12 +90,8 @@ def test_a_damaged_file_is_named_with_a_remedy(
 ) -> None:
     whole = graph.read_bytes()
     damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(
-        {"truncated": whole[: len(whole) // 2], "text": b"hello\n" * 50, "empty": b""}[content]
-    )
-    with pytest.raises(
-        ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"
-    ):
+    damaged.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello\n" * 50, "empty": b""}[content])
+    with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
         OnnxSession(damaged)
     assert capfd.readouterr().err == ""
 

@@ -26,18 +26,14 @@ def test_opens_what_the_manifest_lists(bundle: Path) -> None:
         assert session.provider == default_provider()
         assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
         with pytest.raises(InputError, match="at most 24"):
-            session.run(
-                {"input_ids": np.ones((1, 25), np.int64), "attention_mask": np.ones((1, 25), np.int64)}
-            )
+            session.run({"input_ids": np.ones((1, 25), np.int64), "attention_mask": np.ones((1, 25), np.int64)})
 
 
 def test_a_truncated_file_says_how_much_is_there(bundle: Path) -> None:
     artifact = read_bundle(bundle).artifacts[0]
     file = bundle / "onnx" / "model.onnx"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(
-        ArtifactError, match=r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"
-    ):
+    with pytest.raises(ArtifactError, match=r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"):
         open_artifact(bundle, artifact)
 
 
@@ -47,9 +43,7 @@ def test_a_changed_file_of_the_same_size_is_noticed(bundle: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-    with pytest.raises(
-        ArtifactError, match=r"model\.onnx: changed since it was exported.*copy the whole bundle"
-    ):
+    with pytest.raises(ArtifactError, match=r"model\.onnx: changed since it was exported.*copy the whole bundle"):
         open_artifact(bundle, artifact)
 
 
@@ -80,9 +74,7 @@ def test_a_manifest_cannot_point_outside_its_bundle(bundle: Path) -> None:
 
 
 def test_what_was_not_built_is_refused_with_its_reason(bundle: Path) -> None:
-    artifact = artifact_of(
-        bundle, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None
-    )
+    artifact = artifact_of(bundle, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None)
     with pytest.raises(ArtifactError, match=r"not built \(rejected: parity 0\.4"):
         open_artifact(bundle, artifact)
 
@@ -90,9 +82,7 @@ def test_what_was_not_built_is_refused_with_its_reason(bundle: Path) -> None:
 def test_an_engine_is_refused_with_what_it_was_built_for(bundle: Path) -> None:
     built_for = {"compute_capability": "8.9"}
     artifact = artifact_of(bundle, "onnx/model.onnx", format="tensorrt-rtx", built_for=built_for)
-    with pytest.raises(
-        MissingDependencyError, match=r"tensorrt-rtx engines \(built for compute_capability 8\.9\)"
-    ):
+    with pytest.raises(MissingDependencyError, match=r"tensorrt-rtx engines \(built for compute_capability 8\.9\)"):
         open_artifact(bundle, artifact)
 
 

@@ -28,9 +28,7 @@ def make_session():  # type: ignore[no-untyped-def]
 def test_runs_in_evaluation_and_inference_mode_and_answers_in_float32() -> None:
     ids = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int64)
     with make_session() as session:
-        outputs = session.run(
-            {"input_ids": ids, "attention_mask": np.array([[1, 1, 0], [1, 1, 1]], np.int64)}
-        )
+        outputs = session.run({"input_ids": ids, "attention_mask": np.array([[1, 1, 0], [1, 1, 1]], np.int64)})
         assert session.provider == "torch-cpu"
     assert outputs["logits"].dtype == np.float32
     np.testing.assert_array_equal(outputs["logits"], [[3, 3], [15, 15]])

@@ -123,7 +123,7 @@ def write_manifest(bundle: Path, artifacts: list[ArtifactManifest], **changes: o
         data=DataConfig.model_validate(
             {"parts": {"train": [source]}, "split": "random-split", "labels": ["negative", "positive"]}
         ),
-        data_fingerprint="0" * 64,
+        data_fingerprints={},
         files={"golden.npz": sha256_of(bundle / "golden.npz")},
         artifacts=tuple(artifacts),
         code_version="0",

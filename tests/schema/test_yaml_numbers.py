@@ -21,6 +21,10 @@ from edgeformer.schema.yaml_file import parse_value
         ("2026-11-21", "2026-11-21"),
         ("null", None),
         ("e5", "e5"),
+        ("010", 10),
+        ("0o10", 8),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
     ],
 )
 def test_scalar(text: str, value: object) -> None:

@@ -46,6 +46,11 @@ def test_one_cycle_peaks_at_the_optimizers_rate() -> None:
     assert found[-1] < 1e-3
 
 
+@pytest.mark.parametrize("steps", [2, 19, 20, 21])
+def test_one_cycle_of_few_steps(steps: int) -> None:
+    assert len(rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)) == steps
+
+
 def test_constant() -> None:
     assert set(rates(ConstantSchedule(kind="constant"), 5)) == {1.0}
 

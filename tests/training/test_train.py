@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.schema.errors import ArtifactError, DataError, InputError, InterruptedRun
+from edgeformer.models.layers import SwiGLU
+from edgeformer.schema.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.schema.progress import Silent
 from edgeformer.schema.recipe import FileSource, Recipe
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import read_run
 from edgeformer.stages.training import train as train_module
 from edgeformer.stages.training.train import TrainOptions, train
+from tests.conftest import SMALL
 
 
 class StopAfter(Silent):
@@ -124,7 +126,7 @@ def test_resume_without_a_run(tmp_path: Path, small_recipe: Recipe) -> None:
 
 
 def test_name_that_is_taken_is_refused(small_recipe: Recipe, finished_run: Path) -> None:
-    with pytest.raises(InputError, match="--name small: .* exists already"):
+    with pytest.raises(InputError, match=r"--name small: .* exists already"):
         train(small_recipe, TrainOptions(finished_run.parent, name="small"))
 
 
@@ -154,7 +156,6 @@ def test_max_steps(tmp_path: Path, small_recipe: Recipe) -> None:
 
 
 def test_accumulation_clipping_and_token_dropout_train(tmp_path: Path) -> None:
-    from tests.conftest import SMALL
 
     more = ["training.accumulation=4", "training.token_dropout=0.1", "training.clip_norm=0.5", "training.epochs=1"]
     run = train(load_recipe("quickstart", [*SMALL, *more]), TrainOptions(tmp_path))
@@ -166,3 +167,64 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: Recip
         pytest.skip("a CUDA card is present")
     with pytest.raises(InputError, match="--accelerator cuda"):
         train(small_recipe, TrainOptions(tmp_path, accelerator="cuda"))
+
+
+class TestBf16:
+    """bf16 must really be computed in, before and after every validation and resumption."""
+
+    def recipe(self) -> Recipe:
+        changes = ["training.precision=bf16", "training.epochs=2", "data.parts.train.0.rows=400"]
+        return load_recipe("quickstart", [*SMALL, *changes])
+
+    def test_every_step_is_bf16_and_every_validation_fp32(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[tuple[bool, torch.dtype]] = []
+        forward = SwiGLU.forward
+
+        def watch(self: SwiGLU, x: torch.Tensor) -> torch.Tensor:
+            y = forward(self, x)
+            seen.append((self.training, y.dtype))
+            return y
+
+        monkeypatch.setattr(SwiGLU, "forward", watch)
+        run = train(self.recipe(), TrainOptions(tmp_path))
+        assert read_run(run).precision == "bf16"
+        assert {dtype for training, dtype in seen if training} == {torch.bfloat16}
+        assert {dtype for training, dtype in seen if not training} == {torch.float32}
+
+    def test_resumed_run_is_the_same_run(self, tmp_path: Path) -> None:
+        straight = train(self.recipe(), TrainOptions(tmp_path, name="straight"))
+        with pytest.raises(InterruptedRun):
+            train(self.recipe(), TrainOptions(tmp_path, name="stopped"), StopAfter(6))
+        resumed = train(self.recipe(), TrainOptions(tmp_path, name="stopped", resume=True))
+        for name, tensor in weights(straight).items():
+            assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def test_diverged_training_is_a_failure_not_a_result(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", [*SMALL, "training.optimizer.lr=1e30", "training.clip_norm=null"])
+    with pytest.raises(EdgeformerError, match=r"diverged after step .* lower training\.optimizer\.lr"):
+        train(recipe, TrainOptions(tmp_path, name="run"))
+    assert read_run(tmp_path / "run").status == "failed"
+
+
+def test_early_stopping_holds_after_a_failure_in_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = ["training.early_stopping={patience: 1, min_delta: 9}", "training.epochs=9", "data.parts.train.0.rows=400"]
+    recipe = load_recipe("quickstart", [*SMALL, *stop])
+
+    def explode(*arguments: object) -> None:
+        raise RuntimeError("disk full")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(train_module, "write_model", explode)
+        train(recipe, TrainOptions(tmp_path, name="run"))
+    manifest = read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)))
+    assert manifest.epochs == 2
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
+def test_name_that_is_no_folder_name(tmp_path: Path, small_recipe: Recipe, name: str) -> None:
+    with pytest.raises(InputError, match="--name"):
+        train(small_recipe, TrainOptions(tmp_path / "artifacts", name=name))
+    assert not (tmp_path / "artifacts").exists()

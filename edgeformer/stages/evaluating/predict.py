@@ -41,6 +41,9 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
     """
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
     subject = open_subject(location)
     chosen = subject.choose(artifact)[0]
     labels = np.zeros(len(texts), dtype=np.int64)
@@ -48,18 +51,18 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
     with subject.open(chosen) as session:
         logits, _ = run_all(session, encoded, subject.special.pad, _BATCH, Silent())
     names = subject.data.labels
+    lengths = [len(encoding.ids) for encoding in subject.tokenizer.encode_batch(list(texts))]
     predictions = []
     for row, text in enumerate(texts):
         probabilities = softmax(logits[row])
         best = int(probabilities.argmax())
-        one = encode(subject.tokenizer, [text], labels[:1], subject.data.max_length)
         predictions.append(
             Prediction(
                 text=text,
                 label=names[best],
                 probability=float(probabilities[best]),
                 probabilities={name: float(p) for name, p in zip(names, probabilities, strict=True)},
-                truncated=bool(one.truncated),
+                truncated=lengths[row] > subject.data.max_length,
             )
         )
     return chosen, predictions

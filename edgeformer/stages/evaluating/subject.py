@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from edgeformer.schema.errors import ArtifactError, InputError, MissingDependenc
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.schema.recipe import DataConfig, FileTokenizer
 from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle
+from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle, read_run
 
 TORCH = "torch"
 
@@ -28,6 +30,7 @@ class Subject:
     tokenizer: Tokenizer
     special: SpecialIds
     data: DataConfig
+    trained_on: Mapping[str, str]
 
     @property
     def artifact_ids(self) -> list[str]:
@@ -42,6 +45,9 @@ class Subject:
             InputError: no such artifact.
         """
         ids = self.artifact_ids
+        if not ids:
+            why = "; ".join(f"{a.id} {a.status}: {a.reason}" for a in self.manifest.artifacts) if self.manifest else ""
+            raise ArtifactError(f"{self.location.name}: the bundle holds no usable artifact ({why})")
         if wanted is None:
             if self.location.artifact is not None:
                 return [self.location.artifact]
@@ -68,7 +74,9 @@ def open_subject(location: Location) -> Subject:
     if location.bundle is not None:
         manifest = read_bundle(location.bundle)
         tokenizer_path = check_companion(location.bundle, manifest, "tokenizer.json")
-        data, vocabulary = manifest.data, None
+        config_path = check_companion(location.bundle, manifest, "config.json")
+        data, trained_on = manifest.data, manifest.data_fingerprints
+        vocabulary = int(json.loads(config_path.read_text(encoding="utf-8"))["vocab_size"])
     else:
         run = location.require_run()
         manifest, tokenizer_path = None, run / "model" / "tokenizer.json"
@@ -76,18 +84,14 @@ def open_subject(location: Location) -> Subject:
             raise ArtifactError(f"{run}: holds no trained model; finish its training first")
         recipe = load_recipe(str(run / RECIPE_FILE))
         data, vocabulary = recipe.data, recipe.model.vocab_size
+        trained_on = read_run(run).data.fingerprints
     tokenizer = load_tokenizer(
         FileTokenizer(kind="file", path=str(tokenizer_path)),
         cleaning=data.cleaning,
-        vocab_size=vocabulary or _vocabulary(tokenizer_path),
+        vocab_size=vocabulary,
         training_texts=None,
     )
-    return Subject(location, manifest, tokenizer, special_ids(tokenizer), data)
-
-
-def _vocabulary(path: Path) -> int:
-    # A bundle's tokenizer is the one that the model was trained with; its checksum was compared above.
-    return int(Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=True))
+    return Subject(location, manifest, tokenizer, special_ids(tokenizer), data, trained_on)
 
 
 def _open_torch(run: Path) -> Session:

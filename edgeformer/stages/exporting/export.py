@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import BUNDLE_FILE, RECIPE_FILE, read_run
 from edgeformer.stages.exporting.audit import audit_sharing, describe_io, float32_operators, open_graph
 from edgeformer.stages.exporting.onnx_graph import OPSET, export_onnx
-from edgeformer.stages.exporting.parity import measure_parity, why_rejected
+from edgeformer.stages.exporting.parity import FP16_LARGEST, largest_activation, measure_parity, why_rejected
 from edgeformer.tasks.classification import score
 
 FILES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx"}
@@ -57,10 +58,12 @@ def export(run: Path, *, fp16: bool = False, progress: Progress | None = None) -
     try:
         with replacing_folder(run / "bundle") as folder:
             (folder / "onnx").mkdir()
-            reference = _reference(_load(run, recipe), golden)
+            model = _load(run, recipe)
+            reference = _reference(model, golden)
+            largest = largest_activation(model, golden.input_ids, golden.attention_mask)
             artifacts = []
             for precision in precisions:
-                artifacts.append(_artifact(folder, run, recipe, precision, golden, reference))
+                artifacts.append(_artifact(folder, run, recipe, precision, golden, (reference, largest)))
                 progress.advance()
             _write_companions(folder, run, golden, reference)
             bundle = _manifest(folder, manifest, recipe, artifacts)
@@ -85,7 +88,7 @@ def _golden_inputs(path: Path) -> GoldenInputs:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return GoldenInputs(arrays["input_ids"], arrays["attention_mask"], arrays["labels"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
 
 
@@ -102,8 +105,9 @@ def _artifact(
     recipe: Recipe,
     precision: Precision,
     golden: GoldenInputs,
-    reference: NDArray[np.float32],
+    expected: tuple[NDArray[np.float32], float],
 ) -> ArtifactManifest:
+    reference, largest = expected
     path = folder / FILES[precision]
     model = _load(run, recipe)
     parameters = count_parameters(model)
@@ -117,8 +121,11 @@ def _artifact(
     sharing = audit_sharing(graph, parameters)
     with OnnxSession(path) as session:
         logits = session.run({"input_ids": golden.input_ids, "attention_mask": golden.attention_mask})["logits"]
-    parity = measure_parity(logits, reference, precision)
+        provider = session.provider
+    parity = measure_parity(logits, reference, precision, provider)
     reason = why_rejected(parity, logits)
+    if reason is None and precision == "fp16" and largest > FP16_LARGEST:
+        reason = f"an activation reaches {largest:.3g} on real inputs; FP16 ends at {FP16_LARGEST:.0f} (overflow)"
     if reason is None and sharing.stored_parameters != sharing.unique_parameters:
         reason = f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
     return ArtifactManifest(
@@ -183,7 +190,7 @@ def _manifest(folder: Path, manifest: RunManifest, recipe: Recipe, artifacts: li
         synthetic=manifest.data.synthetic,
         target=recipe.target,
         data=recipe.data,
-        data_fingerprint=manifest.data.fingerprint,
+        data_fingerprints=manifest.data.fingerprints,
         files={name: sha256_of(folder / name) for name in others if name not in graphs},
         artifacts=tuple(artifacts),
         code_version=code_version(),

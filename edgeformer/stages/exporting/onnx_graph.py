@@ -46,9 +46,10 @@ def export_onnx(model: nn.Module, path: Path, *, max_positions: int) -> None:
 
 def _export(model: nn.Module, max_positions: int) -> torch.onnx.ONNXProgram:
     # Two rows of different length, so that nothing specialises on a batch of one or a full mask.
-    ids = torch.ones(2, 7, dtype=torch.int64)
-    mask = torch.ones(2, 7, dtype=torch.int64)
-    mask[1, 5:] = 0
+    length = min(7, max_positions)
+    ids = torch.ones(2, length, dtype=torch.int64)
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, length // 2 :] = 0
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=max_positions)}
     # The exporter reports that torchvision is absent; nobody here needs it.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ from edgeformer.schema.errors import ArtifactError
 from edgeformer.schema.files import replacing, replacing_folder, sha256_of, write_json
 from edgeformer.stages.training.optimization import LearningRate
 
-_STATE, _SUMS, _SCHEDULE = "state.json", "sha256.json", "schedule.pt"
+_STATE, _SUMS, _SCHEDULE, _BEST = "state.json", "sha256.json", "schedule.pt", "best.safetensors"
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Checkpoints:
     def __init__(self, run: Path) -> None:
         self._folder = run / "checkpoints"
         self._last = self._folder / "last"
-        self._best = self._folder / "best.safetensors"
+        self._best = self._folder / _BEST
 
     def save(self, accelerator: Accelerator, rate: LearningRate, position: Position) -> None:
         """Replace ``last/``; the previous one stays until the new one is complete."""
@@ -54,6 +54,8 @@ class Checkpoints:
             write_json(folder / _STATE, asdict(position))
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             sums: dict[str, object] = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+            if self._best.is_file():
+                sums[_BEST] = sha256_of(self._best)
             write_json(folder / _SUMS, sums)
 
     def restore(self, accelerator: Accelerator, rate: LearningRate) -> Position:
@@ -62,16 +64,29 @@ class Checkpoints:
         Raises:
             ArtifactError: there is no checkpoint, or one of its files was changed.
         """
-        if not (self._last / _SUMS).is_file():
-            raise ArtifactError(f"{self._last}: no checkpoint to resume from; train again without --resume")
-        sums: dict[str, str] = json.loads((self._last / _SUMS).read_text(encoding="utf-8"))
-        for name, expected in sums.items():
-            path = self._last / name
+        folder = self._newest_complete()
+        for name, expected in self._sums(folder).items():
+            path = self._best if name == _BEST else folder / name
             if not path.is_file() or sha256_of(path) != expected:
                 raise ArtifactError(f"{path}: damaged (its sha256 changed); train again without --resume")
-        accelerator.load_state(str(self._last))
-        rate.load_state_dict(load_without_code(self._last / _SCHEDULE))
-        return Position(**json.loads((self._last / _STATE).read_text(encoding="utf-8")))
+        accelerator.load_state(str(folder))
+        rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+        return Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
+
+    def _newest_complete(self) -> Path:
+        # A process that was killed between the two renames of a replacement leaves the previous state beside it.
+        aside = sorted(self._folder.glob(f".{self._last.name}.*.old/{self._last.name}"))
+        for folder in (self._last, *aside):
+            if (folder / _SUMS).is_file():
+                return folder
+        raise ArtifactError(f"{self._last}: no checkpoint to resume from; train again without --resume")
+
+    def _sums(self, folder: Path) -> dict[str, str]:
+        try:
+            sums: dict[str, str] = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
+            return dict(sums)
+        except ValueError:
+            raise ArtifactError(f"{folder / _SUMS}: damaged (not JSON); train again without --resume") from None
 
     def save_best(self, model: nn.Module) -> None:
         """Keep these weights as the best so far."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from torch import nn
 from edgeformer.data.batching import ordered_batches
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import PreparedData
+from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.manifest import ClassificationScore
 from edgeformer.schema.progress import Progress
 from edgeformer.schema.recipe import Recipe
@@ -58,16 +61,9 @@ class Outcome:
 class TrainingLoop:
     """One run's loop. ``run()`` may be called once; everything it needs to go on later is in the checkpoint."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: PreparedData,
-        model: nn.Module,
-        accelerator: Accelerator,
-        checkpoints: Checkpoints,
-    ) -> None:
+    def __init__(self, recipe: Recipe, data: PreparedData, model: nn.Module, accelerator: Accelerator) -> None:
         self._recipe, self._config, self._data = recipe, recipe.training, data
-        self._accelerator, self._checkpoints = accelerator, checkpoints
+        self._accelerator = accelerator
         self._sampler = PlannedBatches(data.train.lengths, self._config, recipe.seed)
         loader = training_loader(data.train, self._sampler, data.special.pad)
         optimizer = build_optimizer(model, self._config.optimizer)
@@ -78,26 +74,36 @@ class TrainingLoop:
         self._loss = nn.CrossEntropyLoss(label_smoothing=self._config.label_smoothing)
         self._special = self._special_ids().to(accelerator.device)
         self.position = Position()
+        self.checkpoints: Checkpoints | None = None
 
     def _special_ids(self) -> torch.Tensor:
         added = self._data.tokenizer.get_added_tokens_decoder()
         return torch.tensor(sorted(number for number, token in added.items() if token.special))
 
     @property
+    def _kept(self) -> Checkpoints:
+        assert self.checkpoints is not None, "set checkpoints before run() or resume()"
+        return self.checkpoints
+
+    @property
     def plain_model(self) -> nn.Module:
-        """The model without Accelerate's wrapper: it computes in float32."""
-        model: nn.Module = self._accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
-        return model
+        """The model without Accelerate's wrapper, on the same weights: it computes in float32."""
+        # Accelerate replaces the module's own forward to compute under autocast, and its unwrap_model undoes that for
+        # good, training included. A shallow copy without the replacement shares every weight and leaves training alone.
+        wrapped: nn.Module = self._accelerator.unwrap_model(self._model)
+        plain = copy.copy(wrapped)
+        plain.__dict__.pop("forward", None)
+        return plain
 
     def resume(self) -> Position:
         """Go on from the last checkpoint. Raises ArtifactError."""
-        self.position = self._checkpoints.restore(self._accelerator, self._rate)
+        self.position = self._kept.restore(self._accelerator, self._rate)
         return self.position
 
     def run(self, stop: StopRequest, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> Outcome:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request."""
         limit = min(self.total_steps, max_steps or self.total_steps)
-        while self.position.epoch < self._config.epochs and self.position.step < limit:
+        while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
             complete = self._epoch(stop, log, progress, limit)
             if stop:
                 self._save()
@@ -107,12 +113,14 @@ class TrainingLoop:
                 self.position.epoch += 1
                 self.position.batch, self.position.epoch_loss_sum, self.position.epoch_batches = 0, 0.0, 0
             self._save()
-            if not complete or self._should_stop_early(progress):
+            if not complete:
                 break
+        if self._stagnates():
+            progress.message("stopping early: validation loss no longer improves")
         return Outcome(self.position, interrupted=False)
 
     def _save(self) -> None:
-        self._checkpoints.save(self._accelerator, self._rate, self.position)
+        self._kept.save(self._accelerator, self._rate, self.position)
 
     def _epoch(self, stop: StopRequest, log: MetricsLog, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
@@ -124,23 +132,25 @@ class TrainingLoop:
         progress.advance(position.batch * self._config.batch_size)
         meter = _Meter()
         try:
+            mark = time.perf_counter()
             for batch in loader:
-                started = time.perf_counter()
+                rate = self._rate.current
                 loss = self._step(batch)
                 rows = len(batch["labels"])
-                meter.add(loss, rows, time.perf_counter() - started)
+                mark, seconds = time.perf_counter(), time.perf_counter() - mark  # the loader's time included
+                meter.add(loss, rows, seconds)
                 position.batch += 1
                 position.samples += rows
-                position.seconds += time.perf_counter() - started
+                position.seconds += seconds
                 position.epoch_loss_sum += loss
                 position.epoch_batches += 1
-                progress.advance(rows, loss=meter.loss, samples_per_s=meter.samples_per_second, lr=self._rate.current)
+                progress.advance(rows, loss=meter.loss, samples_per_s=meter.samples_per_second, lr=rate)
                 if not self._accelerator.sync_gradients:
                     continue
                 position.step += 1
                 if position.step % self._config.log_every == 0:
                     epoch = position.epoch + position.batch / len(self._sampler)
-                    log.record("step", position.step, epoch, {**meter.averages(), "lr": self._rate.current})
+                    log.record("step", position.step, epoch, {**meter.averages(), "lr": rate})
                     meter = _Meter()
                 if stop or position.step >= limit:
                     return position.batch == len(self._sampler)
@@ -172,7 +182,13 @@ class TrainingLoop:
             if self._accelerator.sync_gradients and not self._accelerator.optimizer_step_was_skipped:
                 self._rate.after_step()
             self._optimizer.zero_grad()
-        return float(loss.detach())
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise EdgeformerError(
+                f"training diverged after step {self.position.step}: the loss is {value}; "
+                "lower training.optimizer.lr or training.clip_norm"
+            )
+        return value
 
     def _validate(self, log: MetricsLog, progress: Progress) -> None:
         position = self.position
@@ -198,7 +214,7 @@ class TrainingLoop:
         if better:
             position.best_epoch, position.best_value = position.epoch + 1, value
             position.validation = result.model_dump()
-            self._checkpoints.save_best(self.plain_model)
+            self._kept.save_best(self.plain_model)
         progress.message(
             f"epoch {position.epoch + 1}: train loss {train_loss:.4f}, validation loss {result.loss:.4f}, "
             f"accuracy {result.accuracy:.4f}{' (best so far)' if better else ''}"
@@ -214,14 +230,9 @@ class TrainingLoop:
         else:
             position.epochs_without_improvement += 1
 
-    def _should_stop_early(self, progress: Progress) -> bool:
+    def _stagnates(self) -> bool:
         stopping = self._config.early_stopping
-        if stopping is None or self.position.epochs_without_improvement < stopping.patience:
-            return False
-        progress.message(
-            f"stopping early: no validation improvement of {stopping.min_delta:g} in {stopping.patience} epochs"
-        )
-        return True
+        return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
 
 
 class _Meter:

@@ -40,17 +40,19 @@ class LearningRate:
             self._plateau = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
         elif isinstance(config, OneCycleSchedule):
             peak = optimizer.param_groups[0]["lr"]
+            # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option.
+            warmup = max(config.warmup, 1.001 / total_steps)
             self._stepwise = OneCycleLR(
-                optimizer, peak, total_steps=total_steps, pct_start=config.warmup, cycle_momentum=False
+                optimizer, peak, total_steps=total_steps, pct_start=min(warmup, 1.0), cycle_momentum=False
             )
         elif isinstance(config, CosineSchedule):
-            warmup = round(config.warmup * total_steps)
+            rising = round(config.warmup * total_steps)
             final = config.final
 
             def factor(step: int) -> float:
-                if step < warmup:
-                    return (step + 1) / (warmup + 1)
-                share = (step - warmup) / max(1, total_steps - warmup)
+                if step < rising:
+                    return (step + 1) / (rising + 1)
+                share = (step - rising) / max(1, total_steps - rising)
                 return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
             self._stepwise = LambdaLR(optimizer, factor)

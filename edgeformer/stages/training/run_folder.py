@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from edgeformer.schema.errors import ArtifactError, InputError
 from edgeformer.schema.files import write_json, write_text
 from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipe import NAME_PATTERN, Recipe
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import RECIPE_FILE, RUN_FILE, read_run, run_folders
 
@@ -24,9 +25,7 @@ def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         try:
             folder.mkdir()
         except FileExistsError:
-            raise InputError(
-                f"--name {name}: {folder} exists already; choose another name, or go on with --resume"
-            ) from None
+            raise _taken(artifacts, name) from None
         return folder
     for number in range(1, 10_000):
         folder = artifacts / f"{recipe.name}-{number:03d}"
@@ -36,6 +35,18 @@ def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         except FileExistsError:
             continue
     raise InputError(f"{artifacts}: holds 9,999 runs of {recipe.name}; choose a --name")
+
+
+def check_name(artifacts: Path, name: str) -> None:
+    """Refuse a ``--name`` that cannot be a run's folder, before any work is done. Raises InputError."""
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    if (artifacts / name).exists():
+        raise _taken(artifacts, name)
+
+
+def _taken(artifacts: Path, name: str) -> InputError:
+    return InputError(f"--name {name}: {artifacts / name} exists already; choose another name, or go on with --resume")
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import set_seed
 from torch import nn
 
@@ -29,7 +30,7 @@ from edgeformer.stages.training.loop import TrainingLoop, evaluate
 from edgeformer.stages.training.metrics_log import MetricsLog
 from edgeformer.stages.training.model_folder import write_model
 from edgeformer.stages.training.precision import resolve_precision
-from edgeformer.stages.training.run_folder import folder_to_resume, new_folder, write_recipe, write_run
+from edgeformer.stages.training.run_folder import check_name, folder_to_resume, new_folder, write_recipe, write_run
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,21 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     """
     progress = progress or Silent()
     resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
-    accelerator = _accelerator(recipe, options)
+    if resumed is None and options.name is not None:
+        check_name(options.artifacts, options.name)
+    accelerator, precision = _accelerator(recipe, options)
     data = prepare(recipe, options.artifacts / ".cache" / "tokens", progress)
     set_seed(recipe.seed)
-    model, why_not_flash = build_encoder(recipe.model, recipe.classes)
+    model, why_not_flash = build_encoder(
+        recipe.model, recipe.classes, device_type=accelerator.device.type, precision=precision
+    )
     if why_not_flash:
         progress.message(f"model.attention: flash is not used, torch SDPA instead: {why_not_flash}")
     if accelerator.device.type == "cpu":
         keep_freed_memory()
+    loop = TrainingLoop(recipe, data, model, accelerator)
     folder = resumed or new_folder(recipe, options.artifacts, options.name)
-    loop = TrainingLoop(recipe, data, model, accelerator, Checkpoints(folder))
+    loop.checkpoints = Checkpoints(folder)
     run = _Run(folder, recipe, data, loop)
     manifest = run.begin(accelerator, why_not_flash, resumed is not None)
     _announce(manifest, loop, progress)
@@ -72,6 +78,8 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
             raise InterruptedRun(
                 f"interrupted after step {outcome.position.step}; go on with --resume --name {run.folder.name}"
             )
+        if options.max_steps is not None and outcome.position.step == options.max_steps < loop.total_steps:
+            manifest = manifest.model_copy(update={"reason": f"stopped by --max-steps {options.max_steps}"})
         run.finish(manifest, accelerator.device, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         run.stop(manifest, "interrupted", "stopped by the user")
@@ -83,18 +91,22 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     return run.folder
 
 
-def _accelerator(recipe: Recipe, options: TrainOptions) -> Accelerator:
+def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
         )
     use_cpu = options.accelerator == "cpu" or not torch.cuda.is_available()
     precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
-    return Accelerator(
+    # Accelerate keeps its settings for the life of the process and refuses others; each run brings its own.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         gradient_accumulation_steps=recipe.training.accumulation,
         cpu=use_cpu,
     )
+    return accelerator, precision
 
 
 def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:
@@ -116,6 +128,10 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
 
 
+def _precision(accelerator: Accelerator) -> str:
+    return "fp32" if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
+
+
 class _Run:
     """What is written into the run's folder, and when."""
 
@@ -128,6 +144,12 @@ class _Run:
             old = read_run(self.folder)
             if old.data.fingerprint != self._data.summary.fingerprint:
                 raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
+            precision = _precision(accelerator)
+            if old.precision != precision:
+                raise InputError(
+                    f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
+                    f"add --set training.precision={old.precision} and train anew, or resume where it began"
+                )
             self._loop.resume()
             manifest = old.model_copy(update={"status": "running", "reason": None})
         else:
@@ -139,7 +161,6 @@ class _Run:
     def _fresh_manifest(self, accelerator: Accelerator, why_not_flash: str | None) -> RunManifest:
         recipe = self._recipe
         requested = recipe.model.attention
-        precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
         return RunManifest(
             run=self.folder.name,
             status="running",
@@ -149,7 +170,7 @@ class _Run:
             started=now(),
             parameters=count_parameters(self._loop.plain_model),
             vocabulary=recipe.model.vocab_size,
-            precision=precision,
+            precision=_precision(accelerator),
             attention=AttentionUse(
                 requested=requested, used="sdpa" if why_not_flash else requested, reason=why_not_flash
             ),
