@@ -40,7 +40,7 @@ def draw_learning_curve(run: Path) -> Path:
                 va="bottom", fontsize=8, color=GREY,
             )  # fmt: skip
         accuracy.set(xlabel="epoch", ylabel="accuracy")
-        accuracy.legend(frameon=False, loc="lower right")
+        accuracy.legend(frameon=False, loc="center right")
         rate.plot(_of(steps, "epoch"), _of(steps, "lr"), color=BLUE)
         rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path

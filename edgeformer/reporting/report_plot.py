@@ -48,7 +48,7 @@ def _draw_sizes(axis: Any, report: Report) -> None:
     mib = 2**20
     sizes = {row.artifact: row.size_bytes / mib for row in report.rows}
     bars = axis.bar(list(sizes), list(sizes.values()), 0.5, color=BLUE)
-    axis.bar_label(bars, fmt="%.1f", fontsize=8)
+    axis.bar_label(bars, fmt="%.3g", fontsize=8)
     limits = {c.limit / mib for c in report.verdict.checks if c.name.startswith("size")}
     for limit in limits:
         axis.axhline(limit, color=RED, linestyle="--", linewidth=1)

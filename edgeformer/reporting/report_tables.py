@@ -21,6 +21,8 @@ def print_report(report: Report, files: list[Path], console: Console) -> None:
     warnings = [f"{r.artifact} {r.batch} × {r.seq}: {w}" for r in report.rows for w in r.latency_ms.warnings]
     for note in (*report.notes, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
+    if not any(path.suffix == ".png" for path in files):
+        console.print("no picture: matplotlib is not installed (it comes with edgeformer[train])")
     for path in files:
         console.print(f"{'picture' if path.suffix == '.png' else 'report '} {path}", soft_wrap=True)
 
