@@ -2,7 +2,8 @@
 
 Usage:
     python benchmarks/sst2_results.py collect results.json RUN_FOLDER…
-    python benchmarks/sst2_results.py table results.json
+    python benchmarks/sst2_results.py table results.json       # scores
+    python benchmarks/sst2_results.py artifacts results.json   # size, sharing, parity
 """
 
 from __future__ import annotations
@@ -69,6 +70,29 @@ def table(records: list[dict[str, Any]]) -> str:
     return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 
+def artifacts_table(records: list[dict[str, Any]]) -> str:
+    """Markdown: size, sharing, parity and test score of every exported artifact."""
+    rows = []
+    for record in records:
+        scores = {(row["artifact"], row["split"]): row for row in record.get("evaluation", [])}
+        for artifact in record.get("artifacts", []):
+            sharing, parity = artifact["sharing"], artifact["parity"]
+            score = scores.get((artifact["id"], record["split"]))
+            rows.append(
+                [
+                    record["run"],
+                    artifact["id"],
+                    f"{artifact['size_bytes']:,}",
+                    f"{sharing['stored_parameters']:,} of {sharing['unique_parameters']:,}",
+                    f"{parity['max_abs_error']:.1e}",
+                    f"{parity['top1_agreement']:.1%}",
+                    f"{score['accuracy']:.4f}" if score else "–",
+                ]
+            )
+    header = ["run", "artifact", "bytes", "parameters stored", "max error vs torch", "top-1 agreement", "accuracy"]
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+
+
 def main() -> None:
     """Command line."""
     match sys.argv[1:]:
@@ -78,6 +102,8 @@ def main() -> None:
             Path(target).write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
         case ["table", source]:
             print(table(json.loads(Path(source).read_text(encoding="utf-8"))))
+        case ["artifacts", source]:
+            print(artifacts_table(json.loads(Path(source).read_text(encoding="utf-8"))))
         case _:
             raise SystemExit(__doc__)
 
