@@ -194,7 +194,7 @@ def test_a_hub_name_that_cannot_be_had_says_what_to_do(monkeypatch):
         load_tokenizer(config, cleaning="paper", vocab_size=30_522, training_texts=None)
     message = str(caught.value)
     assert "hub tokenizer bert-base-uncased" in message
-    assert "tokenizer.kind=file" in message
+    assert "--tokenizer PATH/tokenizer.json" in message
     assert "long story" not in message
 
 

@@ -1,4 +1,4 @@
-"""Keep freed memory in the process during CPU training."""
+"""Keep freed memory in the process during CPU training: a setting of the whole process, so its owner asks for it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from edgeformer.schema.manifest import AttentionUse, ClassificationScore, RunMan
 from edgeformer.schema.progress import Progress, Silent
 from edgeformer.schema.recipe import Recipe
 from edgeformer.schema.workspace import read_run
-from edgeformer.stages.training.allocator import keep_freed_memory
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.interrupt import stop_on_interrupt
 from edgeformer.stages.training.loop import TrainingLoop, evaluate
@@ -63,8 +62,6 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     )
     if why_not_flash:
         progress.message(f"model.attention: flash is not used, torch SDPA instead: {why_not_flash}")
-    if accelerator.device.type == "cpu":
-        keep_freed_memory()
     loop = TrainingLoop(recipe, data, model, accelerator)
     folder = resumed or new_folder(recipe, options.artifacts, options.name)
     loop.checkpoints = Checkpoints(folder)
@@ -83,8 +80,7 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         run.finish(manifest, accelerator.device, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         run.stop(manifest, "interrupted", "stopped by the user")
-        message = str(error) or f"interrupted; go on with --resume --name {run.folder.name}"
-        raise InterruptedRun(message) from None
+        raise InterruptedRun(str(error) or _how_to_go_on(run.folder)) from None
     except BaseException as error:
         run.stop(manifest, "failed", f"{type(error).__name__}: {error}")
         raise
@@ -126,6 +122,12 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
             progress.message(f"{name}: {rows_cut:,} texts were cut to data.max_length")
     if loop.position.step:
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if (folder / "checkpoints" / "last").is_dir():
+        return f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
+    return f"interrupted before the first checkpoint; nothing in {folder} can be resumed"
 
 
 def _precision(accelerator: Accelerator) -> str:
