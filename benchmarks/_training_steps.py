@@ -11,15 +11,11 @@ from torch import nn
 
 from edgeformer.models.build import build_encoder
 from edgeformer.schema.shipped import load_recipe
-from edgeformer.stages.training.allocator import keep_freed_memory
 from edgeformer.stages.training.optimization import build_optimizer
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--keep-memory", action="store_true")
 parser.add_argument("--steps", type=int, default=20)
 arguments = parser.parse_args()
-if arguments.keep_memory and not keep_freed_memory():
-    raise SystemExit("this system has no glibc")
 recipe = load_recipe("recurrent_sst2_fast")
 torch.manual_seed(0)
 model, _ = build_encoder(recipe.model, recipe.classes)

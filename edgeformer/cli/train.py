@@ -53,9 +53,7 @@ def command(
     progress = show_progress()
     resolved = read_recipe(recipe, overrides, data, tokenizer, progress)
     with needs_extra("train", "training"):
-        from edgeformer.stages.training.allocator import keep_freed_memory
         from edgeformer.stages.training.train import TrainOptions, train
-    keep_freed_memory()
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps)
     folder = train(resolved, options, progress)
     _finish(folder, as_json)
