@@ -15,17 +15,11 @@ from edgeformer.schema.workspace import read_manifest
 EVALUATION_FILE = "evaluation.json"
 
 
-class EvaluationRow(Frozen):
-    """Scores of one artifact on one set."""
+class EvaluationRow(ClassificationScore):
+    """Scores of one artifact on one set, and what they cost in time."""
 
     artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
     split: str
-    n: int
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
-    loss: float = Field(description="mean cross-entropy, nats")
     perplexity: float | None = None
     ms_per_sample: float | None = Field(
         None,

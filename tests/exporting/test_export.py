@@ -102,9 +102,7 @@ def test_fp16_weights_are_half_the_bytes(artifacts: dict[str, ArtifactManifest])
     fp32, fp16 = artifacts["onnx-fp32"].sharing, artifacts["onnx-fp16"].sharing
     assert fp32 is not None and fp16 is not None
     rotary = 2 * 512 * 8 * 4  # cos and sin stay in float32
-    norms = 9 * 32 * 4 // 2
     assert (fp16.weight_bytes - rotary) / (fp32.weight_bytes - rotary) == pytest.approx(0.5, abs=0.02)
-    assert norms > 0
 
 
 def test_manifest_lists_every_file_with_its_hash(finished_run: Path) -> None:
