@@ -7,12 +7,16 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from edgeformer.models.crt import CRT
 from edgeformer.models.encoder import EncoderClassifier
 from edgeformer.models.flash import choose_attention
 from edgeformer.models.layers import sdpa
 from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
 from edgeformer.schema.recipe import EncoderConfig
+from edgeformer.schema.recipes import AnyRecipe
 
 
 def build_encoder(
@@ -34,18 +38,43 @@ def build_encoder(
     return EncoderClassifier(classes=classes, attention=attention, **options), reason
 
 
+def build_crt(config: CRTConfig) -> CRT:
+    """CRT-Deep with fresh weights."""
+    return CRT(**config.model_dump(exclude={"kind"}))
+
+
 def load_encoder(config: EncoderConfig, classes: int, weights: Path) -> EncoderClassifier:
     """The model with the weights of a run's ``model.safetensors``, in evaluation mode on the CPU, through SDPA.
 
     Raises:
         ArtifactError: the file is missing, damaged, or holds other tensors than the configuration asks for.
     """
+    model, _ = build_encoder(config, classes, for_export=True)
+    _load_into(model, weights)
+    return model
+
+
+def load_crt(config: CRTConfig, weights: Path) -> CRT:
+    """The same for CRT-Deep. Raises ArtifactError."""
+    model = build_crt(config)
+    _load_into(model, weights)
+    return model
+
+
+def _load_into(model: nn.Module, weights: Path) -> None:
     try:
         state = load_file(weights)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"{weights}: cannot be read as safetensors: {error}; copy or train it again") from None
-    model, _ = build_encoder(config, classes, for_export=True)
-    expected = model.state_dict()
+    problems = misfits(model.state_dict(), state)
+    if problems:
+        raise ArtifactError(f"{weights}: does not fit the recipe beside it: {'; '.join(problems[:5])}")
+    model.load_state_dict(state)
+    model.eval()
+
+
+def misfits(expected: dict[str, Tensor], state: dict[str, Tensor]) -> list[str]:
+    """What keeps ``state`` from being loaded: missing, unexpected and misshapen tensors, by name."""
     problems = [f"missing {name}" for name in expected.keys() - state.keys()]
     problems += [f"unexpected {name}" for name in state.keys() - expected.keys()]
     problems += [
@@ -53,14 +82,14 @@ def load_encoder(config: EncoderConfig, classes: int, weights: Path) -> EncoderC
         for name in expected.keys() & state.keys()
         if state[name].shape != expected[name].shape
     ]
-    if problems:
-        raise ArtifactError(f"{weights}: does not fit the recipe beside it: {'; '.join(sorted(problems)[:5])}")
-    model.load_state_dict(state)
-    return model.eval()
+    return sorted(problems)
 
 
-def count_offline(config: EncoderConfig, classes: int) -> int:
-    """Exact parameter count without allocating a weight (meta device)."""
+def count_offline(recipe: AnyRecipe) -> int:
+    """Exact parameter count of a recipe's model without allocating a weight (meta device)."""
     with torch.device("meta"):
-        model, _ = build_encoder(config, classes, for_export=True)
+        if isinstance(recipe, LanguageRecipe):
+            model: nn.Module = build_crt(recipe.model)
+        else:
+            model, _ = build_encoder(recipe.model, recipe.classes, for_export=True)
     return sum(parameter.numel() for parameter in model.parameters())

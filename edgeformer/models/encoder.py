@@ -93,14 +93,3 @@ def _initialise(module: nn.Module) -> None:
 def count_parameters(model: nn.Module) -> int:
     """Parameters, each shared one counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def half_for_export(model: nn.Module) -> nn.Module:
-    """The model in FP16 with its normalisation scales and rotary table left in FP32, in place."""
-    model.half()
-    for module in model.modules():
-        if isinstance(module, RMSNorm):
-            module.float()
-        elif isinstance(module, EncoderClassifier):
-            module.cos, module.sin = module.cos.float(), module.sin.float()
-    return model

@@ -7,7 +7,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from edgeformer.schema.base import Frozen
-from edgeformer.schema.recipe import Name
+from edgeformer.schema.sources import Name
 from edgeformer.schema.units import Bytes, Milliseconds
 
 T = TypeVar("T")

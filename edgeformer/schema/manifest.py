@@ -7,7 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.schema.base import Frozen
+from edgeformer.schema.language_recipe import TextConfig
 from edgeformer.schema.recipe import DataConfig
+from edgeformer.schema.scores import ClassificationScore, LanguageScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8"]
@@ -30,22 +32,13 @@ class DataSummary(Frozen):
     split: str
     synthetic: bool
     rows: dict[str, int] = Field(description="rows per set: train, validation, and each test set by name")
-    label_rows: dict[str, dict[str, int]] = Field(description="rows per label in each set")
+    label_rows: dict[str, dict[str, int]] = Field({}, description="classification: rows per label in each set")
+    tokens: dict[str, int] = Field({}, description="language modelling: tokens per set, boundaries included")
+    words: dict[str, int] = Field({}, description="language modelling: words per set, paragraph ends included")
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
     fingerprints: dict[str, str] = Field({}, description="the same for each set by itself")
     overlap: tuple[OverlapCount, ...] = Field((), strict=False)
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
-
-
-class ClassificationScore(Frozen):
-    """Scores on one labelled set. Two classes: of the second label; more: macro-averaged."""
-
-    n: int
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
-    loss: float = Field(description="mean cross-entropy, nats")
 
 
 class AttentionUse(Frozen):
@@ -54,6 +47,27 @@ class AttentionUse(Frozen):
     requested: str
     used: str
     reason: str | None = None
+
+
+class Causality(Frozen):
+    """Does a language model look ahead? Tokens after t are changed; outputs up to t must stay as they are."""
+
+    leaks: bool
+    largest_change: dict[str, float] = Field(description="loop → largest change of an output up to t, over its spread")
+    reach: int = Field(description="positions ahead that some output depends on, as far as the probe saw")
+    lengths: tuple[int, ...] = Field(strict=False)
+    trials: int
+    tolerance: float
+
+
+class MemoryUse(Frozen):
+    """Peak memory of a training run: what was predicted before it, and what was measured."""
+
+    device: str = Field(description="what the prediction was made for: cpu or cuda")
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    measured_as: str | None = Field(None, description="what the measured figure is")
+    budget_bytes: int | None = None
 
 
 class RunManifest(Frozen):
@@ -78,9 +92,15 @@ class RunManifest(Frozen):
     attention: AttentionUse
     data: DataSummary
     best_epoch: int | None = None
-    validation: ClassificationScore | None = None
-    test: ClassificationScore | None = None
-    tests: dict[str, ClassificationScore] = Field({}, description="every test set by name, the first is `test`")
+    validation: ClassificationScore | LanguageScore | None = None
+    test: ClassificationScore | LanguageScore | None = None
+    tests: dict[str, ClassificationScore | LanguageScore] = Field(
+        {}, description="every test set by name, the first is `test`"
+    )
+    leaks: bool = Field(False, description="language models: sees the tokens it is asked to predict; scores are void")
+    causality: Causality | None = Field(None, description="language models: what the probe found before training")
+    memory: MemoryUse | None = None
+    batch_size: int | None = Field(None, description="rows at a time at the end; smaller than asked for after an OOM")
     versions: dict[str, str]
     code_version: str
     host: dict[str, Any]
@@ -129,7 +149,7 @@ class ArtifactManifest(Frozen):
     opset: int | None = None
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None
-    score: ClassificationScore | None = Field(None, description="on the golden inputs' labels")
+    score: ClassificationScore | LanguageScore | None = Field(None, description="on the golden inputs")
     sharing: Sharing | None = None
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
     built_with: dict[str, str] = Field({}, description="library → version")
@@ -142,14 +162,16 @@ class BundleManifest(Frozen):
     run: str
     task: str
     created: str
-    labels: tuple[str, ...] = Field(strict=False)
+    labels: tuple[str, ...] = Field((), strict=False, description="classification: names of the classes")
+    exits: tuple[int, ...] = Field((), strict=False, description="language modelling: loops with a head")
+    leaks: bool = Field(False, description="language modelling: sees what it is asked to predict")
     max_length: int
     max_positions: int
     pad_id: int
     parameters: int
     synthetic: bool = Field(description="trained on generated text, not on real data")
     target: str | None = None
-    data: DataConfig = Field(description="how to find the test split again (evaluate)")
+    data: DataConfig | TextConfig = Field(description="how to find the test split again (evaluate)")
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)

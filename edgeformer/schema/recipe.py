@@ -10,52 +10,9 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from edgeformer.schema.base import Frozen
+from edgeformer.schema.sources import Name, PositiveFloat, PositiveInt, Probability, Seed, Source, TokenizerConfig
+from edgeformer.schema.training_config import ClassificationTraining
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class HubSource(Frozen):
-    """A split of a hub data set, read with the ``datasets`` library (a local data set folder works too)."""
-
-    kind: Literal["hub"]
-    name: str = Field(description="hub name (nyu-mll/glue) or the folder of a local data set")
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    text: str = "text"
-    label: str | None = "label"
-    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
-
-
-class FileSource(Frozen):
-    """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
-
-    kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the folder edgeformer is started in")
-    format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
-        None, description="read from the file's suffix when absent"
-    )
-    text: str = "text"
-    label: str | None = "label"
-    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
-
-
-class SyntheticSource(Frozen):
-    """The built-in generator of synthetic product reviews (seeded). Not real text; for trying things out."""
-
-    kind: Literal["synthetic-reviews"]
-    rows: PositiveInt
-    seed: Seed = 0
-
-
-Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given"]
 
 
@@ -98,31 +55,6 @@ class DataConfig(Frozen):
         return self
 
 
-class HubTokenizer(Frozen):
-    """A tokenizer by hub name."""
-
-    kind: Literal["hub"]
-    name: str
-    revision: str | None = None
-
-
-class FileTokenizer(Frozen):
-    """A ``tokenizer.json`` on this machine."""
-
-    kind: Literal["file"]
-    path: str
-
-
-class TrainedTokenizer(Frozen):
-    """A tokenizer trained on the run's own training text; its size is ``model.vocab_size``."""
-
-    kind: Literal["trained"]
-    algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
-
-
-TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Field(discriminator="kind")]
-
-
 class EncoderConfig(Frozen):
     """The encoder of paper A: ``layers`` shared layers, applied ``iterations`` times. Stacked is one iteration."""
 
@@ -149,100 +81,36 @@ class EncoderConfig(Frozen):
         return self
 
 
-class OptimizerConfig(Frozen):
-    """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
-
-    kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat
-    betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
-    ] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
-
-
-class ConstantSchedule(Frozen):
-    """The learning rate stays as it is."""
-
-    kind: Literal["constant"]
-
-
-class PlateauSchedule(Frozen):
-    """ReduceLROnPlateau on validation loss, stepped once per epoch."""
-
-    kind: Literal["plateau"]
-    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    patience: Annotated[int, Field(ge=0)] = 2
-
-
-class OneCycleSchedule(Frozen):
-    """OneCycle over the whole run: ``warmup`` of it up to the optimizer's lr, then a cosine down."""
-
-    kind: Literal["one-cycle"]
-    warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-
-
-class CosineSchedule(Frozen):
-    """Linear warm-up over ``warmup`` of all steps, then a cosine down to ``final`` × lr."""
-
-    kind: Literal["cosine"]
-    warmup: Probability = 0.06
-    final: Probability = 0.0
-
-
-Schedule = Annotated[
-    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule, Field(discriminator="kind")
-]
-
-
-class EarlyStopping(Frozen):
-    """Stop after ``patience`` epochs without an improvement of validation loss by at least ``min_delta``."""
-
-    patience: PositiveInt = 3
-    min_delta: Annotated[float, Field(ge=0.0)] = 1e-3
-
-
-class TrainingConfig(Frozen):
-    """How the weights are found. ``batch_size`` × ``accumulation`` is the effective batch."""
-
-    epochs: PositiveInt
-    batch_size: PositiveInt
-    accumulation: PositiveInt = 1
-    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
-        "fp32", description="auto: bf16 where this machine computes in it, fp16 on older CUDA cards, else fp32"
-    )
-    optimizer: OptimizerConfig
-    schedule: Schedule
-    clip_norm: PositiveFloat | None = 1.0
-    label_smoothing: Probability = 0.0
-    token_dropout: Probability = Field(
-        0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
-    )
-    batching: Literal["shuffled", "bucketed"] = Field(
-        "shuffled", description="bucketed: batches of similar length, in random order"
-    )
-    early_stopping: EarlyStopping | None = None
-    select_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="the validation metric that picks the epoch whose weights are kept"
-    )
-    log_every: PositiveInt = 50
-
-
 class Recipe(Frozen):
-    """A validated recipe file."""
+    """What every recipe has; each task adds its own ``data``, ``model`` and ``training``."""
 
     name: Name
     description: str = ""
-    task: Literal["classification"]
+    task: str
     target: Name | None = Field(None, description="device profile that plan and profile use by default")
     seed: Seed = 42
-    data: DataConfig
     tokenizer: TokenizerConfig
+
+    def to_yaml(self) -> str:
+        """The resolved recipe as a recipe file: every default spelled out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def fingerprint(self) -> str:
+        """sha256 of the resolved recipe; equal recipes are the same run."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ClassificationRecipe(Recipe):
+    """A recipe of paper A: an encoder that puts a text into one of several classes."""
+
+    task: Literal["classification"]
+    data: DataConfig
     model: EncoderConfig
-    training: TrainingConfig
+    training: ClassificationTraining
 
     @model_validator(mode="after")
-    def _lengths_fit(self) -> Recipe:
+    def _lengths_fit(self) -> ClassificationRecipe:
         if self.data.max_length > self.model.max_positions:
             raise ValueError(
                 f"data.max_length {self.data.max_length} is longer than model.max_positions {self.model.max_positions}"
@@ -253,12 +121,3 @@ class Recipe(Frozen):
     def classes(self) -> int:
         """Number of labels."""
         return len(self.data.labels)
-
-    def to_yaml(self) -> str:
-        """The resolved recipe as a recipe file: every default spelled out."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-    def fingerprint(self) -> str:
-        """sha256 of the resolved recipe; equal recipes are the same run."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()

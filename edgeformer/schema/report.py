@@ -101,6 +101,7 @@ class Report(Frozen):
     bundle: str
     created: str
     synthetic: bool
+    leaks: bool = Field(False, description="the model sees what it is asked to predict; its scores are void")
     parameters: int
     rows: tuple[Row, ...] = Field(strict=False)
     verdict: Verdict

@@ -8,7 +8,7 @@ from typing import Literal
 
 from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.errors import RecipeError
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipes import AnyRecipe, validate_recipe
 from edgeformer.schema.validation import apply_overrides, validate
 from edgeformer.schema.yaml_file import YamlDocument, read_yaml
 
@@ -56,9 +56,9 @@ def load_recipe_document(name: str, overrides: list[str]) -> YamlDocument:
     return document
 
 
-def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+def load_recipe(name: str, overrides: list[str] | None = None) -> AnyRecipe:
     """Find, read, override and validate a recipe. Raises RecipeError."""
-    return validate(Recipe, load_recipe_document(name, overrides or []))
+    return validate_recipe(load_recipe_document(name, overrides or []))
 
 
 def load_profile(name: str) -> DeviceProfile:

@@ -13,7 +13,7 @@ from edgeformer.models.encoder import EncoderClassifier, count_parameters
 from edgeformer.models.flash import choose_attention
 from edgeformer.models.layers import MASKED, sdpa
 from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.recipe import EncoderConfig
+from edgeformer.schema.recipe import ClassificationRecipe, EncoderConfig
 from edgeformer.schema.shipped import load_recipe
 
 SMALL = EncoderConfig(
@@ -36,7 +36,7 @@ def model_of(config: EncoderConfig) -> EncoderClassifier:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "classes", "parameters"),
+    ("name", "classes", "parameters"),
     [
         ("baseline_sst2", 2, 25_912_706),
         ("baseline_sst2", 3, 25_913_091),
@@ -47,12 +47,15 @@ def model_of(config: EncoderConfig) -> EncoderClassifier:
         ("baseline_sst2_fast", 2, 25_912_706),
     ],
 )
-def test_parameter_counts_are_the_papers(recipe: str, classes: int, parameters: int) -> None:
-    assert count_offline(load_recipe(recipe).model, classes) == parameters
+def test_parameter_counts_are_the_papers(name: str, classes: int, parameters: int) -> None:
+    labels = ["a", "b", "c"][:classes]
+    assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
 
 
 def test_offline_count_is_the_built_models() -> None:
-    assert count_offline(SMALL, 3) == count_parameters(model_of(SMALL))
+    recipe = load_recipe("quickstart")
+    assert isinstance(recipe, ClassificationRecipe)
+    assert count_offline(recipe) == count_parameters(build_encoder(recipe.model, recipe.classes)[0])
 
 
 def test_recurrence_follows_the_formula() -> None:
