@@ -9,7 +9,7 @@ from typing import Any
 from edgeformer.data.rows import Record
 from edgeformer.data.text_files import check_file
 from edgeformer.schema.errors import DataError, MissingDependencyError
-from edgeformer.schema.recipe import HubSource
+from edgeformer.schema.sources import HubSource
 
 
 def _datasets(wanted_for: str) -> Any:

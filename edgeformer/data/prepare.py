@@ -20,7 +20,8 @@ from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
 from edgeformer.schema.errors import DataError, InputError
 from edgeformer.schema.manifest import DataSummary
 from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.recipe import DataConfig, Recipe, SyntheticSource
+from edgeformer.schema.recipe import ClassificationRecipe, DataConfig
+from edgeformer.schema.sources import SyntheticSource
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PreparedData:
     summary: DataSummary
 
 
-def prepare(recipe: Recipe, cache: Path, progress: Progress | None = None) -> PreparedData:
+def prepare(recipe: ClassificationRecipe, cache: Path, progress: Progress | None = None) -> PreparedData:
     """Read, split and encode the data of a recipe, and count what its test sets share with its training set.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import FileSource, HubSource
+from edgeformer.schema.sources import FileSource, HubSource
 
 Record = tuple[str, Mapping[str, object]]
 """Where a record is ("reviews.csv, line 7"), and its values by column."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgeformer.data.hub import hub_records, parquet_records
@@ -10,17 +10,17 @@ from edgeformer.data.rows import Record, Row, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.text_files import COMPRESSIONS, check_file, format_of, records
 from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import DataConfig, FileSource, HubSource, Source, SyntheticSource
+from edgeformer.schema.language_recipe import TextConfig
+from edgeformer.schema.recipe import DataConfig
+from edgeformer.schema.sources import FileSource, HubSource, Source, SyntheticSource
 
-__all__ = ["Row", "columns", "file_source", "local_parts", "read"]
+__all__ = ["Row", "columns", "file_source", "local_parts", "local_text_parts", "read", "text_source"]
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("label", "labels", "sentiment")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
-_SUFFIXES = (
-    *(f".{kind}{compression}" for kind in ("tsv", "csv", "jsonl") for compression in ("", *COMPRESSIONS)),
-    ".parquet",
-)
+_LABELLED = ("tsv", "csv", "jsonl", "parquet")
+_TEXT = ("txt", *_LABELLED)
 
 
 def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
@@ -86,6 +86,12 @@ def file_source(path: Path, text: str | None = None, label: str | None = None) -
     )
 
 
+def text_source(path: Path, text: str | None = None) -> FileSource:
+    """An unlabelled source for ``path``, its text column found as in :func:`file_source`. Raises DataError."""
+    chosen = _choose(path, "text", columns(path), (text, *TEXT_COLUMNS))
+    return FileSource(kind="file", path=str(path), text=chosen, label=None)
+
+
 def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
     names = list(dict.fromkeys(name for name in wanted if name is not None))
     for name in names:
@@ -106,31 +112,57 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     Raises:
         DataError: no such folder, no file for a part that the protocol uses, or no usable columns in one.
     """
+    needed = dict.fromkeys(_used_parts(config), f"split {config.split!r}")
+    files, notes = _part_files(folder, config.parts, _LABELLED, needed)
+    parts = {part: (_like(config.parts[part][0], path),) for part, path in files.items()}
+    return config.model_copy(update={"parts": parts}), notes
+
+
+def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
+    """``--data DIR`` for a language model: as :func:`local_parts`, without labels, and ``DIR/<part>.txt`` first.
+
+    Raises:
+        DataError: no such folder, no file for train or validation, or no text column in one.
+    """
+    needed = dict.fromkeys(("train", "validation"), "a language model")
+    files, notes = _part_files(folder, config.parts, _TEXT, needed)
+    parts = {}
+    for part, path in files.items():
+        source = config.parts[part][0]
+        parts[part] = (text_source(path, None if isinstance(source, SyntheticSource) else source.text),)
+    return config.model_copy(update={"parts": parts}), notes
+
+
+def _part_files(
+    folder: Path, parts: Iterable[str], kinds: Sequence[str], needed: Mapping[str, str]
+) -> tuple[dict[str, Path], list[str]]:
+    """The file of each part, and notes; ``needed``: part → what cannot do without it."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
-    parts: dict[str, tuple[Source, ...]] = {}
+    files: dict[str, Path] = {}
     notes: list[str] = []
-    for part, sources in config.parts.items():
-        found = [folder / name for name in _file_names(part) if (folder / name).is_file()]
+    for part in parts:
+        found = [folder / name for name in _file_names(part, kinds) if (folder / name).is_file()]
         if found:
             if len(found) > 1:
                 notes.append(f"part {part}: read from {found[0].name}; {found[1].name} is left alone")
-            parts[part] = (_like(sources[0], found[0]),)
-        elif part in _used_parts(config):
-            looked = f"{part}.tsv, {part}.csv, {part}.jsonl, {part}.parquet"
-            others = "".join(f" (or {stem}.tsv …)" for stem in _OTHER_STEMS.get(part, ()))
+            files[part] = found[0]
+        elif part in needed:
+            looked = ", ".join(f"{part}.{kind}" for kind in kinds)
+            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in _OTHER_STEMS.get(part, ()))
             have = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
             raise DataError(
-                f"{folder}: no file for part {part!r}, which split {config.split!r} uses; looked for "
+                f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
                 f"{looked}{others}, also as .xz, .gz, .bz2; the folder has: {have}"
             )
         else:
             notes.append(f"part {part}: no file in {folder}; left out")
-    return config.model_copy(update={"parts": parts}), notes
+    return files, notes
 
 
-def _file_names(part: str) -> list[str]:
-    return [f"{stem}{suffix}" for stem in (part, *_OTHER_STEMS.get(part, ())) for suffix in _SUFFIXES]
+def _file_names(part: str, kinds: Sequence[str]) -> list[str]:
+    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
+    return [f"{stem}{suffix}" for stem in (part, *_OTHER_STEMS.get(part, ())) for suffix in suffixes]
 
 
 def _used_parts(config: DataConfig) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from edgeformer.data.encoding import Encoded, encode
 from edgeformer.data.text_files import check_file
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import FileTokenizer, HubTokenizer, TokenizerConfig
+from edgeformer.schema.sources import FileTokenizer, HubTokenizer, TokenizerConfig
 
 __all__ = ["Encoded", "SpecialIds", "encode", "fingerprint", "load_tokenizer", "special_ids"]
 
@@ -48,9 +48,9 @@ def load_tokenizer(
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     if isinstance(config, FileTokenizer):
-        tokenizer, name = _from_file(Path(config.path)), config.path
+        tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):
-        tokenizer, name = _from_hub(config), f"hub tokenizer {config.name}"
+        tokenizer, name = tokenizer_from_hub(config), f"hub tokenizer {config.name}"
     else:
         if training_texts is None:
             raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
@@ -61,7 +61,7 @@ def load_tokenizer(
     tokenizer.no_padding()
     if cleaning == "paper":
         _prepend_cleaning(tokenizer)
-    _check_size(tokenizer, name, vocab_size)
+    check_size(tokenizer, name, vocab_size)
     _check_specials(tokenizer, name)
     return tokenizer
 
@@ -80,7 +80,8 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest()
 
 
-def _from_file(path: Path) -> Tokenizer:
+def tokenizer_from_file(path: Path) -> Tokenizer:
+    """Read a tokenizer.json. Raises DataError."""
     check_file(path)
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -93,7 +94,8 @@ def _from_file(path: Path) -> Tokenizer:
     raise DataError(f"{path}: not a tokenizer: {reason}; tokenizer.path: must name a tokenizer.json file")
 
 
-def _from_hub(config: HubTokenizer) -> Tokenizer:
+def tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
+    """Fetch a tokenizer by hub name. Raises DataError."""
     try:
         return Tokenizer.from_pretrained(config.name, revision=config.revision or "main")
     except Exception as error:  # the library raises plain Exception, and the hub client its own
@@ -117,7 +119,8 @@ def _prepend_cleaning(tokenizer: Tokenizer) -> None:
     tokenizer.normalizer = Sequence([*ours, own])
 
 
-def _check_size(tokenizer: Tokenizer, name: str, vocab_size: int) -> None:
+def check_size(tokenizer: Tokenizer, name: str, vocab_size: int) -> None:
+    """Refuse a tokenizer whose numbers do not fit the model's table. Raises DataError."""
     # Numbers may have holes; the embedding needs a row for the largest one.
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
@@ -132,7 +135,7 @@ def _check_specials(tokenizer: Tokenizer, name: str) -> SpecialIds:
         raise DataError(
             f"{name}: puts no special token ([CLS]) in front of a text, which the classifier reads; {remedy}"
         )
-    pad, unk = _first_of(tokenizer, _PAD), _first_of(tokenizer, (*_model_unknown(tokenizer), *_UNKNOWN))
+    pad, unk = first_of(tokenizer, _PAD), first_of(tokenizer, (*_model_unknown(tokenizer), *_UNKNOWN))
     if pad is None:
         raise DataError(f"{name}: has no padding token ({', '.join(_PAD)}); {remedy}")
     if unk is None:
@@ -145,7 +148,8 @@ def _model_unknown(tokenizer: Tokenizer) -> list[str]:
     return [name] if isinstance(name, str) else []
 
 
-def _first_of(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
+def first_of(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
+    """The number of the first of ``names`` that the tokenizer knows."""
     for name in names:
         number: int | None = tokenizer.token_to_id(name)
         if number is not None:

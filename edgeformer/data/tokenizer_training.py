@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from edgeformer.schema.errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BOUNDARY = "<|endoftext|>"
+"""The only special token of a tokenizer that is trained for a language model, as in GPT-2."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
@@ -42,20 +44,33 @@ def train_tokenizer(
     return tokenizer
 
 
+def train_language_tokenizer(vocab_size: int, texts: Sequence[str]) -> Tokenizer:
+    """A byte-level BPE tokenizer that gives back every text exactly; its one special token is ``BOUNDARY``."""
+    tokenizer = Tokenizer(models.BPE())
+    _learn_from_bytes(tokenizer, vocab_size, texts, [BOUNDARY], add_prefix_space=False)
+    return tokenizer
+
+
 def _bpe(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if front:
         tokenizer.normalizer = normalizers.Sequence(list(front))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    _learn_from_bytes(tokenizer, vocab_size, texts, SPECIAL_TOKENS, add_prefix_space=True)
+    return tokenizer
+
+
+def _learn_from_bytes(
+    tokenizer: Tokenizer, vocab_size: int, texts: Sequence[str], special_tokens: list[str], *, add_prefix_space: bool
+) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer, length=len(texts))
-    return tokenizer
 
 
 def _wordpiece(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:

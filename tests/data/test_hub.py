@@ -4,7 +4,7 @@ import pytest
 
 from edgeformer.data.sources import read
 from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import FileSource, HubSource
+from edgeformer.schema.sources import FileSource, HubSource
 
 datasets = pytest.importorskip("datasets")
 

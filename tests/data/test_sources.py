@@ -9,7 +9,8 @@ import pytest
 
 from edgeformer.data.sources import Row, local_parts, read
 from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import DataConfig, FileSource, HubSource, SyntheticSource
+from edgeformer.schema.recipe import DataConfig
+from edgeformer.schema.sources import FileSource, HubSource, SyntheticSource
 
 
 def source(path, **settings) -> FileSource:

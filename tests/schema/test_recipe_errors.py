@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.schema.errors import RecipeError
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipe import ClassificationRecipe
 from edgeformer.schema.shipped import load_recipe, shipped_folder, shipped_names
 
 QUICKSTART = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
@@ -140,6 +140,6 @@ class TestOverrides:
 
 
 def test_recipes_are_frozen() -> None:
-    recipe: Recipe = load_recipe("quickstart")
+    recipe: ClassificationRecipe = load_recipe("quickstart")
     with pytest.raises(ValueError, match="frozen"):
         recipe.seed = 1  # type: ignore[misc]

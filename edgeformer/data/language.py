@@ -1,0 +1,225 @@
+"""From a language model's recipe to rows of tokens: read paragraphs, tokenize, cut into rows, say what it all was."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from edgeformer.data.language_rows import TextRows, cut_paragraphs, packed_rows, paragraph_rows, text_batch
+from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer, unlabelled
+from edgeformer.data.overlap import SeenTexts
+from edgeformer.data.sources import read, text_source
+from edgeformer.schema.errors import DataError, InputError
+from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.schema.manifest import DataSummary, OverlapCount
+from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.sources import Source, SyntheticSource
+
+__all__ = [
+    "PreparedText",
+    "TextRows",
+    "boundary_id",
+    "encode_text_file",
+    "load_language_tokenizer",
+    "prepare_text",
+    "prepare_text_set",
+    "text_batch",
+]
+
+OVERLAP_WORDS = 10_000_000
+"""Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """Everything that training needs to know of the text; the paragraphs themselves are gone."""
+
+    tokenizer: Tokenizer
+    boundary: int
+    train: TextRows
+    validation: TextRows
+    tests: dict[str, TextRows]
+    summary: DataSummary
+
+
+def prepare_text(recipe: LanguageRecipe, cache: Path, progress: Progress | None = None) -> PreparedText:
+    """Read and encode the parts of a recipe, and count what the other sets share with the training set.
+
+    Raises:
+        DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
+        MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
+    """
+    progress = progress or Silent()
+    config = recipe.data
+    progress.start("Reading data", len(config.parts), "parts")
+    texts: dict[str, list[str]] = {}
+    try:
+        for part in ("train", "validation", *_tests(config)):
+            texts[part] = _paragraphs(config, part)
+            progress.advance()
+    finally:
+        progress.finish()
+    tokenizer = load_language_tokenizer(
+        recipe.tokenizer, vocab_size=recipe.model.vocab_size, training_texts=texts["train"]
+    )
+    plain = PlainText(tokenizer)
+    progress.start("Tokenizing", sum(map(len, texts.values())), "paragraphs")
+    try:
+        rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
+    finally:
+        progress.finish()
+    return PreparedText(
+        tokenizer=tokenizer,
+        boundary=plain.boundary,
+        train=rows["train"],
+        validation=rows["validation"],
+        tests={part: rows[part] for part in _tests(config)},
+        summary=_summary(config, texts, rows, progress),
+    )
+
+
+def prepare_text_set(
+    config: TextConfig,
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    split: str,
+    trained_on: Mapping[str, str] | None = None,
+) -> TextRows:
+    """Encode one set of a trained model's text with the model's own tokenizer; only that part is read.
+
+    Args:
+        split: a set by name, or ``test``: the set of that name, else the first test set, else validation.
+        trained_on: set → fingerprint, as training recorded it.
+
+    Raises:
+        InputError: no such set; names those there are.
+        DataError: as in :func:`prepare_text`, or the text is not the one of training.
+    """
+    tests = _tests(config)
+    name = (tests[0] if tests else "validation") if split == "test" and "test" not in tests else split
+    if name == "train" or name not in config.parts:
+        known = ", ".join(dict.fromkeys(("test", "validation", *tests)))
+        raise InputError(f"--split {split!r}: no such set; allowed: {known}")
+    texts = _paragraphs(config, name)
+    if trained_on and name in trained_on and unlabelled(texts).fingerprint() != trained_on[name]:
+        raise DataError(
+            f"data.parts.{name}: the text is not the one of this model's training; it changed since. Restore it, or "
+            "score a file of its own with --data FILE"
+        )
+    return _rows(config, PlainText(tokenizer), texts, cache)
+
+
+def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> TextRows:
+    """Encode a file of paragraphs as the model's own sets were: plain text, or a table with a text column.
+
+    Raises:
+        DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
+    """
+    texts, seen = _long_enough(config, (text_source(path),), None)
+    if not texts:
+        raise DataError(f"{path}: {_too_short(seen, config)}")
+    return _rows(config, PlainText(tokenizer), texts, None)
+
+
+def _tests(config: TextConfig) -> tuple[str, ...]:
+    return tuple(part for part in config.parts if part not in ("train", "validation"))
+
+
+def _paragraphs(config: TextConfig, part: str) -> list[str]:
+    """The stripped paragraphs of a part that are long enough; first_n of them for training. Raises DataError."""
+    texts, seen = _long_enough(config, config.parts[part], config.first_n if part == "train" else None)
+    if not texts:
+        raise DataError(f"data.parts.{part}: {_too_short(seen, config)}")
+    return texts
+
+
+def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | None) -> tuple[list[str], int]:
+    """Stripped texts with more than min_characters characters, and how many were looked at."""
+    seen = 0
+    texts: list[str] = []
+    rows = (row for source in sources for row in read(_without_labels(source)))
+    for row in rows:
+        seen += 1
+        text = row.text.strip()
+        if len(text) > config.min_characters:
+            texts.append(text)
+        if len(texts) == first_n:
+            break
+    return texts, seen
+
+
+def _too_short(seen: int, config: TextConfig) -> str:
+    return (
+        f"none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer ones (a text "
+        "file has one paragraph per line), or lower data.min_characters"
+    )
+
+
+def _without_labels(source: Source) -> Source:
+    if isinstance(source, SyntheticSource):
+        return source
+    return source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
+
+
+def _rows(
+    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress | None = None
+) -> TextRows:
+    encoded = plain.encode_all(texts, cache, progress)
+    words = [len(text.split()) + 1 for text in texts]
+    if config.mode == "packed":
+        return packed_rows(encoded, sum(words), plain.boundary, config.sequence_length)
+    for index in cut_paragraphs(encoded, config.sequence_length).tolist():
+        words[index] = _words_in_front(plain, texts[index], config.sequence_length)
+    return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
+
+
+def _words_in_front(plain: PlainText, text: str, tokens: int) -> int:
+    """Words that the first ``tokens`` tokens of a text spell in full; its end is not among them."""
+    end = plain.encode(text).offsets[tokens - 1][1]
+    torn = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
+    return len(text[:end].split()) - torn
+
+
+def _summary(
+    config: TextConfig, texts: dict[str, list[str]], rows: dict[str, TextRows], progress: Progress
+) -> DataSummary:
+    fingerprints = {part: unlabelled(found).fingerprint() for part, found in texts.items()}
+    digest = hashlib.sha256()
+    for part, found in texts.items():
+        digest.update(f"{part} {len(found)} {fingerprints[part]}\n".encode())
+    return DataSummary(
+        split="given",
+        synthetic=any(isinstance(s, SyntheticSource) for sources in config.parts.values() for s in sources),
+        rows={part: len(found) for part, found in rows.items()},
+        tokens={part: found.tokens for part, found in rows.items()},
+        words={part: found.words for part, found in rows.items()},
+        fingerprint=digest.hexdigest(),
+        fingerprints=fingerprints,
+        overlap=_overlap(texts, progress),
+        truncated_rows={part: found.truncated for part, found in rows.items()},
+    )
+
+
+def _overlap(texts: dict[str, list[str]], progress: Progress) -> tuple[OverlapCount, ...]:
+    """What each other set shares with the training set."""
+    words = sum(len(text.split()) for text in texts["train"])
+    if words > OVERLAP_WORDS:
+        progress.message(
+            f"not compared for duplicates: {words:,} words of training text are more than {OVERLAP_WORDS:,}"
+        )
+        return ()
+    others = {part: found for part, found in texts.items() if part != "train"}
+    progress.start("Comparing the other sets with the training set", len(others), "sets")
+    overlap = []
+    try:
+        seen = SeenTexts(texts["train"])
+        for part, found in others.items():
+            overlap.append(seen.count(part, found))
+            progress.advance()
+    finally:
+        progress.finish()
+    return tuple(overlap)

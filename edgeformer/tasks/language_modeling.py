@@ -1,0 +1,152 @@
+"""Scores of a language model from per-token losses: every exit by itself, and early exit by confidence (paper B)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.schema.scores import EarlyExitScore, ExitScore, LanguageScore
+
+Float64s = NDArray[np.float64]
+TokenValues = Mapping[int, NDArray[np.floating]]
+"""Loop → one number for each predicted token, [n]."""
+
+_ROWS_AT_ONCE = 128
+_LARGEST_LOSS = 709.0  # exp of more is no float any more, and not JSON
+
+
+def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> Float64s:
+    """−log p(target) of every token in nats, float64 [n]; logits [n, V], targets [n] in 0…V−1.
+
+    Raises:
+        ValueError: a target outside the vocabulary, such as the mark of padding.
+    """
+    if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
+        raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")
+    losses = np.empty(len(targets), dtype=np.float64)
+    for rows in _parts(len(targets)):
+        wide = logits[rows].astype(np.float64)
+        top = wide.max(axis=-1)
+        log_sum = top + np.log(np.exp(wide - top[:, None]).sum(axis=-1))
+        losses[rows] = log_sum - wide[np.arange(len(wide)), targets[rows]]
+    return losses
+
+
+def top_probability(logits: NDArray[np.floating]) -> Float64s:
+    """Probability of the likeliest token, float64 [n]: what early exit takes for confidence; logits [n, V]."""
+    confidence = np.empty(len(logits), dtype=np.float64)
+    for rows in _parts(len(logits)):
+        wide = logits[rows].astype(np.float64)
+        confidence[rows] = 1 / np.exp(wide - wide.max(axis=-1, keepdims=True)).sum(axis=-1)
+    return confidence
+
+
+def _parts(count: int) -> list[slice]:
+    # In float64 a thousand rows of 50,000 logits are 400 MB.
+    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE)]
+
+
+def exit_thresholds(
+    exits: Sequence[int], start: float = 0.92, floor: float = 0.80, decay: float = 0.98
+) -> dict[int, float]:
+    """Loop → smallest top probability that lets a token leave there: max(floor, start · decay^(loop − 1)).
+
+    Paper B, eq. 6; its step counts loops from zero in the released code, so loop 1 has ``start`` itself.
+    """
+    return {loop: max(floor, start * decay ** (loop - 1)) for loop in exits}
+
+
+class LanguageMeter:
+    """Adds up the losses of all tokens of a set, batch by batch.
+
+    Args:
+        exits: loops after which a head answers, in rising order, the last loop among them.
+    """
+
+    def __init__(self, exits: Sequence[int]) -> None:
+        if not exits or list(exits) != sorted(set(exits)):
+            raise ValueError(f"exits must rise, not {list(exits)}")
+        self._exits = tuple(exits)
+        self._thresholds = exit_thresholds(self._exits[:-1])
+        self._tokens = 0
+        self._sums = dict.fromkeys(self._exits, 0.0)
+        self._early_sum = 0.0
+        self._left = dict.fromkeys(self._exits, 0)
+        self._with_confidence: bool | None = None
+
+    def add(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
+        """Count one batch: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
+
+        The last loop's confidence does not matter: whoever is left answers there.
+
+        Raises:
+            ValueError: an exit without its losses or confidence, arrays of other lengths, or confidence for some
+                batches only.
+        """
+        counts = {len(losses[loop]) for loop in self._exits if loop in losses}
+        if not losses.keys() >= set(self._exits) or len(counts) != 1:
+            raise ValueError(f"needs the losses of the same tokens at each of the exits {self._exits}")
+        if self._with_confidence not in (None, confidence is not None):
+            raise ValueError("either every batch comes with confidence, or none")
+        self._with_confidence = confidence is not None
+        for loop in self._exits:
+            self._sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
+        self._tokens += counts.pop()
+        if confidence is not None:
+            self._leave(losses, confidence)
+
+    def _leave(self, losses: TokenValues, confidence: TokenValues) -> None:
+        waiting = np.ones(len(losses[self._exits[-1]]), dtype=bool)
+        for loop in self._exits:
+            leaving = waiting
+            if loop in self._thresholds:
+                if loop not in confidence or len(confidence[loop]) != len(waiting):
+                    raise ValueError(f"needs the confidence of the same tokens at exit {loop}")
+                leaving = waiting & (confidence[loop] >= self._thresholds[loop])
+            self._early_sum += float(losses[loop][leaving].sum(dtype=np.float64))
+            self._left[loop] += int(leaving.sum())
+            waiting = waiting & ~leaving
+
+    def score(self, words: int | None = None) -> LanguageScore:
+        """Scores of all tokens so far.
+
+        Args:
+            words: words that the tokens spell, for the word-level perplexity.
+
+        Raises:
+            ValueError: no token was counted.
+        """
+        if not self._tokens:
+            raise ValueError("cannot score an empty set")
+        exits = {str(loop): _exit_score(self._sums[loop] / self._tokens) for loop in self._exits}
+        total, full = self._sums[self._exits[-1]], exits[str(self._exits[-1])]
+        return LanguageScore(
+            loss=full.loss,
+            perplexity=full.perplexity,
+            n=self._tokens,
+            words=words,
+            word_perplexity=_exp(total / words) if words else None,
+            exits=exits,
+            early_exit=self._early_exit() if self._with_confidence else None,
+        )
+
+    def _early_exit(self) -> EarlyExitScore:
+        score = _exit_score(self._early_sum / self._tokens)
+        return EarlyExitScore(
+            loss=score.loss,
+            perplexity=score.perplexity,
+            mean_loops=sum(loop * count for loop, count in self._left.items()) / self._tokens,
+            share={str(loop): count / self._tokens for loop, count in self._left.items()},
+            thresholds={str(loop): threshold for loop, threshold in self._thresholds.items()},
+        )
+
+
+def _exit_score(loss: float) -> ExitScore:
+    return ExitScore(loss=loss, perplexity=_exp(loss))
+
+
+def _exp(loss: float) -> float:
+    return math.exp(min(loss, _LARGEST_LOSS))

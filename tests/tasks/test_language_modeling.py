@@ -1,0 +1,162 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from edgeformer.schema.scores import LanguageScore
+from edgeformer.tasks.classification import softmax
+from edgeformer.tasks.language_modeling import LanguageMeter, exit_thresholds, token_losses, top_probability
+
+EXITS = (2, 4, 6, 8)
+
+
+def measurements(tokens, seed=0):
+    generator = np.random.default_rng(seed)
+    losses = {loop: generator.gamma(2.0, 1.5, tokens).astype(np.float32) for loop in EXITS}
+    confidence = {loop: generator.uniform(0.6, 1.0, tokens).astype(np.float32) for loop in EXITS}
+    return losses, confidence
+
+
+def cut(values, where):
+    return {loop: array[where] for loop, array in values.items()}
+
+
+def in_batches(losses, confidence, sizes) -> LanguageMeter:
+    meter = LanguageMeter(EXITS)
+    ends = np.cumsum(sizes)
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        part = slice(start, end)
+        meter.add(cut(losses, part), None if confidence is None else cut(confidence, part))
+    return meter
+
+
+def test_losses_and_confidence_against_other_implementations():
+    generator = np.random.default_rng(3)
+    logits = (generator.normal(size=(300, 40)) * 4).astype(np.float32)
+    targets = generator.integers(0, 40, 300)
+    losses = token_losses(logits, targets)
+    assert (losses.dtype, losses.shape) == (np.float64, (300,))
+    probabilities = softmax(logits)
+    assert losses.mean() == pytest.approx(metrics.log_loss(targets, probabilities, labels=range(40)), rel=1e-9)
+    assert losses == pytest.approx(-np.log(probabilities[np.arange(300), targets]), rel=1e-9)
+    assert top_probability(logits) == pytest.approx(probabilities.max(axis=-1), rel=1e-12)
+
+
+def test_large_logits_do_not_overflow():
+    logits = np.array([[3e4, -3e4, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
+    assert token_losses(logits, np.array([1, 2])) == pytest.approx([6e4, math.log(3)])
+    assert top_probability(logits) == pytest.approx([1.0, 1 / 3])
+
+
+@pytest.mark.parametrize("target", [-100, -1, 3])
+def test_what_is_not_predicted_has_no_loss(target):
+    with pytest.raises(ValueError, match=r"targets must be in 0…2"):
+        token_losses(np.zeros((2, 3)), np.array([0, target]))
+    assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
+
+
+def test_thresholds_fall_to_their_floor():
+    found = exit_thresholds(range(1, 12))
+    assert found[1] == 0.92
+    assert found[3] == pytest.approx(0.92 * 0.98 * 0.98)
+    assert found[7] == pytest.approx(0.81497499)
+    assert found[8] == found[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
+    assert exit_thresholds([2], start=0.5, floor=0.1, decay=0.5) == {2: 0.25}
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))
+def test_batches_do_not_matter(sizes, seed):
+    losses, confidence = measurements(sum(sizes), seed)
+    one = in_batches(losses, confidence, [sum(sizes)]).score(words=sum(sizes))
+    many = in_batches(losses, confidence, sizes).score(words=sum(sizes))
+    assert many.n == one.n == sum(sizes)
+    assert many.loss == pytest.approx(one.loss, rel=1e-12)
+    assert many.early_exit.loss == pytest.approx(one.early_exit.loss, rel=1e-12)
+    assert many.early_exit.share == one.early_exit.share
+    for loop in EXITS:
+        expected = losses[loop].astype(np.float64).mean()
+        assert many.exits[str(loop)].loss == pytest.approx(expected, rel=1e-12)
+        assert many.exits[str(loop)].perplexity == pytest.approx(math.exp(expected), rel=1e-9)
+
+
+def test_it_is_no_mean_of_batch_means():
+    losses = {loop: np.concatenate([np.full(90, 1.0), np.full(10, 5.0)]) for loop in EXITS}
+    score = in_batches(losses, None, [90, 10]).score()
+    assert score.loss == pytest.approx(1.4)  # the mean of the two batches' means is 3
+
+
+def test_early_exit_against_token_by_token():
+    losses, confidence = measurements(500)
+    score = in_batches(losses, confidence, [300, 200]).score()
+    thresholds = {2: 0.92 * 0.98, 4: 0.92 * 0.98**3, 6: 0.92 * 0.98**5}
+    total, left = 0.0, dict.fromkeys(EXITS, 0)
+    for token in range(500):
+        sure = (loop for loop in (2, 4, 6) if confidence[loop][token] >= thresholds[loop])
+        loop = next(sure, 8)
+        left[loop] += 1
+        total += float(losses[loop][token])
+    assert min(left.values()) > 10
+    early = score.early_exit
+    assert early.loss == pytest.approx(total / 500)
+    assert early.perplexity == pytest.approx(math.exp(total / 500))
+    assert early.share == {str(loop): count / 500 for loop, count in left.items()}
+    assert early.mean_loops == pytest.approx(sum(loop * count for loop, count in left.items()) / 500)
+    assert early.thresholds == pytest.approx({str(loop): value for loop, value in thresholds.items()})
+
+
+@pytest.mark.parametrize(("value", "leaves"), [(0.0, "8"), (1.0, "2")])
+def test_all_or_nobody_leaves_early(value, leaves):
+    losses, _ = measurements(50)
+    sure = {loop: np.full(50, value) for loop in EXITS[:-1]}  # nobody asks how sure the last loop is
+    early = in_batches(losses, sure, [50]).score().early_exit
+    assert (early.share[leaves], early.mean_loops) == (1.0, float(leaves))
+    assert early.loss == pytest.approx(losses[int(leaves)].astype(np.float64).mean())
+
+
+def test_words_make_another_perplexity():
+    losses = {8: np.array([1.0, 2.0, 3.0, 6.0])}
+    meter = LanguageMeter([8])
+    meter.add(losses)
+    score = meter.score(words=3)
+    assert (score.n, score.words, score.loss) == (4, 3, 3.0)
+    assert score.perplexity == pytest.approx(math.exp(3.0))
+    assert score.word_perplexity == pytest.approx(math.exp(4.0))
+    assert (meter.score().words, meter.score().word_perplexity, meter.score().early_exit) == (None, None, None)
+
+
+def test_a_hopeless_model_has_a_score_that_can_be_written():
+    meter = LanguageMeter([1])
+    meter.add({1: np.array([6e4])})
+    score = meter.score(words=1)
+    assert score.loss == 6e4
+    assert math.isfinite(score.perplexity)
+    assert score.perplexity > 1e300
+    assert LanguageScore.model_validate_json(score.model_dump_json()) == score
+
+
+def test_sums_are_double_precision():
+    meter = LanguageMeter([1])
+    for _ in range(4):
+        meter.add({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
+    assert meter.score().loss == (2**24 + 3) / 4
+
+
+def test_wrong_use_is_refused():
+    losses, confidence = measurements(10)
+    with pytest.raises(ValueError, match="empty"):
+        LanguageMeter(EXITS).score()
+    with pytest.raises(ValueError, match="exits must rise"):
+        LanguageMeter([4, 2])
+    with pytest.raises(ValueError, match="losses of the same tokens"):
+        LanguageMeter(EXITS).add({2: losses[2]})
+    with pytest.raises(ValueError, match="losses of the same tokens"):
+        LanguageMeter(EXITS).add({**losses, 4: losses[4][:5]})
+    with pytest.raises(ValueError, match="confidence of the same tokens at exit 4"):
+        LanguageMeter(EXITS).add(losses, {**confidence, 4: confidence[4][:5]})
+    meter = LanguageMeter(EXITS)
+    meter.add(losses, confidence)
+    with pytest.raises(ValueError, match="every batch comes with confidence, or none"):
+        meter.add(losses)

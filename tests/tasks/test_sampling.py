@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.tasks.classification import softmax
+from edgeformer.tasks.sampling import Sampler, Sampling
+
+# Few different values, so that equal logits are common.
+all_logits = arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([-4.0, -1.0, 0.0, 0.5, 1.0, 3.0]))
+
+
+def candidates(logits, **settings):
+    tokens, probabilities = Sampler(Sampling(**settings)).candidates(np.asarray(logits))
+    return tokens.tolist(), probabilities
+
+
+def ranked(probabilities):
+    """Token numbers, likeliest first, equal ones by number."""
+    return sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
+
+
+@given(all_logits, st.floats(0.1, 3.0))
+def test_without_limits_the_probabilities_are_the_models(logits, temperature):
+    tokens, probabilities = candidates(logits, temperature=temperature)
+    assert tokens == list(range(len(logits)))
+    assert probabilities == pytest.approx(softmax(logits.astype(np.float64)[None] / temperature)[0])
+
+
+@given(all_logits, st.integers(1, 40))
+def test_top_k_keeps_the_k_likeliest(logits, k):
+    tokens, probabilities = candidates(logits, top_k=k)
+    expected = sorted(ranked(logits.tolist())[:k])
+    assert tokens == expected
+    whole = softmax(logits[None])[0][expected]
+    assert probabilities == pytest.approx(whole / whole.sum())
+
+
+@given(all_logits, st.floats(0.01, 1.0), st.none() | st.integers(1, 40))
+def test_top_p_keeps_the_fewest_that_reach_p(logits, p, k):
+    order = ranked(logits.tolist())[:k]
+    whole = softmax(logits[None])[0][order]
+    whole /= whole.sum()
+    tokens, probabilities = candidates(logits, top_p=p, top_k=k)
+    kept = order[: len(tokens)]
+    assert tokens == sorted(kept)
+    assert whole[: len(tokens)].sum() >= p - 1e-12
+    assert len(tokens) == 1 or whole[: len(tokens) - 1].sum() < p + 1e-12
+    assert probabilities.sum() == pytest.approx(1.0)
+
+
+def test_top_p_by_hand():
+    logits = np.log([0.2, 0.5, 0.3])
+    assert [candidates(logits, top_p=p)[0] for p in (0.01, 0.49, 0.51, 0.79, 0.81)] == [
+        [1],
+        [1],
+        [1, 2],
+        [1, 2],
+        [0, 1, 2],
+    ]
+
+
+@given(all_logits, st.integers(0, 5))
+def test_temperature_zero_takes_the_first_of_the_likeliest(logits, seed):
+    sampler = Sampler(Sampling(temperature=0, seed=seed))
+    assert [sampler.pick(logits) for _ in range(3)] == [int(logits.argmax())] * 3
+
+
+@given(all_logits, st.integers(1, 5), st.floats(0.05, 1.0), st.integers(0, 9))
+def test_only_candidates_are_picked(logits, k, p, seed):
+    sampler = Sampler(Sampling(top_k=k, top_p=p, seed=seed))
+    allowed, _ = candidates(logits, top_k=k, top_p=p)
+    assert {sampler.pick(logits) for _ in range(20)} <= set(allowed)
+
+
+def test_tokens_come_as_often_as_their_probability_says():
+    probabilities = np.array([0.5, 0.0, 0.3, 0.2])
+    with np.errstate(divide="ignore"):
+        logits = np.log(probabilities)
+    sampler = Sampler(Sampling(seed=1))
+    counts = np.bincount([sampler.pick(logits) for _ in range(20_000)], minlength=4)
+    assert counts[1] == 0
+    # Four standard deviations of the binomial.
+    spread = 4 * np.sqrt(probabilities * (1 - probabilities) / 20_000)
+    assert (np.abs(counts / 20_000 - probabilities) <= spread).all()
+
+
+def test_the_seed_decides():
+    logits = np.zeros(1000)
+
+    def drawn(seed):
+        sampler = Sampler(Sampling(seed=seed))
+        return [sampler.pick(logits) for _ in range(20)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    assert len(set(drawn(3))) > 10
+
+
+def test_a_low_temperature_sharpens_without_overflow():
+    logits = np.array([1.0, 2.0, -np.inf, 1.9], dtype=np.float32)
+    assert candidates(logits, temperature=1e-310)[0] == [1]
+    _, cold = candidates(logits, temperature=0.1)
+    _, warm = candidates(logits, temperature=2.0)
+    assert cold.max() > warm.max()
+    assert candidates(logits)[0] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
+        ({"temperature": float("inf")}, "temperature must be 0"),
+        ({"top_k": 0}, "top_k must be at least 1, not 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
+        ({"top_p": 1.01}, "top_p must be above 0"),
+        ({"top_p": float("nan")}, "top_p must be above 0"),
+        ({"seed": -1}, "seed must be in 0…4294967295, not -1"),
+        ({"seed": 2**32}, "seed must be in 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**settings)
+
+
+@pytest.mark.parametrize("logits", [[0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf]])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_gives_no_numbers_is_named(logits, temperature):
+    with pytest.raises(ArtifactError, match="largest logit is"):
+        Sampler(Sampling(temperature=temperature)).pick(np.array(logits))
