@@ -33,7 +33,7 @@ class OnnxSession(Session):
         path: the .onnx file; external weights lie beside it.
         provider: an execution provider's name. It is used or refused, never replaced by another one.
         threads: threads of one operator; None takes :func:`~edgeformer.runtime.threads.default_threads`.
-        max_positions: longest sequence that the model's rotary table covers, when the caller knows it.
+        max_positions: longest sequence that the model's positional table covers, when the caller knows it.
 
     Raises:
         ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.

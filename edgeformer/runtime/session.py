@@ -23,11 +23,11 @@ class Session(Protocol):
         """Run once and block until the outputs are here.
 
         Args:
-            inputs: name → array; ``input_ids`` and ``attention_mask`` int64 [batch, seq]. Inputs that the
-                artifact does not have are left out, so that one dict serves every artifact of a bundle.
+            inputs: name → array; ``input_ids`` and, for classifiers, ``attention_mask`` int64 [batch, seq]. Inputs
+                that the artifact does not have are left out, so that one dict serves every artifact of a bundle.
 
         Returns:
-            name → array; for classifiers ``logits`` float32 [batch, classes].
+            name → array; ``logits`` float32 [batch, classes] of a classifier, [batch, seq, words] of a language model.
 
         Raises:
             InputError: an input is missing, or its type or shape cannot be used.

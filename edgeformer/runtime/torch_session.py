@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,26 +11,38 @@ from edgeformer.schema.errors import EdgeformerError, InputError
 
 
 class TorchSession(Session):
-    """A module that maps (input_ids, attention_mask), both int64 [batch, seq], to logits [batch, classes].
+    """A module as a session. It is put into evaluation mode and stays on its device; arrays are copied there and back.
 
-    The module is put into evaluation mode and stays on its device; arrays are copied there and back.
+    Args:
+        model: its arguments are called like the inputs, all int64 [batch, seq]; it returns a tensor, which becomes
+            the output ``logits``, or several by name.
+        inputs: those it must be given.
+        optional: those it takes where they are given.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[str] = ("input_ids", "attention_mask"),
+        optional: Sequence[str] = (),
+    ) -> None:
         first = next(model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
         self._model: torch.nn.Module | None = model.eval()
+        self._inputs, self._optional = tuple(inputs), tuple(optional)
         self.provider = f"torch-{self._device.type}"
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the module once under ``torch.inference_mode``; ``logits`` come back as float32."""
+        """Run the module once under ``torch.inference_mode``; the outputs come back as float32."""
         if self._model is None:
             raise EdgeformerError("the torch session is closed")
-        tensors = [self._tensor(name, inputs) for name in ("input_ids", "attention_mask")]
+        names = (*self._inputs, *(name for name in self._optional if name in inputs))
+        tensors = {name: self._tensor(name, inputs) for name in names}
         with torch.inference_mode():
+            answer = self._model(**tensors)
+            outputs = answer if isinstance(answer, Mapping) else {"logits": answer}
             # .cpu() waits for the device, so the call blocks until the answer is here.
-            logits = self._model(*tensors).float().cpu()
-        return {"logits": logits.numpy()}
+            return {name: output.float().cpu().numpy() for name, output in outputs.items()}
 
     def close(self) -> None:
         """Let go of the module."""

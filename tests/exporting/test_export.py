@@ -18,7 +18,7 @@ from edgeformer.schema.files import sha256_of
 from edgeformer.schema.manifest import ArtifactManifest
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import read_bundle, read_run
-from edgeformer.stages.exporting.audit import audit_sharing, open_graph
+from edgeformer.stages.exporting.audit import audit_sharing, open_graph, stored_twice
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.parity import FP16_LARGEST, largest_activation, measure_parity, why_rejected
 
@@ -54,7 +54,10 @@ def test_audit_sees_a_weight_that_was_copied(finished_run: Path, tmp_path: Path)
     copy.CopyFrom(largest)
     copy.name = "copied"
     graph.graph.initializer.append(copy)
-    assert audit_sharing(graph, unique).stored_parameters == unique + int(np.prod(largest.dims))
+    found = audit_sharing(graph, unique)
+    assert found.stored_parameters == unique + int(np.prod(largest.dims))
+    assert f"stores {found.stored_parameters:,} parameters for a model of {unique:,}" in str(stored_twice(found))
+    assert stored_twice(found.model_copy(update={"unique_parameters": found.stored_parameters + 1})) is None
 
 
 def test_audit_sees_weights_hidden_in_constant_nodes(finished_run: Path) -> None:

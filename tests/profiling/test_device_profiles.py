@@ -32,7 +32,7 @@ def test_the_budgets_of_the_rtx4050() -> None:
 
 
 def test_the_cpu_profile_is_this_host() -> None:
-    assert find_target(load_profile("cpu")).present
+    assert find_target(load_profile("host")).present
 
 
 def card(name: str) -> nvidia.Gpu:
@@ -56,5 +56,5 @@ def test_a_card_is_recognised_by_the_name_that_its_driver_gives(monkeypatch: pyt
 
 
 def test_a_cpu_profile_with_a_name_is_only_that_processor() -> None:
-    other = load_profile("cpu").model_copy(update={"match": "No Such Processor"})
+    other = load_profile("host").model_copy(update={"match": "No Such Processor"})
     assert not find_target(other).present

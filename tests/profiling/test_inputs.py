@@ -41,9 +41,14 @@ def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, se
         assert not np.array_equal(buffers[0]["input_ids"], buffers[1]["input_ids"])
 
 
-def test_inputs_without_a_mask_are_taken_whole(tmp_path: Path) -> None:
+def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> None:
+    """A language model's: its graph takes token ids only."""
     np.savez(tmp_path / "golden.npz", input_ids=np.arange(8, dtype=np.int64).reshape(2, 4))
-    assert [row.tolist() for row in read_golden(tmp_path).rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    golden = read_golden(tmp_path)
+    assert [row.tolist() for row in golden.rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
+    assert list(buffer) == ["input_ids"]
+    assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]
 
 
 def damage(path: Path, how: str) -> None:

@@ -29,11 +29,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_cpu(bundle: Path) -> Report:
-    return profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+    return profile_bundle(Location(None, bundle), load_profile("host"), FAST)
 
 
 def test_the_cpu_profile_measures_the_target_itself(on_cpu: Report, bundle: Path) -> None:
-    assert (on_cpu.device, on_cpu.on_target, on_cpu.run, on_cpu.synthetic) == ("cpu", True, "tiny", True)
+    assert (on_cpu.device, on_cpu.on_target, on_cpu.run, on_cpu.synthetic) == ("host", True, "tiny", True)
     assert {row.where for row in on_cpu.rows} == {"host"}
     model = [row for row in on_cpu.rows if row.artifact == "model"]
     assert [(row.phase, row.batch, row.seq) for row in model] == [
@@ -126,7 +126,7 @@ def test_a_damaged_file_ends_everything_before_anything_is_measured(tmp_path: Pa
     bundle = write_bundle(tmp_path / "bundle")
     (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
     with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
-        profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
 
 
 def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Path) -> None:
@@ -134,16 +134,16 @@ def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Pat
     bundle = write_bundle(tmp_path / "bundle", graphs)
     (bundle / "onnx" / "other.onnx").write_bytes(b"")
     options = replace(FAST, artifacts=("model",), batches=(1,))
-    report = profile_bundle(Location(None, bundle), load_profile("cpu"), options)
+    report = profile_bundle(Location(None, bundle), load_profile("host"), options)
     assert {row.artifact for row in report.rows} == {"model"}
     assert report.verdict.status == "pass"
     with pytest.raises(ArtifactError, match=r"other\.onnx"):
-        profile_bundle(Location(None, bundle), load_profile("cpu"), FAST)
+        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
 
 
 def test_a_run_without_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no bundle yet"):
-        profile_bundle(Location(tmp_path, None), load_profile("cpu"), FAST)
+        profile_bundle(Location(tmp_path, None), load_profile("host"), FAST)
 
 
 def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
     try:
         options = replace(FAST, batches=(1,), rules=replace(RULES, min_s=0.5, max_s=1.0))
-        report = profile_bundle(Location(None, bundle), load_profile("cpu"), options)
+        report = profile_bundle(Location(None, bundle), load_profile("host"), options)
     finally:
         for spinner in spinners:
             spinner.kill()

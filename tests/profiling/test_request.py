@@ -13,7 +13,7 @@ from edgeformer.schema.workspace import read_bundle
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.request import ProfileOptions, resolve
 
-CPU, RTX = load_profile("cpu"), load_profile("rtx4050")
+CPU, RTX = load_profile("host"), load_profile("rtx4050")
 
 
 @pytest.fixture
@@ -86,6 +86,14 @@ def test_a_language_models_budget_is_per_decoded_token(manifest: BundleManifest)
     language = manifest.model_copy(update={"task": "language-modeling"})
     limits = resolve(ProfileOptions(), RTX, language).limits
     assert (limits.phase, limits.latency_ms) == ("decode", 20.0)
+
+
+def test_a_leaking_model_needs_the_flag_and_is_noted(manifest: BundleManifest) -> None:
+    leaking = manifest.model_copy(update={"task": "language-modeling", "leaks": True})
+    with pytest.raises(InputError, match=r"'tiny' leaks future tokens.*--allow-leak"):
+        resolve(ProfileOptions(), CPU, leaking)
+    assert any("leaks future tokens" in note for note in resolve(ProfileOptions(allow_leak=True), CPU, leaking).notes)
+    assert not any("leaks" in note for note in resolve(ProfileOptions(allow_leak=True), CPU, manifest).notes)
 
 
 def test_rules(manifest: BundleManifest) -> None:

@@ -1,4 +1,4 @@
-"""evaluate: scores of artifacts on a labelled set, with the time per sample as paper A defines it."""
+"""evaluate: scores of artifacts on a labelled set or a text, with the time per sample as paper A defines it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from edgeformer.data.prepare import encode_file, prepare_test
 from edgeformer.runtime.session import Session
 from edgeformer.schema.evaluation import EvaluationRow, merge_rows
 from edgeformer.schema.host import cpu_name
+from edgeformer.schema.language_recipe import TextConfig
 from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.recipe import DataConfig
 from edgeformer.schema.workspace import Location
+from edgeformer.stages.evaluating.language import Texts, score_texts
 from edgeformer.stages.evaluating.subject import Subject, open_subject
 from edgeformer.tasks.classification import score
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is scored, and on which rows."""
+    """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large."""
 
     artifact: str | None = None
     split: str = "test"
@@ -36,6 +39,8 @@ class EvaluateOptions:
 def evaluate(location: Location, options: EvaluateOptions, progress: Progress | None = None) -> list[EvaluationRow]:
     """Score artifacts on the test split (or another set, or a file); also kept in the run's evaluation.json.
 
+    One row per artifact; of a language model's own weights (``torch``) one more for each earlier exit.
+
     Raises:
         InputError: unknown artifact or split; unusable data.
         ArtifactError: a damaged bundle.
@@ -43,26 +48,33 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress | 
     progress = progress or Silent()
     subject = open_subject(location)
     artifacts = subject.choose(options.artifact)
-    encoded = _rows(subject, options)
-    name = options.data.name if options.data else _split_name(subject, options.split)
-    rows = []
-    for artifact in artifacts:
-        with subject.open(artifact) as session:
-            rows.append(_score(session, artifact, name, encoded, (subject.special.pad, options.batch), progress))
+    if isinstance(subject.data, TextConfig):
+        texts = Texts(subject, subject.data, options.split, options.data, options.cache)
+        rows = [row for artifact in artifacts for row in score_texts(texts, artifact, options.batch, progress)]
+    else:
+        rows = _score_labelled(subject, subject.data, artifacts, options, progress)
     if location.run is not None and options.data is None:
         merge_rows(location.run, rows)
     return rows
 
 
-def _rows(subject: Subject, options: EvaluateOptions) -> Encoded:
+def _score_labelled(
+    subject: Subject, data: DataConfig, artifacts: Sequence[str], options: EvaluateOptions, progress: Progress
+) -> list[EvaluationRow]:
+    encoded = _rows(subject, data, options)
+    own = data.split if options.split == "test" else options.split
+    name = options.data.name if options.data else own
+    rows = []
+    for artifact in artifacts:
+        with subject.open(artifact) as session:
+            rows.append(_score(session, artifact, name, encoded, (subject.pad, options.batch), progress))
+    return rows
+
+
+def _rows(subject: Subject, data: DataConfig, options: EvaluateOptions) -> Encoded:
     if options.data is not None:
-        return encode_file(options.data, subject.data.labels, subject.tokenizer, subject.data.max_length)
-    data = subject.data
+        return encode_file(options.data, data.labels, subject.tokenizer, data.max_length)
     return prepare_test(data, subject.tokenizer, data.max_length, options.cache, options.split, subject.trained_on)
-
-
-def _split_name(subject: Subject, split: str) -> str:
-    return subject.data.split if split == "test" else split
 
 
 def _score(

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgeformer.data.encoding import encode
 from edgeformer.schema.errors import InputError
+from edgeformer.schema.language_recipe import TextConfig
 from edgeformer.schema.progress import Silent
 from edgeformer.schema.workspace import Location
 from edgeformer.stages.evaluating.evaluate import run_all
@@ -37,7 +38,7 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
     """Classify raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
 
     Raises:
-        InputError: no text, or an unknown artifact.
+        InputError: no text, an unknown artifact, or a language model.
     """
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
@@ -45,12 +46,15 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
     subject = open_subject(location)
+    data = subject.data
+    if isinstance(data, TextConfig):
+        raise InputError(f"{location.name}: is a language model, which has no labels; use edgeformer generate")
     chosen = subject.choose(artifact)[0]
     labels = np.zeros(len(texts), dtype=np.int64)
-    encoded = encode(subject.tokenizer, texts, labels, subject.data.max_length)
+    encoded = encode(subject.tokenizer, texts, labels, data.max_length)
     with subject.open(chosen) as session:
-        logits, _ = run_all(session, encoded, subject.special.pad, _BATCH, Silent())
-    names = subject.data.labels
+        logits, _ = run_all(session, encoded, subject.pad, _BATCH, Silent())
+    names = data.labels
     lengths = [len(encoding.ids) for encoding in subject.tokenizer.encode_batch(list(texts))]
     predictions = []
     for row, text in enumerate(texts):
@@ -62,7 +66,7 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
                 label=names[best],
                 probability=float(probabilities[best]),
                 probabilities={name: float(p) for name, p in zip(names, probabilities, strict=True)},
-                truncated=lengths[row] > subject.data.max_length,
+                truncated=lengths[row] > data.max_length,
             )
         )
     return chosen, predictions

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
+from edgeformer.data.language import boundary_id, load_language_tokenizer
+from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.runtime.opening import check_companion, open_artifact
 from edgeformer.runtime.session import Session
 from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.recipe import DataConfig, FileTokenizer
+from edgeformer.schema.recipe import DataConfig
 from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import FileTokenizer
 from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle, read_run
 
 TORCH = "torch"
@@ -23,14 +26,24 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model whose artifacts can be opened by id."""
+    """A trained model whose artifacts can be opened by id.
+
+    Attributes:
+        pad: the token that fills up a row; of a language model the one between documents.
+        vocabulary: tokens that the model knows.
+        exits: of a language model: loops with a head, the last one among them.
+        leaks: a language model that sees what it is asked to predict.
+    """
 
     location: Location
     manifest: BundleManifest | None
     tokenizer: Tokenizer
-    special: SpecialIds
-    data: DataConfig
+    pad: int
+    vocabulary: int
+    data: DataConfig | TextConfig
     trained_on: Mapping[str, str]
+    exits: tuple[int, ...] = ()
+    leaks: bool = False
 
     @property
     def artifact_ids(self) -> list[str]:
@@ -59,7 +72,10 @@ class Subject:
         return [wanted]
 
     def open(self, artifact: str) -> Session:
-        """A session for one of :attr:`artifact_ids`. Raises ArtifactError or MissingDependencyError."""
+        """A session for one of :attr:`artifact_ids`. Raises ArtifactError or MissingDependencyError.
+
+        A language model's ``torch`` answers with the losses of every exit, everything else with logits.
+        """
         if artifact == TORCH:
             return _open_torch(self.location.require_run())
         return open_artifact(self.location.require_bundle(), self._manifest_of(artifact))
@@ -71,37 +87,68 @@ class Subject:
 
 def open_subject(location: Location) -> Subject:
     """Read manifest, tokenizer and data configuration of a bundle, or of a run without one."""
-    if location.bundle is not None:
-        manifest = read_bundle(location.bundle)
-        tokenizer_path = check_companion(location.bundle, manifest, "tokenizer.json")
-        config_path = check_companion(location.bundle, manifest, "config.json")
-        data, trained_on = manifest.data, manifest.data_fingerprints
-        vocabulary = int(json.loads(config_path.read_text(encoding="utf-8"))["vocab_size"])
-    else:
-        run = location.require_run()
-        manifest, tokenizer_path = None, run / "model" / "tokenizer.json"
-        if not tokenizer_path.is_file():
-            raise ArtifactError(f"{run}: holds no trained model; finish its training first")
-        recipe = load_recipe(str(run / RECIPE_FILE))
-        data, vocabulary = recipe.data, recipe.model.vocab_size
-        trained_on = read_run(run).data.fingerprints
-    tokenizer = load_tokenizer(
-        FileTokenizer(kind="file", path=str(tokenizer_path)),
-        cleaning=data.cleaning,
-        vocab_size=vocabulary,
-        training_texts=None,
+    return _of_bundle(location, location.bundle) if location.bundle is not None else _of_run(location)
+
+
+def _of_bundle(location: Location, folder: Path) -> Subject:
+    manifest = read_bundle(folder)
+    tokenizer_path = check_companion(folder, manifest, "tokenizer.json")
+    config_path = check_companion(folder, manifest, "config.json")
+    vocabulary = int(json.loads(config_path.read_text(encoding="utf-8"))["vocab_size"])
+    tokenizer, pad = _tokenizer(tokenizer_path, manifest.data, vocabulary)
+    return Subject(
+        location=location,
+        manifest=manifest,
+        tokenizer=tokenizer,
+        pad=pad,
+        vocabulary=vocabulary,
+        data=manifest.data,
+        trained_on=manifest.data_fingerprints,
+        exits=manifest.exits,
+        leaks=manifest.leaks,
     )
-    return Subject(location, manifest, tokenizer, special_ids(tokenizer), data, trained_on)
+
+
+def _of_run(location: Location) -> Subject:
+    run = location.require_run()
+    tokenizer_path = run / "model" / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise ArtifactError(f"{run}: holds no trained model; finish its training first")
+    recipe, manifest = load_recipe(str(run / RECIPE_FILE)), read_run(run)
+    tokenizer, pad = _tokenizer(tokenizer_path, recipe.data, recipe.model.vocab_size)
+    return Subject(
+        location=location,
+        manifest=None,
+        tokenizer=tokenizer,
+        pad=pad,
+        vocabulary=recipe.model.vocab_size,
+        data=recipe.data,
+        trained_on=manifest.data.fingerprints,
+        exits=(*recipe.model.exits, recipe.model.loops) if isinstance(recipe, LanguageRecipe) else (),
+        leaks=manifest.leaks,
+    )
+
+
+def _tokenizer(path: Path, data: DataConfig | TextConfig, vocabulary: int) -> tuple[Tokenizer, int]:
+    config = FileTokenizer(kind="file", path=str(path))
+    if isinstance(data, TextConfig):
+        tokenizer = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
+        return tokenizer, boundary_id(tokenizer)
+    tokenizer = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
+    return tokenizer, special_ids(tokenizer).pad
 
 
 def _open_torch(run: Path) -> Session:
     try:
-        from edgeformer.models.build import load_encoder
+        from edgeformer.models.build import load_crt, load_encoder
+        from edgeformer.models.token_losses import TokenLosses
         from edgeformer.runtime.torch_session import TorchSession
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "
             "or choose an exported artifact with --artifact"
         ) from None
-    recipe = load_recipe(str(run / RECIPE_FILE))
-    return TorchSession(load_encoder(recipe.model, recipe.classes, run / "model" / "model.safetensors"))
+    recipe, weights = load_recipe(str(run / RECIPE_FILE)), run / "model" / "model.safetensors"
+    if isinstance(recipe, LanguageRecipe):
+        return TorchSession(TokenLosses(load_crt(recipe.model, weights)), ("input_ids", "targets"), ("positions",))
+    return TorchSession(load_encoder(recipe.model, recipe.classes, weights))

@@ -16,7 +16,8 @@ from edgeformer.schema.manifest import Sharing
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _TYPE_NAMES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}
 _ELEMENT_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.INT8: 1}
-ROTARY_TABLES = ("cos", "sin")
+NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
+"""What a model stores beside its parameters: the rotary table, running statistics of a batch normalisation."""
 
 
 def open_graph(path: Path) -> onnx.ModelProto:
@@ -31,8 +32,11 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     """Count the stored parameters in the file's own tensors.
 
     Every stored floating-point tensor with more than one element counts as parameters, wherever it stands
-    (initializer or Constant node), except the rotary table: a weight that was copied for each use is counted as
+    (initializer or Constant node), except ``NO_PARAMETERS``: a weight that was copied for each use is counted as
     often as it is stored.
+
+    Args:
+        unique_parameters: parameters that this graph needs; a language model's heads for other exits are not in it.
     """
     tensors = list(graph.graph.initializer)
     for node in graph.graph.node:
@@ -40,7 +44,7 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     stored = constants = size = 0
     for tensor in tensors:
         elements = math.prod(tensor.dims)
-        if tensor.data_type in _FLOATS and elements > 1 and tensor.name not in ROTARY_TABLES:
+        if tensor.data_type in _FLOATS and elements > 1 and tensor.name.rsplit(".", 1)[-1] not in NO_PARAMETERS:
             stored += elements
         else:
             constants += elements
@@ -51,6 +55,16 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
         constant_elements=constants,
         weight_bytes=size,
     )
+
+
+def stored_twice(sharing: Sharing) -> str | None:
+    """What is wrong with a file that stores more parameters than its graph needs; None when it does not.
+
+    Fewer are no fault: parameters that hold the same numbers, such as untrained zeros, are stored once.
+    """
+    if sharing.stored_parameters > sharing.unique_parameters:
+        return f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
+    return None
 
 
 def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,9 +1,10 @@
-"""A torch encoder as an ONNX file: dynamic batch and sequence, every weight stored once, float32 logits."""
+"""A torch model as an ONNX file: dynamic batch and sequence, every weight stored once, float32 logits."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,32 +25,34 @@ from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.files import replacing
 
 OPSET = 20
-INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("logits",)
+OUTPUTS = ("logits",)
 _NO_LIMIT = 2**40
 
 
-def export_onnx(model: nn.Module, path: Path, *, max_positions: int) -> None:
+def export_onnx(model: nn.Module, path: Path, *, inputs: Sequence[str], max_positions: int) -> None:
     """Write ``model`` (in evaluation mode, on the CPU) to ``path``.
 
     Args:
+        inputs: names of the model's arguments in their order, all int64 [batch, sequence]; ``attention_mask`` is one
+            that may hold zeros.
         max_positions: the longest sequence the graph takes.
 
     Raises:
         EdgeformerError: torch cannot export the model.
     """
-    program = _export(model, max_positions)
+    program = _export(model, inputs, max_positions)
     _store_weights_once(program.model)
     with replacing(path) as temporary:
         program.save(str(temporary))
         onnx.checker.check_model(str(temporary))
 
 
-def _export(model: nn.Module, max_positions: int) -> torch.onnx.ONNXProgram:
+def _export(model: nn.Module, inputs: Sequence[str], max_positions: int) -> torch.onnx.ONNXProgram:
     # Two rows of different length, so that nothing specialises on a batch of one or a full mask.
     length = min(7, max_positions)
-    ids = torch.ones(2, length, dtype=torch.int64)
-    mask = torch.ones(2, length, dtype=torch.int64)
-    mask[1, length // 2 :] = 0
+    examples = {name: torch.ones(2, length, dtype=torch.int64) for name in inputs}
+    if "attention_mask" in examples:
+        examples["attention_mask"][1, length // 2 :] = 0
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=max_positions)}
     # The exporter reports that torchvision is absent; nobody here needs it.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
@@ -58,14 +61,14 @@ def _export(model: nn.Module, max_positions: int) -> torch.onnx.ONNXProgram:
         try:
             program = torch.onnx.export(
                 model,
-                (ids, mask),
+                tuple(examples.values()),
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
                 external_data=False,
-                input_names=list(INPUTS),
+                input_names=list(inputs),
                 output_names=list(OUTPUTS),
-                dynamic_shapes=dict.fromkeys(INPUTS, axes),
+                dynamic_shapes=dict.fromkeys(inputs, axes),
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error

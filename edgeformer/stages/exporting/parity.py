@@ -21,8 +21,11 @@ FP16_LARGEST = 65_504.0
 def measure_parity(
     logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
 ) -> Parity:
-    """Compare logits [n, C], computed with ``provider``, with those of torch FP32. Errors are None where not finite."""
-    error = np.abs(logits.astype(np.float64) - reference)
+    """Compare logits [n, C], computed with ``provider``, with those of torch FP32. Errors are None where not finite.
+
+    ``n`` are rows of a classifier, tokens of a language model.
+    """
+    error = np.abs(logits - reference)  # in float32: the difference of close numbers is exact
     spread = float(reference.std())
     finite = bool(np.isfinite(error).all())
     kind: Literal["absolute", "relative"] = "absolute" if precision == "fp32" else "relative"
@@ -31,7 +34,7 @@ def measure_parity(
         n=len(reference),
         provider=provider,
         max_abs_error=float(error.max()) if finite else None,
-        mean_abs_error=float(error.mean()) if finite else None,
+        mean_abs_error=float(error.mean(dtype=np.float64)) if finite else None,
         relative_error=float(error.max()) / spread if spread and finite else None,
         top1_agreement=float((logits.argmax(-1) == reference.argmax(-1)).mean()),
         tolerance=FP32_ABSOLUTE if kind == "absolute" else FP16_RELATIVE,
@@ -40,20 +43,22 @@ def measure_parity(
 
 
 @torch.inference_mode()
-def largest_activation(model: nn.Module, input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64]) -> float:
-    """Largest absolute output of any module of the FP32 model on these inputs.
+def largest_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
+    """Largest absolute number that any module of the FP32 model takes or gives on these inputs.
 
     ONNX Runtime's CPU provider computes FP16 graphs in FP32, so running one here cannot show an overflow.
     """
     largest = 0.0
 
-    def watch(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+    def watch(module: nn.Module, taken: tuple[object, ...], given: object) -> None:
         nonlocal largest
-        largest = max(largest, float(output.abs().max()))
+        for tensor in (*taken, given):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel():
+                largest = max(largest, float(tensor.abs().max()))
 
     hooks = [module.register_forward_hook(watch) for module in model.modules()]
     try:
-        model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
+        model(*map(torch.from_numpy, inputs))
     finally:
         for hook in hooks:
             hook.remove()

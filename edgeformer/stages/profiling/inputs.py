@@ -21,13 +21,17 @@ _REMEDY = "export the run again, or copy the whole bundle again"
 
 @dataclass(frozen=True)
 class GoldenRows:
-    """The token ids of real inputs, each without its padding; at least one row, none empty."""
+    """The token ids of real inputs, each without its padding; at least one row, none empty.
+
+    ``masked``: the model takes an attention mask beside them (classifiers).
+    """
 
     rows: tuple[Tokens, ...]
+    masked: bool = True
 
 
 def read_golden(bundle: Path) -> GoldenRows:
-    """Read ``golden.npz``: ``input_ids`` and ``attention_mask`` (absent: nothing is padded), int64 [n, S].
+    """Read ``golden.npz``: ``input_ids`` and, for classifiers, ``attention_mask``, int64 [n, S]; else none is padded.
 
     Raises:
         ArtifactError: missing, damaged, or not shaped like that.
@@ -36,7 +40,8 @@ def read_golden(bundle: Path) -> GoldenRows:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             ids: npt.NDArray[Any] = archive["input_ids"]
-            mask: npt.NDArray[Any] = archive["attention_mask"] if "attention_mask" in archive else np.ones_like(ids)
+            masked = "attention_mask" in archive
+            mask: npt.NDArray[Any] = archive["attention_mask"] if masked else np.ones_like(ids)
     except FileNotFoundError:
         raise ArtifactError(
             f"{path}: missing; without it there are no real inputs to measure with; {_REMEDY}"
@@ -51,11 +56,11 @@ def read_golden(bundle: Path) -> GoldenRows:
     rows = tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
     if any(row.size == 0 for row in rows):
         raise ArtifactError(f"{path}: a row holds padding only; {_REMEDY}")
-    return GoldenRows(rows)
+    return GoldenRows(rows, masked)
 
 
 def fit_row(row: Tokens, seq: int) -> Tokens:
-    """One row [k] cut or repeated to [seq]: the first token ([CLS]) stays first, those after it repeat."""
+    """One row [k] cut or repeated to [seq]: the first token (such as [CLS]) stays first, those after it repeat."""
     if row.size >= seq:
         return row[:seq]
     body = row[1:] if row.size > 1 else row
@@ -71,5 +76,6 @@ def make_buffers(golden: GoldenRows, batch: int, seq: int, count: int = 8) -> li
     for number in range(count):
         picked = [golden.rows[(number * batch + offset) % len(golden.rows)] for offset in range(batch)]
         ids = np.ascontiguousarray(np.stack([fit_row(row, seq) for row in picked]), dtype=np.int64)
-        buffers.append({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        mask = {"attention_mask": np.ones_like(ids)} if golden.masked else {}
+        buffers.append({"input_ids": ids, **mask})
     return buffers

@@ -142,6 +142,7 @@ def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:
         bundle=str(bundle.folder),
         created=now(),
         synthetic=manifest.synthetic,
+        leaks=manifest.leaks,
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,

@@ -34,6 +34,7 @@ class ProfileOptions:
         artifacts: ids to profile; empty: all that were built.
         provider: an ONNX Runtime execution provider; None: what fits the device's kind and works here.
         rules: when to stop measuring; None: DESIGN.md's.
+        allow_leak: also measure a language model that looks ahead; the report says so.
     """
 
     batches: tuple[int, ...] = (1, 16)
@@ -46,6 +47,7 @@ class ProfileOptions:
     artifacts: tuple[str, ...] = ()
     provider: str | None = None
     rules: MeasureRules | None = None
+    allow_leak: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,22 @@ def resolve(
     """Resolve ``options``; ``artifact`` is the one that the RUN argument itself names.
 
     Raises:
-        InputError: an unknown or unbuilt artifact, a count below 1, or a sequence that the model cannot take.
+        InputError: an unknown or unbuilt artifact, a count below 1, a sequence that the model cannot take, or a model
+            that leaks future tokens.
     """
+    if manifest.leaks and not options.allow_leak:
+        raise InputError(
+            f"{manifest.run!r} leaks future tokens: it sees what it is asked to predict, so its scores are void; "
+            "profile it all the same, marked as leaking, with --allow-leak"
+        )
     _require_counts(options, manifest)
     budget = device.budgets.for_task(manifest.task)
     limits = _limits(options, device, manifest, budget)
     shapes = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
     artifacts, left_out = _artifacts(options, manifest, artifact)
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
+    if manifest.leaks:
+        notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
     if budget == Budget():
         notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())

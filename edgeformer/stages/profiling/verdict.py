@@ -11,7 +11,10 @@ from edgeformer.schema.report import Check, CheckStatus, Row, Verdict
 
 @dataclass(frozen=True)
 class Limits:
-    """What an artifact may cost, and at which shape it is judged. An absent limit is not checked."""
+    """What an artifact may cost, and at which shape it is judged. An absent limit is not checked.
+
+    ``phase`` is what the latency is of; memory is always that of whole calls.
+    """
 
     size_bytes: int | None
     latency_ms: float | None
@@ -48,16 +51,13 @@ def _checks(artifact: Judged, limits: Limits) -> list[Check]:
     checks: list[Check] = []
     if limits.size_bytes is not None:
         checks.append(_compare("size", artifact.artifact, limits.size_bytes, artifact.size_bytes, "bytes", None))
-    row = next(
-        (row for row in artifact.rows if (row.phase, row.batch, row.seq) == (limits.phase, limits.batch, limits.seq)),
-        None,
-    )
+    judged = {row.phase: row for row in artifact.rows if (row.batch, row.seq) == (limits.batch, limits.seq)}
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
     if limits.latency_ms is not None:
-        value, reason = _latency(row, artifact.why_no_rows, where)
+        value, reason = _latency(judged.get(limits.phase), artifact.why_no_rows, where)
         checks.append(_compare("latency", artifact.artifact, limits.latency_ms, value, "ms", reason))
     if limits.memory_bytes is not None:
-        memory, reason = _memory(row, artifact.why_no_rows, where)
+        memory, reason = _memory(judged.get("steady"), artifact.why_no_rows, where)
         checks.append(_compare("memory", artifact.artifact, limits.memory_bytes, memory, "bytes", reason))
     return checks
 

@@ -1,0 +1,162 @@
+"""Scores of a language model: of its own weights at every exit, of its graphs, from a run and from a bundle alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edgeformer.data.language import encode_text_file, load_language_tokenizer, prepare_text_set, text_batch
+from edgeformer.models.build import load_crt
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.evaluation import EvaluationRow
+from edgeformer.schema.language_recipe import LanguageRecipe
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import FileTokenizer
+from edgeformer.schema.workspace import locate
+from edgeformer.stages.evaluating import language
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.language import cut_batches
+from edgeformer.stages.evaluating.predict import predict
+from tests.exporting.language_run import (
+    EXIT,
+    LOOPS,
+    SEQUENCE_LENGTH,
+    WORDS,
+    exported_language_run,
+    language_recipe,
+    write_language_run,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported_language_run(tmp_path_factory)
+
+
+def recipe_of(run: Path) -> LanguageRecipe:
+    recipe = load_recipe(str(run / "recipe.yaml"))
+    assert isinstance(recipe, LanguageRecipe)
+    return recipe
+
+
+def rows_of(run: Path, **options: object) -> dict[tuple[str, int | None], EvaluationRow]:
+    found = evaluate(locate(str(run), run.parent), EvaluateOptions(**options))  # type: ignore[arg-type]
+    return {(row.artifact, row.exit): row for row in found}
+
+
+def losses_in_torch(run: Path, mode: str, loop: int) -> tuple[float, int]:
+    """Mean loss and tokens of the test set, one row at a time, by torch's own cross-entropy."""
+    recipe = recipe_of(run)
+    config = recipe.data.model_copy(update={"mode": mode})
+    file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
+    tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
+    rows = prepare_text_set(config, tokenizer, None, "test")
+    model = load_crt(recipe.model, run / "model" / "model.safetensors")
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for number in range(len(rows)):
+            batch = {k: torch.from_numpy(v) for k, v in text_batch(rows, np.array([number]), 0).items()}
+            state = model(batch["input_ids"], batch.get("positions"))[loop]
+            logits = model.head_of(loop)(state)[0].double()
+            total += float(torch.nn.functional.cross_entropy(logits, batch["targets"][0], reduction="sum"))
+            count += batch["targets"].numel()
+    return total / count, count
+
+
+def test_weights_are_scored_at_every_exit_on_the_rows_that_they_were_trained_on(run: Path) -> None:
+    found = rows_of(run, artifact="torch")
+    assert list(found) == [("torch", None), ("torch", EXIT)]
+    for (_, exit_), row in found.items():
+        loss, count = losses_in_torch(run, "packed", exit_ or LOOPS)
+        assert (row.split, row.n, row.leaks) == ("reviews", count, False)
+        assert row.loss == pytest.approx(loss, abs=1e-5)
+        assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+        assert row.ms_per_sample is None, "the time of all exits is nobody's"
+
+
+def test_a_graph_is_scored_paragraph_by_paragraph(run: Path) -> None:
+    """It takes no positions, so packed rows would mix documents."""
+    (row,) = rows_of(run, artifact="onnx-fp32").values()
+    loss, count = losses_in_torch(run, "paragraphs", LOOPS)
+    assert (row.artifact, row.exit, row.split, row.n) == ("onnx-fp32", None, "reviews", count)
+    assert row.loss == pytest.approx(loss, abs=1e-5)
+    assert row.ms_per_sample is not None and row.ms_per_sample > 0
+    assert row.provider == "CPUExecutionProvider" and row.batch is not None
+
+
+def test_all_artifacts_are_kept_beside_each_other(run: Path) -> None:
+    found = rows_of(run, artifact="all", split="validation")
+    assert set(found) == {("onnx-fp32", None), ("onnx-fp16", None), ("torch", None), ("torch", EXIT)}
+    assert found["onnx-fp16", None].loss == pytest.approx(found["onnx-fp32", None].loss, abs=1e-2)
+    kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["rows"]
+    assert {("torch", EXIT, "validation"), ("onnx-fp32", None, "validation")} <= {
+        (row["artifact"], row["exit"], row["split"]) for row in kept
+    }
+
+
+def test_bundle_alone_scores_a_text_file_with_words(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "bundle", tmp_path / "device")
+    text = tmp_path / "text.txt"
+    lines = ["the battery lasts long and the screen is bright", "a short one that is long enough to be counted"]
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    location = locate(str(tmp_path / "device"), tmp_path)
+    (row,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text))
+    tokenizer = load_language_tokenizer(
+        FileTokenizer(kind="file", path=str(tmp_path / "device" / "tokenizer.json")),
+        vocab_size=WORDS,
+        training_texts=None,
+    )
+    rows = encode_text_file(text, recipe_of(run).data.model_copy(update={"mode": "paragraphs"}), tokenizer)
+    assert rows.truncated == 0
+    assert (row.split, row.n) == ("text.txt", rows.tokens)
+    words = sum(len(line.split()) + 1 for line in lines)
+    assert row.word_perplexity == pytest.approx(math.exp(row.loss * row.n / words), rel=1e-6)
+
+
+def test_a_cut_paragraph_leaves_no_word_perplexity(run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text("word after word " * SEQUENCE_LENGTH + "\n", encoding="utf-8")
+    location = locate(str(run), run.parent)
+    (graph,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text))
+    assert (graph.n, graph.word_perplexity) == (SEQUENCE_LENGTH, None)
+    torch_row = evaluate(location, EvaluateOptions(artifact="torch", data=text))[0]
+    assert torch_row.n > SEQUENCE_LENGTH and torch_row.word_perplexity is not None, "packed rows cut nothing"
+
+
+def test_scores_do_not_depend_on_the_batch(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (together,) = rows_of(run, artifact="onnx-fp32", split="validation").values()
+    monkeypatch.setattr(language, "LOGITS_BYTES", 4 * WORDS * 100)
+    (apart,) = rows_of(run, artifact="onnx-fp32", split="validation").values()
+    assert together.batch is not None and apart.batch is not None and apart.batch < together.batch
+    assert apart.loss == pytest.approx(together.loss, abs=1e-6)
+    assert apart.n == together.n
+
+
+def test_batches_hold_as_many_rows_as_fit_and_every_row_once() -> None:
+    lengths = np.array([10, 40, 3, 100, 25, 3, 3])
+    batches = cut_batches(lengths, most=3, tokens=50)
+    assert [lengths[batch].tolist() for batch in batches] == [[100], [40], [25, 10], [3, 3, 3]]
+    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
+
+
+def test_a_leak_is_on_every_row(tmp_path: Path) -> None:
+    leaking = write_language_run(tmp_path / "leak", language_recipe(mode="paragraphs", causal=False))
+    assert all(row.leaks for row in rows_of(leaking).values())
+
+
+def test_unknown_split_and_artifact(run: Path) -> None:
+    with pytest.raises(InputError, match="validation, reviews"):
+        rows_of(run, split="tset")
+    with pytest.raises(InputError, match="onnx-fp32, onnx-fp16, torch"):
+        rows_of(run, artifact="onnx-int8")
+
+
+def test_predict_says_what_to_use_instead(run: Path) -> None:
+    with pytest.raises(InputError, match=r"tiny: is a language model.*edgeformer generate"):
+        predict(locate(str(run), run.parent), ["a text"])

@@ -1,0 +1,59 @@
+"""Profiling a language model's bundle: real tokens in, whole calls measured, and no verdict on decoding yet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.report import Report
+from edgeformer.schema.shipped import load_profile
+from edgeformer.schema.workspace import Location
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from tests.exporting.language_run import POSITIONS, exported_language_run
+
+RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
+FAST = ProfileOptions(rules=RULES, threads=1, batches=(2,), seqs=(5,), artifacts=("onnx-fp32",))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported_language_run(tmp_path_factory) / "bundle"
+
+
+@pytest.fixture(scope="module")
+def report(bundle: Path) -> Report:
+    return profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+
+
+def test_whole_calls_are_measured_at_every_shape(report: Report) -> None:
+    shapes = [(row.phase, row.batch, row.seq) for row in report.rows]
+    assert shapes == [("cold", 2, 5), ("steady", 2, 5), ("steady", 1, POSITIONS)]
+    for row in report.rows:
+        assert row.latency_ms.status == "measured", row.latency_ms.reason
+        assert (row.memory_bytes.peak or 0) > 0
+
+
+def test_latency_per_decoded_token_is_unknown_with_the_reason(report: Report) -> None:
+    checks = {check.name: check for check in report.verdict.checks}
+    assert checks["size"].status == checks["memory"].status == "pass"
+    assert checks["latency"].status == "unknown"
+    assert "per decoded token; decoding is not measured yet" in str(checks["latency"].reason)
+    assert report.verdict.status == "unknown"
+    assert not any("leaks" in note for note in report.notes)
+
+
+def test_a_leaking_bundle_needs_the_flag_and_its_report_says_so(bundle: Path, tmp_path: Path) -> None:
+    leaking = tmp_path / "bundle"
+    shutil.copytree(bundle, leaking)
+    manifest = json.loads((leaking / "bundle.json").read_text(encoding="utf-8"))
+    (leaking / "bundle.json").write_text(json.dumps({**manifest, "leaks": True}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"leaks future tokens.*--allow-leak"):
+        profile_bundle(Location(None, leaking), load_profile("host"), FAST)
+    report = profile_bundle(Location(None, leaking), load_profile("host"), replace(FAST, allow_leak=True))
+    assert any(note.startswith("leaks future tokens") for note in report.notes)
