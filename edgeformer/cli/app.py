@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from edgeformer import __version__
-from edgeformer.cli import compare, doctor, evaluate, export, list_things, plan, predict, profile, train
+from edgeformer.cli import (
+    compare,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    import_checkpoint,
+    list_things,
+    plan,
+    predict,
+    profile,
+    train,
+)
 from edgeformer.schema.errors import EdgeformerError
 
 app = typer.Typer(
@@ -31,9 +43,11 @@ app.command("export")(export.command)
 app.command("profile")(profile.command)
 app.command("evaluate")(evaluate.command)
 app.command("predict")(predict.command)
+app.command("generate")(generate.command)
 app.command("plan")(plan.command)
 app.command("compare")(compare.command)
 app.command("list")(list_things.command)
+app.add_typer(import_checkpoint.app, name="import")
 app.command("doctor")(doctor.command)
 
 

@@ -1,4 +1,4 @@
-"""edgeformer evaluate: scores of artifacts on a labelled set."""
+"""edgeformer evaluate: scores of artifacts on a labelled set or a text."""
 
 from __future__ import annotations
 
@@ -26,14 +26,23 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Score a labelled TSV, CSV, JSONL or Parquet file instead.", show_default=False
+            metavar="FILE",
+            help="Score a labelled TSV, CSV, JSONL or Parquet file instead; a language model also scores plain text.",
+            show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows per batch; ms per sample depends on it.")] = 64,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Rows per batch; ms per sample depends on it. Fewer where logits would grow too large."
+        ),
+    ] = 64,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Score artifacts: accuracy, precision, recall, F1, loss, and ms per sample over the whole set.
+
+    Of a language model: loss and perplexity per predicted token, with [b]--artifact torch[/b] at every exit.
 
     Works without torch on exported artifacts, and from a bundle alone when --data names a file.
 
@@ -57,4 +66,8 @@ def command(
     if as_json:
         print_json({"rows": [row.model_dump(mode="json") for row in rows]})
     else:
-        stdout().print(evaluation_table(location.name, rows))
+        console = stdout()
+        console.print(evaluation_table(location.name, rows))
+        if any(row.leaks for row in rows):
+            leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
+            console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)

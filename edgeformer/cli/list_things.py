@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json
+
+if TYPE_CHECKING:
+    from edgeformer.schema.manifest import RunManifest
 
 
 def command(
@@ -51,6 +54,16 @@ def _devices() -> list[dict[str, Any]]:
     ]
 
 
+def _scores(manifest: RunManifest) -> dict[str, Any]:
+    from edgeformer.schema.scores import LanguageScore
+
+    test = manifest.test
+    if isinstance(test, LanguageScore):
+        return {"accuracy": None, "f1": None, "perplexity": test.perplexity, "leaks": manifest.leaks}
+    found = {"accuracy": test.accuracy if test else None, "f1": test.f1 if test else None}
+    return {**found, "leaks": True} if manifest.leaks else found  # imported, without a score
+
+
 def _runs(artifacts: Path) -> list[dict[str, Any]]:
     from edgeformer.schema.errors import ArtifactError
     from edgeformer.schema.workspace import read_run, run_folders
@@ -70,8 +83,7 @@ def _runs(artifacts: Path) -> list[dict[str, Any]]:
                 "split": manifest.data.split,
                 "synthetic": manifest.data.synthetic,
                 "parameters": manifest.parameters,
-                "accuracy": manifest.test.accuracy if manifest.test else None,
-                "f1": manifest.test.f1 if manifest.test else None,
+                **_scores(manifest),
                 "bundle": (folder / "bundle" / "bundle.json").is_file(),
             }
         )

@@ -20,18 +20,20 @@ def command(
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Count a recipe's parameters and the memory that training them takes at least. Works offline.
+    """Predict the peak memory of training a recipe before a step is run, and say whether it fits. Works offline.
 
-    Weights, gradients and optimizer state are exact; activations are not counted yet, so a recipe can be shown not to
-    fit (exit code 3), but not to fit: then the answer is unknown.
+    A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
+    the cheapest changes that make it fit, as --set values. With --device host, training on this machine's processor.
 
-    Example:
+    Examples:
 
-      edgeformer plan recurrent_sst2 --device rtx4050
+      edgeformer plan crt_deep_rtx4050 --device rtx4050
+
+      edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.needs import needs_extra
-    from edgeformer.reporting.tables import plan_table
+    from edgeformer.reporting.tables import plan_table, suggestion_table
     from edgeformer.schema.shipped import load_profile, load_recipe
 
     resolved = load_recipe(recipe, overrides)
@@ -45,6 +47,9 @@ def command(
     if as_json:
         print_json(result)
     else:
-        stdout().print(plan_table(result))
-    if result.fits is False:
+        console = stdout()
+        console.print(plan_table(result))
+        if result.suggestions:
+            console.print(suggestion_table(result))
+    if not result.fits:
         raise typer.Exit(3)

@@ -36,6 +36,9 @@ def command(
     max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.", show_default=False)
     ] = None,
+    allow_leak: Annotated[
+        bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     threads: Annotated[
         int | None,
@@ -58,7 +61,7 @@ def command(
 
       edgeformer profile --device rtx4050
 
-      edgeformer profile --device cpu --batch 1 --seq 16,128 --max-latency 10ms
+      edgeformer profile --device host --batch 1 --seq 16,128 --max-latency 10ms
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
@@ -81,6 +84,7 @@ def command(
         strict=strict,
         threads=threads,
         artifacts=tuple(artifact or ()),
+        allow_leak=allow_leak,
     )
     report = profile_bundle(location, load_profile(chosen), options, show_progress())
     written = write_report(report, location)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeformer.schema.language_recipe import LanguageRecipe
 from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipe import FileTokenizer, Recipe
+from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import FileTokenizer
 
 
 def read_recipe(
     name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
-) -> Recipe:
+) -> AnyRecipe:
     """Find, override and validate a recipe. Raises RecipeError or DataError."""
     recipe = load_recipe(name, overrides)
     if data is not None:
-        from edgeformer.data.sources import local_parts
-
-        config, notes = local_parts(recipe.data, data)
-        recipe = recipe.model_copy(update={"data": config})
+        recipe, notes = _with_local_data(recipe, data)
         for note in notes:
             progress.message(note)
     if tokenizer is not None:
         recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer))})
     return recipe
+
+
+def _with_local_data(recipe: AnyRecipe, folder: Path) -> tuple[AnyRecipe, list[str]]:
+    from edgeformer.data.sources import local_parts, local_text_parts
+
+    if isinstance(recipe, LanguageRecipe):
+        texts, notes = local_text_parts(recipe.data, folder)
+        return recipe.model_copy(update={"data": texts}), notes
+    labelled, notes = local_parts(recipe.data, folder)
+    return recipe.model_copy(update={"data": labelled}), notes

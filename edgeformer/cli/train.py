@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.recipes import AnyRecipe
 
 
 def command(
@@ -25,10 +27,29 @@ def command(
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", show_default=False)
     ] = None,
+    as_device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050.", show_default=False
+        ),
+    ] = None,
+    allow_leak: Annotated[
+        bool,
+        typer.Option(
+            "--allow-leak",
+            help="Train a language model that sees the tokens it is asked to predict; all that is made of it says so.",
+        ),
+    ] = False,
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="Train although the prediction says that memory will not do.")
+    ] = False,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Train a [b]recipe[/b]; the result is a folder in artifacts/.
+
+    Before the first step its peak memory is predicted and compared with what is free (see edgeformer plan). A language
+    model is probed for leaks: outputs must not depend on later tokens.
 
     Ctrl-C stops after the current step and leaves a run that --resume continues (exit code 130).
     Bad input writes nothing (exit code 2).
@@ -40,11 +61,14 @@ def command(
       edgeformer train recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json
 
       edgeformer train my_recipe.yaml --set training.epochs=3 --set data.split=glue-dev
+
+      edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json
     """
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.cli.recipes import read_recipe
     from edgeformer.schema.host import usable_cores
+    from edgeformer.schema.shipped import load_profile
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
@@ -52,11 +76,22 @@ def command(
     os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
     resolved = read_recipe(recipe, overrides, data, tokenizer, progress)
+    if allow_leak:
+        resolved = _allowing_leak(resolved)
+    profile = load_profile(as_device) if as_device is not None else None
     with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions, train
-    options = TrainOptions(artifacts, name, resume, accelerator, max_steps)
+    options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory)
     folder = train(resolved, options, progress)
     _finish(folder, as_json)
+
+
+def _allowing_leak(recipe: AnyRecipe) -> AnyRecipe:
+    from edgeformer.schema.language_recipe import LanguageRecipe
+
+    if not isinstance(recipe, LanguageRecipe):
+        raise InputError(f"--allow-leak: {recipe.name} is no language model; only those are probed for leaks")
+    return recipe.model_copy(update={"allow_leak": True})
 
 
 def _finish(folder: Path, as_json: bool) -> None:
@@ -78,4 +113,5 @@ def _finish(folder: Path, as_json: bool) -> None:
     console.print(run_table(manifest))
     console.print(f"run            {folder}", soft_wrap=True)
     console.print(f"learning curve {curve}", soft_wrap=True)
-    console.print("next           edgeformer export --fp16")
+    leak = " --allow-leak" if manifest.leaks else ""
+    console.print(f"next           edgeformer export --fp16{leak}")

@@ -9,8 +9,11 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
+from edgeformer.reporting.caution import LEAKS
 from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.manifest import RunManifest
 from edgeformer.schema.report import Report
+from edgeformer.schema.scores import ClassificationScore, LanguageScore
 from edgeformer.schema.workspace import Location, read_bundle, read_manifest, read_run
 
 
@@ -23,22 +26,51 @@ def _record(location: Location) -> dict[str, Any]:
     record: dict[str, Any] = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
-        test = manifest.test
         record |= {
             "split": manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else ""),
             "parameters": manifest.parameters,
-            "accuracy": test.accuracy if test else None,
-            "f1": test.f1 if test else None,
-            "loss": test.loss if test else None,
+            **_scores(manifest),
             "train_seconds": manifest.seconds,
         }
-        others = list(manifest.tests)[1:]
-        record |= {f"accuracy_{name}": manifest.tests[name].accuracy for name in others}
     if location.bundle is not None:
         bundle = read_bundle(location.bundle)
         record.setdefault("parameters", bundle.parameters)
         record |= {f"{a.id}_bytes": a.size_bytes for a in bundle.artifacts}
     return record | _latencies(location)
+
+
+def _scores(manifest: RunManifest) -> dict[str, Any]:
+    """Of the test set, then the main figure of the others. A leak is said beside the figures that it spoils."""
+    others = list(manifest.tests.items())[1:]
+    if manifest.task == "language-modeling":
+        leaks = {"caution": LEAKS} if manifest.leaks else {}
+        return {**leaks, **_language_scores(manifest.test), **{f"perplexity_{k}": _main(s) for k, s in others}}
+    test = manifest.test if isinstance(manifest.test, ClassificationScore) else None
+    return {
+        "accuracy": test.accuracy if test else None,
+        "f1": test.f1 if test else None,
+        "loss": test.loss if test else None,
+        **{f"accuracy_{name}": _main(score) for name, score in others},
+    }
+
+
+def _main(score: ClassificationScore | LanguageScore) -> float:
+    return score.accuracy if isinstance(score, ClassificationScore) else score.perplexity
+
+
+def _language_scores(test: ClassificationScore | LanguageScore | None) -> dict[str, Any]:
+    if not isinstance(test, LanguageScore):
+        return {"perplexity": None, "word_perplexity": None, "loss": None}
+    last = str(max(map(int, test.exits)))
+    early = test.early_exit
+    return {
+        "perplexity": test.perplexity,
+        "word_perplexity": test.word_perplexity,
+        "loss": test.loss,
+        **{f"perplexity_exit{loop}": e.perplexity for loop, e in test.exits.items() if loop != last},
+        "perplexity_early_exit": early.perplexity if early else None,
+        "early_exit_mean_loops": early.mean_loops if early else None,
+    }
 
 
 def _latencies(location: Location) -> dict[str, Any]:
@@ -65,6 +97,7 @@ def _latencies(location: Location) -> dict[str, Any]:
 def format_comparison(rows: Sequence[dict[str, Any]], style: Literal["plain", "markdown", "csv", "json"]) -> str:
     """Figures down, runs across; CSV keeps one run per line for spreadsheets."""
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
+    figures.sort(key=lambda figure: figure != "caution")  # on top, whichever run brings it
     if style == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""The learning curve of a run, from its metrics.jsonl."""
+"""The learning curve of a run, from its metrics.jsonl and its manifest."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ import json
 from pathlib import Path
 from typing import Any
 
+from edgeformer.reporting.caution import cautions
+from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.manifest import RunManifest
+from edgeformer.schema.scores import ClassificationScore
 from edgeformer.schema.workspace import read_run
 
 
 def draw_learning_curve(run: Path) -> Path:
-    """Write ``plots/learning_curve.png``: loss, accuracy and learning rate over epochs. Returns its path."""
+    """Write ``plots/learning_curve.png`` (of a language model also ``loss_per_exit.png``). Returns its path.
+
+    Raises:
+        ArtifactError: the run has no metrics.jsonl, because it was imported, or a damaged one.
+    """
+    manifest, records = read_run(run), _records(run / "metrics.jsonl")
+    if manifest.task == "language-modeling":
+        from edgeformer.reporting.language_figures import draw_language_curves
+
+        return draw_language_curves(run, manifest, records)
+    return _draw_classification(run, manifest, records)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: no metrics to draw ({error}); only runs trained here have them") from None
+
+
+def _draw_classification(run: Path, manifest: RunManifest, records: list[dict[str, Any]]) -> Path:
+    """Loss, accuracy and learning rate over epochs."""
     from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, drawing
 
-    manifest = read_run(run)
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
     steps = [r for r in records if r["kind"] == "step"]
     epochs = [r for r in records if r["kind"] == "epoch"]
-    synthetic = " · SYNTHETIC data" if manifest.data.synthetic else ""
-    title = f"{manifest.run} · {manifest.parameters:,} parameters · split {manifest.data.split}{synthetic}"
+    caution = "".join(f" · {text}" for text in cautions(manifest))
+    title = f"{manifest.run} · {manifest.parameters:,} parameters · split {manifest.data.split}{caution}"
     path = run / "plots" / "learning_curve.png"
     with drawing(path, title, 3, (12.5, 3.9)) as (loss, accuracy, rate):
         if steps:
@@ -34,6 +56,8 @@ def draw_learning_curve(run: Path) -> Path:
             note = f"kept: {best['val_accuracy']:.4f}"
             accuracy.plot(best["epoch"], best["val_accuracy"], "*", color=BLUE, markersize=14, label=note)
         for name, score in manifest.tests.items():
+            if not isinstance(score, ClassificationScore):
+                continue
             accuracy.axhline(score.accuracy, color=GREY, linestyle=":", linewidth=1)
             accuracy.annotate(
                 f"test {name}: {score.accuracy:.4f}", (0.02, score.accuracy), xycoords=("axes fraction", "data"),

@@ -7,9 +7,13 @@ from pathlib import Path
 import yaml
 from tabulate import tabulate
 
+from edgeformer.reporting.caution import overlaps, warnings
+from edgeformer.reporting.language_card import language_card
 from edgeformer.schema.files import write_text
+from edgeformer.schema.language_recipe import LanguageRecipe
 from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.schema.scores import ClassificationScore
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.units import format_duration
 from edgeformer.schema.workspace import RECIPE_FILE, read_run
@@ -22,8 +26,10 @@ def write_model_card(run: Path) -> Path:
     return path
 
 
-def model_card(manifest: RunManifest, recipe: Recipe) -> str:
+def model_card(manifest: RunManifest, recipe: AnyRecipe) -> str:
     """The card as Markdown with the front matter that model hubs read."""
+    if isinstance(recipe, LanguageRecipe):
+        return language_card(manifest, recipe)
     front = {
         "library_name": "edgeformer",
         "pipeline_tag": "text-classification",
@@ -34,13 +40,13 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     rows = [
         (name, f"{s.n:,}", f"{s.accuracy:.4f}", f"{s.precision:.4f}", f"{s.recall:.4f}", f"{s.f1:.4f}", f"{s.loss:.4f}")
         for name, s in scores.items()
-        if s is not None
+        if isinstance(s, ClassificationScore)
     ]
     header = ("set", "rows", "accuracy", "precision", "recall", "F1", "loss")
     epochs = f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)}"
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {manifest.run}\n\n{recipe.description}.\n\n"
-        f"{_warnings(manifest)}"
+        f"{warnings(manifest)}"
         f"- **Model:** {m.layers} layers × {m.iterations} iterations, width {m.hidden_size}, {m.heads} heads, "
         f"FFN {m.ffn_size}, α = {m.residual_scale}; {manifest.parameters:,} parameters\n"
         f"- **Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens\n"
@@ -50,26 +56,6 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"{', '.join(f'{name} {count:,}' for name, count in manifest.data.rows.items())} rows\n\n"
         f"## Scores\n\n{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n"
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged.\n\n"
-        f"## Seen in training\n\n{_overlaps(manifest)}\n"
+        f"## Seen in training\n\n{overlaps(manifest)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )
-
-
-def _warnings(manifest: RunManifest) -> str:
-    if not manifest.data.synthetic:
-        return ""
-    return (
-        "> **Synthetic data.** This model was trained and tested on reviews written by a generator. "
-        "Its scores say nothing about real text.\n\n"
-    )
-
-
-def _overlaps(manifest: RunManifest) -> str:
-    if not manifest.data.overlap:
-        return "Not counted.\n"
-    lines = [
-        f"- `{o.test_set}`: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and {o.contained:,} "
-        "more share a whole phrase with one.\n"
-        for o in manifest.data.overlap
-    ]
-    return "".join(lines)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.report_tables import in_words, quantity
 from edgeformer.schema.files import write_json, write_text
 from edgeformer.schema.report import Report
@@ -50,7 +51,7 @@ def as_csv(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """GitHub-flavoured Markdown: verdict first."""
-    synthetic = "\n> The model was trained on **synthetic** (generated) data.\n" if report.synthetic else ""
+    warned = "".join(f"\n> **{caution}.**\n" for caution in cautions(report))
     host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
     checks = [
         (c.name, c.artifact, quantity(c.limit, c), quantity(c.value, c), c.status, c.reason or "")
@@ -69,7 +70,7 @@ def as_markdown(report: Report) -> str:
     notes = "".join(f"- {note}\n" for note in report.notes)
     return (
         f"# {report.run} on {report.device_title}\n\n"
-        f"**Verdict: {report.verdict.status}.** {in_words(report)}\n{synthetic}\n"
+        f"**Verdict: {report.verdict.status}.** {in_words(report)}\n{warned}\n"
         f"{report.parameters:,} parameters. Rows `host` were measured on: {host}. {report.created}\n\n"
         "## Budget\n\n"
         f"{tabulate(checks, ('check', 'artifact', 'limit', 'value', 'status', 'reason'), tablefmt='github')}\n\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
+from edgeformer.reporting.caution import cautions
 from edgeformer.schema.report import Report
 
 _COLOURS = (BLUE, ORANGE, GREY)
@@ -13,9 +14,8 @@ _COLOURS = (BLUE, ORANGE, GREY)
 
 def draw_report(report: Report, path: Path) -> Path:
     """Write the picture to ``path``."""
-    synthetic = " · SYNTHETIC data" if report.synthetic else ""
     where = "measured on this device" if report.on_target else f"times measured on {report.host.get('cpu')}, not on it"
-    title = f"{report.run} for {report.device_title} · {where}{synthetic}"
+    title = " · ".join((f"{report.run} for {report.device_title}", where, *cautions(report)))
     with drawing(path, title, 2, (11.5, 4.2)) as (latency, size):
         _draw_latency(latency, report)
         _draw_sizes(size, report)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.tables import DASH, coloured, new_table
 from edgeformer.schema.report import Check, Report, Row
 from edgeformer.schema.units import format_bytes, format_milliseconds
@@ -43,10 +44,10 @@ def in_words(report: Report) -> str:
 
 def measurement_table(report: Report) -> Table:
     """Rows measured on this host; cold and steady side by side."""
-    synthetic = "; trained on SYNTHETIC data" if report.synthetic else ""
+    warned = "".join(f"; {caution}" for caution in cautions(report))
     title = (
         f"{report.run} for {report.device_title}\n"
-        f"measured on this host: {report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores{synthetic}"
+        f"measured on this host: {report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores{warned}"
     )
     columns = (
         "artifact",

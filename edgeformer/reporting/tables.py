@@ -9,9 +9,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.reporting.caution import LEAKS, cautions
 from edgeformer.schema.evaluation import EvaluationRow
-from edgeformer.schema.manifest import BundleManifest, ClassificationScore, RunManifest
+from edgeformer.schema.manifest import BundleManifest, RunManifest
 from edgeformer.schema.planning import Plan
+from edgeformer.schema.scores import ClassificationScore, LanguageScore
 from edgeformer.schema.units import format_bytes, format_duration
 
 DASH = "–"
@@ -31,34 +33,64 @@ def new_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+def _number(value: float | None, places: int = 4) -> str:
+    return DASH if value is None else f"{value:,.{places}f}"
+
+
 def _score_cells(score: ClassificationScore | EvaluationRow) -> list[str]:
     values = (score.accuracy, score.precision, score.recall, score.f1, score.loss)
-    return [f"{score.n:,}", *(f"{value:.4f}" for value in values)]
+    return [f"{score.n:,}", *map(_number, values)]
 
 
 _SCORES = ("rows", "accuracy", "precision", "recall", "F1", "loss")
+_LANGUAGE = ("tokens", "loss", "perplexity", "per word")
+
+
+def _language_cells(score: LanguageScore | EvaluationRow) -> list[str]:
+    """Tokens, nats per token, perplexity per token and per word."""
+    perplexities = (score.perplexity, score.word_perplexity)
+    return [f"{score.n:,}", _number(score.loss), *(_number(value, 2) for value in perplexities)]
 
 
 def run_table(manifest: RunManifest) -> Table:
     """Scores of a finished run on its validation and test sets."""
-    synthetic = ", SYNTHETIC data" if manifest.data.synthetic else ""
-    title = (
-        f"{manifest.run}: {manifest.parameters:,} parameters, {manifest.steps:,} steps in "
-        f"{format_duration(manifest.seconds)}, best epoch {manifest.best_epoch}{synthetic}"
-    )
-    table = new_table(title, "set", *_SCORES, right=_SCORES)
+    trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, best epoch {manifest.best_epoch}"
+    parts = [f"{manifest.parameters:,} parameters", trained if manifest.steps else "not trained here"]
+    title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
     scores = {"validation": manifest.validation, **manifest.tests}
-    for name, score in scores.items():
-        if score is not None:
-            table.add_row(name if name == "validation" else f"test: {name}", *_score_cells(score))
+    sets = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
+    if manifest.task == "language-modeling":
+        return _language_table(title, [(name, s) for name, s in sets if isinstance(s, LanguageScore)])
+    table = new_table(title, "set", *_SCORES, right=_SCORES)
+    for name, score in sets:
+        if isinstance(score, ClassificationScore):
+            table.add_row(name, *_score_cells(score))
+    return table
+
+
+def _language_table(title: str, sets: Sequence[tuple[str, LanguageScore]]) -> Table:
+    """The last loop's scores, and the perplexity of every earlier exit and of early exit by confidence."""
+    last = max((max(map(int, score.exits)) for _, score in sets), default=0)
+    exits = sorted({int(loop) for _, score in sets for loop in score.exits} - {last})
+    columns = (*_LANGUAGE, *(f"exit {loop}" for loop in exits), "early exit")
+    table = new_table(title, "set", *columns, right=columns)
+    for name, score in sets:
+        earlier = [_number(score.exits[str(loop)].perplexity, 2) for loop in exits]
+        early = score.early_exit
+        left = f"{early.perplexity:,.2f} ({early.mean_loops:.2f} loops)" if early else DASH
+        table.add_row(name, *_language_cells(score), *earlier, left)
+    if not sets:
+        table.caption = "no scores: evaluate it first"
+        table.caption_justify = "left"
     return table
 
 
 def artifact_table(bundle: BundleManifest) -> Table:
     """What a bundle holds, and how each artifact compares with torch FP32."""
     synthetic = " (trained on SYNTHETIC data)" if bundle.synthetic else ""
+    leaks = f" · {LEAKS}" if bundle.leaks else ""
     columns = ("artifact", "file", "size", "parameters stored", "max error vs torch", "top-1 agreement", "status")
-    table = new_table(f"{bundle.run}: bundle{synthetic}", *columns, right=columns[2:6])
+    table = new_table(f"{bundle.run}: bundle{synthetic}{leaks}", *columns, right=columns[2:6])
     for artifact in bundle.artifacts:
         sharing, parity = artifact.sharing, artifact.parity
         stored = f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else DASH
@@ -72,12 +104,16 @@ def artifact_table(bundle: BundleManifest) -> Table:
 
 def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     """Scores per artifact, with the time per sample."""
-    columns = ("artifact", "set", *_SCORES, "ms/sample")
-    where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows else ""
-    table = new_table(f"{name}: scores{where}", *columns, right=columns[2:])
+    language = any(row.perplexity is not None for row in rows)
+    scores = _LANGUAGE if language else _SCORES
+    columns = ("artifact", "set", *(("exit",) if language else ()), *scores, "ms/sample")
+    where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
+    leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
+    table = new_table(f"{name}: scores{where}{leaks}", *columns, right=columns[2:])
     for row in rows:
-        time = f"{row.ms_per_sample:.3f}" if row.ms_per_sample is not None else DASH
-        table.add_row(row.artifact, row.split, *_score_cells(row), time)
+        exit_ = (("last" if row.exit is None else str(row.exit)),) if language else ()
+        cells = _language_cells(row) if language else _score_cells(row)
+        table.add_row(row.artifact, row.split, *exit_, *cells, _number(row.ms_per_sample, 3))
     return table
 
 
@@ -92,19 +128,39 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, A
 
 
 def plan_table(plan: Plan) -> Table:
-    """Training memory of a recipe against a device."""
-    table = new_table(
-        f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters", "memory", "size", right=("size",)
-    )
+    """What a recipe's training memory is made of, and its share of the device's budget."""
+    title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
+    columns = ("memory at the peak (predicted)", "size", "of the budget", "")
+    table = new_table(title, *columns, right=columns[1:3])
     for name, value in plan.breakdown.model_dump().items():
-        table.add_row(name, format_bytes(value) if value is not None else "not counted yet")
+        table.add_row(name, *_share_cells(value, plan.budget_bytes))
     table.add_section()
-    table.add_row("at least", format_bytes(plan.at_least_bytes))
-    table.add_row("budget", format_bytes(plan.budget_bytes))
-    answer = {True: "yes", False: "no", None: "unknown"}[plan.fits]
-    table.add_row("fits", answer)
-    table.caption = plan.reason
+    table.add_row("peak", *_share_cells(plan.peak_bytes, plan.budget_bytes))
+    table.add_row("budget", format_bytes(plan.budget_bytes), "", f"[dim]{escape(plan.budget_source)}[/]")
+    table.caption = f"{coloured(plan.status)}: {escape(plan.reason)}"
     table.caption_justify = "left"
+    return table
+
+
+_BAR = 30
+
+
+def _share_cells(value: int, budget: int) -> tuple[str, str, str]:
+    share = value / budget if budget else float("inf")
+    bar = "█" * min(_BAR, round(_BAR * min(1.0, share)))
+    return format_bytes(value), f"{share:.1%}", f"[red]{bar}▶[/]" if share > 1 else bar
+
+
+def suggestion_table(plan: Plan) -> Table:
+    """Changes of a recipe that does not fit, as they are typed, with the peak that each is predicted to have."""
+    columns = ("change", "predicted peak", "fits", "what it costs")
+    table = new_table(
+        "What to change (the first row that fits is the cheapest that was found)", *columns, right=columns[1:2]
+    )
+    for suggestion in plan.suggestions:
+        flags = escape("\n".join(f"--set {pair}" for pair in suggestion.set))
+        fits = "[green]yes[/]" if suggestion.fits else "no"
+        table.add_row(flags, format_bytes(suggestion.peak_bytes), fits, escape(suggestion.note))
     return table
 
 

@@ -68,7 +68,7 @@ def test_words_for_each_outcome() -> None:
 def test_markdown_has_verdict_first_and_marks_synthetic_data() -> None:
     text = as_markdown(report((SIZE, SPEED)))
     assert text.index("**Verdict: unknown.**") < text.index("## Budget") < text.index("## Measurements")
-    assert "**synthetic**" in text
+    assert "**SYNTHETIC data.**" in text
     assert "unavailable" in text and "1.23" in text
 
 

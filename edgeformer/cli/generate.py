@@ -1,0 +1,156 @@
+"""edgeformer generate: a prompt becomes a text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json
+from edgeformer.schema.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from edgeformer.schema.workspace import Location
+    from edgeformer.stages.generating.generate import EarlyExit, Generation
+
+
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.", show_default=False)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the likeliest tokens that reach this probability.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
+    exit_: Annotated[
+        int | None,
+        typer.Option("--exit", metavar="N", help="Every token answers after loop N.", show_default=False),
+    ] = None,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence", help="Every token answers at the first exit whose top probability reaches its threshold."
+        ),
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="--confidence: of loop 1. Default: 0.92.", show_default=False),
+    ] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.", show_default=False),
+    ] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.", show_default=False),
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Write text with a language model, from its own weights (needs torch).
+
+    Stops at the end of a text, or after --max-tokens. Without --exit and --confidence every token takes all loops.
+
+    Examples:
+
+      edgeformer generate "The history of the town begins"
+
+      edgeformer generate crt_mini-001 "In 1912 the" --temperature 0.8 --top-p 0.9 --seed 7
+
+      edgeformer generate "The album was" --confidence --json
+    """
+    from edgeformer.cli.console import print_json
+    from edgeformer.stages.generating.generate import GenerateOptions, generate
+    from edgeformer.tasks.sampling import Sampling
+
+    location, prompt = _split(list(words or []), artifacts)
+    early = _early(confidence, {"start": threshold, "floor": floor, "decay": decay})
+    options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early)
+    streaming = sys.stdout.isatty() and not as_json
+    if streaming:
+        typer.echo(prompt, nl=False)
+    generation = generate(location, prompt, options, _show if streaming else None)
+    if as_json:
+        print_json(generation.as_dict())
+    else:
+        typer.echo("" if streaming else prompt + generation.text)
+        _report(generation)
+
+
+def _show(piece: str) -> None:
+    typer.echo(piece, nl=False)
+    sys.stdout.flush()
+
+
+def _report(generation: Generation) -> None:
+    speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
+    typer.echo(
+        f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
+        f"{generation.provider}]",
+        err=True,
+    )
+    for note in generation.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _early(confidence: bool, given: dict[str, float | None]) -> EarlyExit | None:
+    from edgeformer.stages.generating.generate import EarlyExit
+
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings and not confidence:
+        raise InputError("--threshold, --floor and --decay belong to --confidence")
+    return EarlyExit(**settings) if confidence else None
+
+
+def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
+    """The run and the prompt: RUN PROMPT, PROMPT alone (the newest finished run), or RUN with the prompt on stdin."""
+    from edgeformer.schema.workspace import locate
+
+    if len(words) > 2:
+        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(words[1:])!r}")
+    if len(words) == 2:
+        return locate(words[0], artifacts), words[1]
+    named = _location(words[0], artifacts) if words else None
+    if words and named is None:
+        return locate(None, artifacts), words[0]
+    prompt = "" if sys.stdin.isatty() else _stdin()
+    if not prompt:
+        raise InputError("no prompt given; pass it as an argument, or on standard input")
+    return named or locate(None, artifacts), prompt
+
+
+def _location(word: str, artifacts: Path) -> Location | None:
+    from edgeformer.schema.workspace import locate
+
+    if not word or any(character.isspace() for character in word):
+        return None
+    try:
+        return locate(word, artifacts)
+    except ArtifactError:
+        if _is_path(word, artifacts):
+            raise
+        return None
+
+
+def _is_path(word: str, artifacts: Path) -> bool:
+    """A folder or file that is there, but no run: a slip, not a prompt."""
+    try:
+        return Path(word).exists() or (artifacts / word).exists()
+    except (OSError, ValueError):  # longer than a file name may be, or with a null character
+        return False
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None

@@ -1,0 +1,1 @@
+"""Weights that were trained elsewhere become a run."""

@@ -1,0 +1,168 @@
+"""import crt: a checkpoint of the public CRT code becomes a run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgeformer.data.language import prepare_text_set
+from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
+from edgeformer.data.sources import local_text_parts
+from edgeformer.models.build import build_crt
+from edgeformer.models.causality import probe_causality
+from edgeformer.models.crt import CRT
+from edgeformer.models.crt_import import config_of, convert
+from edgeformer.models.saving import save_language_model
+from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.schema.files import replacing_folder, sha256_of, write_json, write_text
+from edgeformer.schema.host import code_version, describe_host, library_versions, now
+from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
+from edgeformer.schema.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.schema.progress import Progress, Silent
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import NAME_PATTERN, FileTokenizer, HubTokenizer
+from edgeformer.schema.workspace import RECIPE_FILE, RUN_FILE
+from edgeformer.stages.importing.checkpoint_file import read_weights
+from edgeformer.stages.importing.golden_text import PARAGRAPHS
+
+RECIPE_NAME = "crt_imported"
+_PUBLISHED = "crt_deep_published"
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Where the run goes, and what the checkpoint does not hold itself.
+
+    Attributes:
+        tokenizer: a tokenizer.json; None: GPT-2's from the hub, which the public code uses.
+        data: a folder with train and validation text; None: WikiText-103 from the hub, which is not read now.
+    """
+
+    artifacts: Path
+    name: str | None = None
+    tokenizer: Path | None = None
+    data: Path | None = None
+
+
+def import_crt(path: Path, options: ImportOptions, progress: Progress | None = None) -> Path:
+    """Make a finished run of ``path`` and return its folder.
+
+    Raises:
+        InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
+    """
+    progress = progress or Silent()
+    folder = _folder(options)
+    weights = read_weights(path)
+    config = config_of(weights, str(path))
+    model = build_crt(config)
+    model.load_state_dict(convert(weights, config, str(path)))
+    model.eval()
+    recipe, notes = _recipe(path, config, options)
+    for note in notes:
+        progress.message(note)
+    tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
+    plain = PlainText(tokenizer)
+    stream, golden = _stream(recipe, tokenizer, plain, from_data=options.data is not None)
+    manifest = _manifest(folder.name, recipe, model, _causality(model, path), _source(path, golden))
+    with replacing_folder(folder) as temporary:
+        (temporary / "model").mkdir()
+        save_language_model(temporary / "model", model, recipe, tokenizer, plain.boundary, stream)
+        header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
+        write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
+        write_json(temporary / RUN_FILE, manifest)
+    return folder
+
+
+def _folder(options: ImportOptions) -> Path:
+    """A name that is free. Raises InputError."""
+    if options.name is not None:
+        if re.fullmatch(NAME_PATTERN, options.name) is None:
+            raise InputError(
+                f"--name {options.name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit"
+            )
+        folder = options.artifacts / options.name
+        if folder.exists():
+            raise InputError(f"--name {options.name}: {folder} exists already; choose another name")
+        return folder
+    for number in range(1, 10_000):
+        folder = options.artifacts / f"{RECIPE_NAME}-{number:03d}"
+        if not folder.exists():
+            return folder
+    raise InputError(f"{options.artifacts}: holds 9,999 runs of {RECIPE_NAME}; choose a --name")
+
+
+def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
+    """The published protocol around this model, and notes. Raises DataError."""
+    published = load_recipe(_PUBLISHED)
+    assert isinstance(published, LanguageRecipe)
+    length = min(published.data.sequence_length, config.max_positions)
+    data, notes = published.data.model_copy(update={"sequence_length": length}), list[str]()
+    if options.data is not None:
+        data, notes = local_text_parts(data, options.data)
+    file = None if options.tokenizer is None else FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
+    document = {
+        **published.model_dump(),
+        "name": RECIPE_NAME,
+        "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
+        "allow_leak": False,
+        "data": data.model_dump(),
+        "tokenizer": (file or HubTokenizer(kind="hub", name="gpt2")).model_dump(),
+        "model": config.model_dump(),
+    }
+    if not config.exits:
+        document["training"] = {**document["training"], "exit_weight": 0.0}
+    return LanguageRecipe.model_validate(document), notes
+
+
+def _stream(
+    recipe: LanguageRecipe, tokenizer: Tokenizer, plain: PlainText, *, from_data: bool
+) -> tuple[NDArray[np.int32], str]:
+    """Real token numbers for the golden inputs, and what they are."""
+    if from_data:
+        return prepare_text_set(recipe.data, tokenizer, None, "validation").ids, "from the validation text"
+    ids: list[int] = [plain.boundary]
+    for paragraph in PARAGRAPHS:
+        ids += [*plain.encode(paragraph).ids, plain.boundary]
+    return np.array(ids, dtype=np.int32), "from a short built-in English text, not from the model's own data"
+
+
+def _causality(model: CRT, path: Path) -> Causality:
+    try:
+        return probe_causality(model)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
+
+
+def _source(path: Path, golden: str) -> str:
+    return f"imported from {path.name} (sha256 {sha256_of(path)}); golden inputs {golden}"
+
+
+def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:
+    moment = now()
+    return RunManifest(
+        run=name,
+        status="finished",
+        reason=reason,
+        task=recipe.task,
+        recipe=recipe.name,
+        recipe_sha256=recipe.fingerprint(),
+        started=moment,
+        finished=moment,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocabulary=recipe.model.vocab_size,
+        precision="unknown",
+        attention=AttentionUse(requested="sdpa", used="sdpa"),
+        data=DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown"),
+        # By its architecture, whatever the probe saw of it.
+        leaks=causality.leaks or not model.causal,
+        causality=causality,
+        versions=library_versions(),
+        code_version=code_version(),
+        host={**describe_host(), "threads": torch.get_num_threads()},
+    )
