@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.language_recipe import LanguageRecipe
+from edgeformer.schema.recipe import ClassificationRecipe
 from edgeformer.schema.shipped import load_recipe
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -37,13 +38,54 @@ SMALL = [
 
 
 @pytest.fixture(scope="session")
-def small_recipe() -> Recipe:
+def small_recipe() -> ClassificationRecipe:
     """A recipe that trains in a second or two on synthetic reviews."""
-    return load_recipe("quickstart", SMALL)
+    recipe = load_recipe("quickstart", SMALL)
+    assert isinstance(recipe, ClassificationRecipe)
+    return recipe
+
+
+SMALL_LANGUAGE = [
+    "name=small-language",
+    "data.parts={train: [{kind: synthetic-reviews, rows: 400, seed: 1}], "
+    "validation: [{kind: synthetic-reviews, rows: 60, seed: 2}], test: [{kind: synthetic-reviews, rows: 60, seed: 3}]}",
+    "data.min_characters=20",
+    "data.sequence_length=32",
+    "model.vocab_size=400",
+    "model.hidden_size=32",
+    "model.embedding_size=16",
+    "model.ffn_size=64",
+    "model.loops=4",
+    "model.exits=[2]",
+    "model.max_positions=128",
+    "training.epochs=2",
+    "training.batch_size=8",
+    "training.precision=fp32",
+    "training.log_every=5",
+    "training.optimizer.lr=3e-3",
+]
+"""crt_mini on synthetic reviews as running text, small enough to train in a few seconds."""
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Recipe) -> Path:
+def small_language_recipe() -> LanguageRecipe:
+    """A language model's recipe that trains in a few seconds."""
+    recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
+    assert isinstance(recipe, LanguageRecipe)
+    return recipe
+
+
+@pytest.fixture(scope="session")
+def finished_language_run(tmp_path_factory: pytest.TempPathFactory, small_language_recipe: LanguageRecipe) -> Path:
+    """A really trained language model without a bundle. Read it; copy it before changing anything."""
+    from edgeformer.stages.training.train import TrainOptions, train
+
+    artifacts = tmp_path_factory.mktemp("language") / "artifacts"
+    return train(small_language_recipe, TrainOptions(artifacts, name="small-language"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: ClassificationRecipe) -> Path:
     """A really trained run with an FP32 and FP16 bundle. Read it; copy it before changing anything."""
     from edgeformer.stages.exporting.export import export
     from edgeformer.stages.training.train import TrainOptions, train

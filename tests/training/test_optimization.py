@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.schema.recipe import (
+from edgeformer.schema.training_config import (
     ConstantSchedule,
     CosineSchedule,
     OneCycleSchedule,

@@ -1,22 +1,134 @@
-"""Planning without activations: exact where it counts, unknown where it does not."""
+"""plan: fits or not, against which budget, and what to change."""
 
 from __future__ import annotations
 
+import pytest
+
+from edgeformer.models.build import count_offline
+from edgeformer.schema.device import DeviceProfile, Fact
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.shipped import load_profile, load_recipe
-from edgeformer.stages.training.plan import plan
+from edgeformer.schema.units import parse_bytes
+from edgeformer.stages.training.plan import plan, planned_precision
+from edgeformer.stages.training.suggestions import suggest
+
+MIB = 2**20
+RTX = load_profile("rtx4050")
 
 
-def test_bytes_of_the_light_model() -> None:
-    found = plan(load_recipe("recurrent_sst2"), load_profile("rtx4050"))
-    assert found.parameters == 10_972_162
-    assert found.breakdown.weights == 4 * 10_972_162
-    assert found.at_least_bytes == 16 * 10_972_162
-    assert found.budget_bytes == round(5.4 * 2**30)
-    assert (found.status, found.fits, found.peak_bytes) == ("unknown", None, None)
+def with_budget(size_bytes: int) -> DeviceProfile:
+    fact = Fact[int](value=size_bytes, source="this test", verified=True)
+    return RTX.model_copy(update={"usable_memory_bytes": fact})
 
 
-def test_what_cannot_fit_is_said() -> None:
-    huge = load_recipe("baseline_sst2", ["model.layers=400"])
-    found = plan(huge, load_profile("rtx4050"))
+def test_the_light_model_fits() -> None:
+    recipe = load_recipe("recurrent_sst2")
+    found = plan(recipe, RTX)
+    assert found.parameters == count_offline(recipe) == 10_972_162
+    assert found.breakdown.weights == pytest.approx(4 * 10_972_162, rel=0.01)  # and the rotary table
+    assert found.budget_bytes == parse_bytes("5.4 GiB")
+    assert (found.status, found.fits, found.precision, found.suggestions) == ("pass", True, "fp32", ())
+    assert found.peak_bytes == sum(found.breakdown.model_dump().values()) < found.budget_bytes
+
+
+def test_what_does_not_fit_comes_with_changes_that_do() -> None:
+    large = ["training.batch_size=1024", "model.layers=1", "model.iterations=1"]
+    recipe = load_recipe("quickstart", large)
+    device = with_budget(plan(recipe, RTX).peak_bytes // 2)
+    found = plan(recipe, device)
     assert (found.status, found.fits) == ("fail", False)
-    assert "alone take" in found.reason
+    best = found.suggestions[0]
+    assert best.fits and best.peak_bytes <= device.usable_memory_bytes.value  # type: ignore[union-attr]
+    sizes = {key: int(value) for key, value in (pair.split("=") for pair in best.set)}
+    assert sizes["training.batch_size"] * sizes["training.accumulation"] == 1024
+    again = plan(load_recipe("quickstart", [*large, *best.set]), device)
+    assert again.fits and again.peak_bytes == best.peak_bytes
+
+
+def test_the_host_is_asked_for_its_memory() -> None:
+    found = plan(load_recipe("quickstart"), load_profile("host"))
+    assert found.fits and "now" in found.budget_source
+
+
+def test_a_card_without_memory_facts_is_refused() -> None:
+    bare = RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None})
+    with pytest.raises(InputError, match="usable_memory_bytes"):
+        plan(load_recipe("quickstart"), bare)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("7.5", "fp16"), ("8.9", "bf16"), ("12.0", "bf16")])
+def test_auto_precision_on_a_card(capability: str, expected: str) -> None:
+    fact = Fact[str](value=capability, source="this test", verified=True)
+    card = RTX.model_copy(update={"compute_capability": fact})
+    assert planned_precision("auto", card) == expected
+    assert planned_precision("fp32", card) == "fp32"
+
+
+def test_fp16_on_the_host_is_refused_as_in_training() -> None:
+    with pytest.raises(InputError, match="fp16 trains on CUDA cards only"):
+        plan(load_recipe("quickstart", ["training.precision=fp16"]), load_profile("host"))
+
+
+def language(*overrides: str) -> AnyRecipe:
+    switches = ["training.checkpointing=none", "training.chunked_loss=false", "training.batch_size=16"]
+    return load_recipe("crt_deep_rtx4050", [*switches, "training.accumulation=1", *overrides])
+
+
+def peak_in_mib(recipe: AnyRecipe) -> int:
+    """A stand-in for the predictor whose answers can be worked out by hand: 100 + rows × (cost of a row)."""
+    training = recipe.training
+    row = 10 if training.checkpointing == "none" else 4  # type: ignore[union-attr]
+    row += 0 if training.chunked_loss else 20  # type: ignore[union-attr]
+    return (100 + training.batch_size * row) * MIB
+
+
+def test_cheaper_changes_come_first_and_only_as_many_as_needed() -> None:
+    nothing_else = suggest(language(), 261 * MIB, peak_in_mib, None)[0]
+    assert nothing_else.set == ("training.chunked_loss=true",)
+    assert nothing_else.fits and nothing_else.peak_bytes == 260 * MIB
+    smaller = suggest(language(), 145 * MIB, peak_in_mib, None)[0]
+    assert smaller.set == ("training.chunked_loss=true", "training.batch_size=4", "training.accumulation=4")
+    recomputed = suggest(language(), 105 * MIB, peak_in_mib, None)[0]
+    assert recomputed.set == (
+        "training.chunked_loss=true",
+        "training.batch_size=1",
+        "training.accumulation=16",
+        "training.checkpointing=loop",
+    )
+    assert recomputed.peak_bytes == 104 * MIB
+
+
+def test_every_change_is_also_reported_by_itself() -> None:
+    found = suggest(language("training.precision=fp32"), 145 * MIB, peak_in_mib, "bf16")
+    assert [suggestion.set[0] for suggestion in found[1:]] == [
+        "training.chunked_loss=true",
+        "training.batch_size=8",
+        "training.checkpointing=loop",
+        "training.precision=bf16",
+        "data.sequence_length=512",
+    ]
+    assert [suggestion.peak_bytes // MIB for suggestion in found[1:]] == [260, 340, 484, 580, 580]
+    assert not any(suggestion.fits for suggestion in found[1:])
+
+
+def test_nothing_helps() -> None:
+    found = suggest(language(), 50 * MIB, peak_in_mib, None)
+    assert found and not any(suggestion.fits for suggestion in found)
+
+
+def test_hopeless_micro_batches_are_not_predicted() -> None:
+    asked: list[int] = []
+
+    def peak(recipe: AnyRecipe) -> int:
+        asked.append(recipe.training.batch_size)
+        return peak_in_mib(recipe)
+
+    best = suggest(language("training.chunked_loss=true"), 120 * MIB, peak, None)[0]
+    assert "training.batch_size=2" in best.set
+    assert 4 not in asked  # 16 and 8 rows say that 4 take 140 MiB at least
+
+
+def test_rows_that_do_not_halve_evenly_keep_the_effective_batch() -> None:
+    best = suggest(language("training.chunked_loss=true", "training.batch_size=9"), 135 * MIB, peak_in_mib, None)[0]
+    assert best.set == ("training.batch_size=3", "training.accumulation=3")

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from edgeformer.models.layers import SwiGLU
 from edgeformer.schema.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.schema.progress import Silent
-from edgeformer.schema.recipe import FileSource, Recipe
+from edgeformer.schema.recipe import ClassificationRecipe
 from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import FileSource
 from edgeformer.schema.workspace import read_run
-from edgeformer.stages.training import train as train_module
+from edgeformer.stages.training import job as job_module
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
@@ -45,7 +46,7 @@ def records(run: Path, kind: str) -> list[dict[str, float]]:
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def test_run_holds_what_the_design_promises(finished_run: Path, small_recipe: Recipe) -> None:
+def test_run_holds_what_the_design_promises(finished_run: Path, small_recipe: ClassificationRecipe) -> None:
     manifest = read_run(finished_run)
     assert manifest.status == "finished"
     assert manifest.data.synthetic
@@ -75,7 +76,9 @@ def test_kept_weights_are_those_of_the_best_epoch(finished_run: Path) -> None:
     assert manifest.validation.accuracy == epochs[best]["val_accuracy"]
 
 
-def test_same_recipe_gives_the_same_weights(tmp_path: Path, small_recipe: Recipe, finished_run: Path) -> None:
+def test_same_recipe_gives_the_same_weights(
+    tmp_path: Path, small_recipe: ClassificationRecipe, finished_run: Path
+) -> None:
     again = train(small_recipe, TrainOptions(tmp_path))
     for name, tensor in weights(finished_run).items():
         assert torch.equal(tensor, weights(again)[name]), name
@@ -83,7 +86,7 @@ def test_same_recipe_gives_the_same_weights(tmp_path: Path, small_recipe: Recipe
 
 @pytest.mark.parametrize("batches", [7, 75, 110])
 def test_interrupted_and_resumed_is_the_same_run(
-    tmp_path: Path, small_recipe: Recipe, finished_run: Path, batches: int
+    tmp_path: Path, small_recipe: ClassificationRecipe, finished_run: Path, batches: int
 ) -> None:
     """In the middle of an epoch, at its last batch, and in the second epoch."""
     with pytest.raises(InterruptedRun, match=f"step {batches}"):
@@ -101,7 +104,7 @@ def test_interrupted_and_resumed_is_the_same_run(
     assert kept == [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(finished_run, "epoch")]
 
 
-def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     with pytest.raises(InterruptedRun):
         train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
     weights_file = next(tmp_path.glob("*/checkpoints/last/model.safetensors"))
@@ -112,7 +115,9 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: Recip
         train(small_recipe, TrainOptions(tmp_path, resume=True))
 
 
-def test_resume_refuses_another_recipe_and_names_the_difference(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_resume_refuses_another_recipe_and_names_the_difference(
+    tmp_path: Path, small_recipe: ClassificationRecipe
+) -> None:
     with pytest.raises(InterruptedRun):
         train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
     other = small_recipe.model_copy(update={"seed": 7})
@@ -120,17 +125,17 @@ def test_resume_refuses_another_recipe_and_names_the_difference(tmp_path: Path, 
         train(other, TrainOptions(tmp_path, resume=True))
 
 
-def test_resume_without_a_run(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_resume_without_a_run(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     with pytest.raises(ArtifactError, match="no unfinished run of small"):
         train(small_recipe, TrainOptions(tmp_path, resume=True))
 
 
-def test_name_that_is_taken_is_refused(small_recipe: Recipe, finished_run: Path) -> None:
+def test_name_that_is_taken_is_refused(small_recipe: ClassificationRecipe, finished_run: Path) -> None:
     with pytest.raises(InputError, match=r"--name small: .* exists already"):
         train(small_recipe, TrainOptions(finished_run.parent, name="small"))
 
 
-def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
     recipe = small_recipe.model_copy(update={"data": small_recipe.data.model_copy(update={"parts": parts})})
     with pytest.raises(DataError, match=r"absent\.tsv"):
@@ -138,18 +143,20 @@ def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: Recipe) -> N
     assert not list((tmp_path).glob("artifacts/[!.]*"))
 
 
-def test_failure_is_recorded(tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_recorded(
+    tmp_path: Path, small_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def explode(*arguments: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(train_module, "write_model", explode)
+    monkeypatch.setattr(job_module, "save_classifier", explode)
     with pytest.raises(RuntimeError, match="disk full"):
         train(small_recipe, TrainOptions(tmp_path, name="run", max_steps=2))
     manifest = read_run(tmp_path / "run")
     assert (manifest.status, manifest.reason) == ("failed", "RuntimeError: disk full")
 
 
-def test_max_steps(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_max_steps(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     run = train(small_recipe, TrainOptions(tmp_path, max_steps=4))
     assert read_run(run).steps == 4
     assert read_run(run).status == "finished"
@@ -162,7 +169,7 @@ def test_accumulation_clipping_and_token_dropout_train(tmp_path: Path) -> None:
     assert read_run(run).steps == 19  # 75 batches of 32 in steps of 4
 
 
-def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: Recipe) -> None:
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     if torch.cuda.is_available():
         pytest.skip("a CUDA card is present")
     with pytest.raises(InputError, match="--accelerator cuda"):
@@ -172,7 +179,7 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: Recip
 class TestBf16:
     """bf16 must really be computed in, before and after every validation and resumption."""
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> ClassificationRecipe:
         changes = ["training.precision=bf16", "training.epochs=2", "data.parts.train.0.rows=400"]
         return load_recipe("quickstart", [*SMALL, *changes])
 
@@ -217,14 +224,14 @@ def test_early_stopping_holds_after_a_failure_in_scoring(tmp_path: Path, monkeyp
         raise RuntimeError("disk full")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
-        patched.setattr(train_module, "write_model", explode)
+        patched.setattr(job_module, "save_classifier", explode)
         train(recipe, TrainOptions(tmp_path, name="run"))
     manifest = read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)))
     assert manifest.epochs == 2
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
-def test_name_that_is_no_folder_name(tmp_path: Path, small_recipe: Recipe, name: str) -> None:
+def test_name_that_is_no_folder_name(tmp_path: Path, small_recipe: ClassificationRecipe, name: str) -> None:
     with pytest.raises(InputError, match="--name"):
         train(small_recipe, TrainOptions(tmp_path / "artifacts", name=name))
     assert not (tmp_path / "artifacts").exists()

@@ -1,4 +1,4 @@
-"""Encoded rows as torch batches, in the planned order."""
+"""Which rows an optimizer step sees, in the planned order, and rows as torch batches."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from edgeformer.data.batching import collate, plan_batches
-from edgeformer.data.encoding import Encoded
-from edgeformer.schema.recipe import TrainingConfig
+from edgeformer.data.batching import plan_batches
 
 Batch = dict[str, Tensor]
-"""input_ids, attention_mask int64 [B, S]; labels int64 [B]"""
+"""Arrays of the same rows, int64 [B, …]."""
 
 
 class PlannedBatches(Sampler[list[int]]):
-    """A batch sampler whose order is a pure function of (seed, epoch), so that a resumed run sees the same batches."""
+    """Row numbers of each optimizer step: a function of (seed, epoch) alone, so a resumed run sees the same steps."""
 
-    def __init__(self, lengths: np.ndarray, config: TrainingConfig, seed: int) -> None:
-        self._lengths, self._seed = lengths, seed
-        self._bucketed = config.batching == "bucketed"
-        self.batch_size, self.drop_last = config.batch_size, False  # what Accelerate reads
+    def __init__(self, lengths: NDArray[np.integer], rows_per_step: int, seed: int, *, bucketed: bool) -> None:
+        self._lengths, self._seed, self._bucketed = lengths, seed, bucketed
+        self.batch_size, self.drop_last = rows_per_step, False  # what Accelerate reads
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -41,7 +39,7 @@ class PlannedBatches(Sampler[list[int]]):
 
 
 class _Rows(Dataset[int]):
-    """Row numbers; the collation looks the rows up, a whole batch at once."""
+    """Row numbers; the task turns them into tensors, a micro-batch at a time."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -53,31 +51,18 @@ class _Rows(Dataset[int]):
         return index
 
 
-def to_batch(encoded: Encoded, indices: np.ndarray, pad_id: int) -> Batch:
-    """The rows at ``indices`` as one padded batch."""
-    arrays = collate(encoded, indices, pad_id)
-    arrays["labels"] = encoded.labels[indices]
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def training_loader(encoded: Encoded, sampler: PlannedBatches, pad_id: int) -> DataLoader[int]:
-    """A DataLoader over planned batches of ``encoded``."""
+def training_loader(rows: int, sampler: PlannedBatches) -> DataLoader[int]:
+    """A DataLoader that yields the row numbers of each optimizer step, int64 [rows_per_step]."""
     return DataLoader(
-        _Rows(len(encoded)),
+        _Rows(rows),
         batch_sampler=sampler,
         # Of its own: a loader draws a number each time it is started, and a resumed run starts it once more. Drawn from
         # torch's global generator, that would shift every dropout mask after the resumption.
         generator=torch.Generator(),
-        collate_fn=lambda rows: to_batch(encoded, np.asarray(rows), pad_id),
+        collate_fn=torch.tensor,
     )
 
 
-def drop_tokens(batch: Batch, share: float, unk_id: int, special: Tensor) -> Tensor:
-    """``input_ids`` with about ``share`` of the ordinary tokens replaced by [UNK].
-
-    Args:
-        special: ids that are never replaced ([CLS], [SEP], [PAD], …).
-    """
-    ids = batch["input_ids"]
-    chosen = (torch.rand(ids.shape, device=ids.device) < share) & ~torch.isin(ids, special)
-    return torch.where(chosen, unk_id, ids)
+def as_tensors(arrays: dict[str, NDArray[np.int64]], device: torch.device | None = None) -> Batch:
+    """numpy arrays as tensors on ``device``."""
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

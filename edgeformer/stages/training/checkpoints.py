@@ -34,7 +34,8 @@ class Position:
     stopping_loss: float | None = None
     epochs_without_improvement: int = 0
     epoch_loss_sum: float = 0.0
-    epoch_batches: int = 0
+    epoch_weight: int = 0
+    batch_size: int = 0
     validation: dict[str, Any] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -11,43 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.data.batching import ordered_batches
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.prepare import PreparedData
 from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.manifest import ClassificationScore
 from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipe import Recipe
-from edgeformer.stages.training.batches import Batch, PlannedBatches, drop_tokens, to_batch, training_loader
+from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.stages.training.batches import PlannedBatches, training_loader
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.interrupt import StopRequest
+from edgeformer.stages.training.meter import Meter, StepResult
 from edgeformer.stages.training.metrics_log import MetricsLog
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
-from edgeformer.tasks.classification import score
-
-EVALUATION_BATCH = 128
-
-
-@torch.inference_mode()
-def evaluate(model: nn.Module, encoded: Encoded, pad_id: int, device: torch.device) -> ClassificationScore:
-    """Scores of ``model`` in float32 on all rows of ``encoded``; leaves the model in evaluation mode."""
-    model.eval()
-    logits = np.empty((len(encoded), 0), dtype=np.float32)
-    for rows in ordered_batches(encoded.lengths, EVALUATION_BATCH):
-        batch = to_batch(encoded, rows, pad_id)
-        output = model(batch["input_ids"].to(device), attention_mask(batch, device)).cpu().numpy()
-        if not logits.size:
-            logits = np.empty((len(encoded), output.shape[-1]), dtype=np.float32)
-        logits[rows] = output
-    return score(logits, encoded.labels)
-
-
-def attention_mask(batch: Batch, device: torch.device) -> torch.Tensor | None:
-    """The batch's mask on ``device``; None where no row is padded, which lets SDPA take its fastest path."""
-    mask = batch["attention_mask"]
-    return None if bool(mask.all()) else mask.to(device)
+from edgeformer.stages.training.out_of_memory import RandomState, is_out_of_memory
 
 
 @dataclass
@@ -59,31 +37,35 @@ class Outcome:
 
 
 class TrainingLoop:
-    """One run's loop. ``run()`` may be called once; everything it needs to go on later is in the checkpoint."""
+    """One run's loop. ``run()`` may be called once; everything it needs to go on later is in the checkpoint.
 
-    def __init__(self, recipe: Recipe, data: PreparedData, model: nn.Module, accelerator: Accelerator) -> None:
-        self._recipe, self._config, self._data = recipe, recipe.training, data
+    An optimizer step is planned as a whole (``batch_size`` × ``accumulation`` rows) and computed ``batch_size`` rows at
+    a time. When memory runs out, the step is repeated with half as many at a time: the same rows, the same gradient.
+    """
+
+    def __init__(self, recipe: AnyRecipe, objective: Objective, model: nn.Module, accelerator: Accelerator) -> None:
+        self._recipe, self._config, self._objective = recipe, recipe.training, objective
         self._accelerator = accelerator
-        self._sampler = PlannedBatches(data.train.lengths, self._config, recipe.seed)
-        loader = training_loader(data.train, self._sampler, data.special.pad)
+        lengths, rows = objective.lengths, recipe.training.batch_size * recipe.training.accumulation
+        self._sampler = PlannedBatches(lengths, rows, recipe.seed, bucketed=recipe.training.batching == "bucketed")
+        loader = training_loader(len(lengths), self._sampler)
         optimizer = build_optimizer(model, self._config.optimizer)
         self._model, self._optimizer, self._loader = accelerator.prepare(model, optimizer, loader)
-        self.steps_per_epoch = -(-len(self._sampler) // self._config.accumulation)
-        self.total_steps = self.steps_per_epoch * self._config.epochs
+        self.total_steps = len(self._sampler) * self._config.epochs
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
-        self._loss = nn.CrossEntropyLoss(label_smoothing=self._config.label_smoothing)
-        self._special = self._special_ids().to(accelerator.device)
-        self.position = Position()
+        self.position = Position(batch_size=self._config.batch_size)
         self.checkpoints: Checkpoints | None = None
-
-    def _special_ids(self) -> torch.Tensor:
-        added = self._data.tokenizer.get_added_tokens_decoder()
-        return torch.tensor(sorted(number for number, token in added.items() if token.special))
 
     @property
     def _kept(self) -> Checkpoints:
         assert self.checkpoints is not None, "set checkpoints before run() or resume()"
         return self.checkpoints
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = self._accelerator.device
+        return device
 
     @property
     def plain_model(self) -> nn.Module:
@@ -111,7 +93,7 @@ class TrainingLoop:
             self._validate(log, progress)
             if complete:
                 self.position.epoch += 1
-                self.position.batch, self.position.epoch_loss_sum, self.position.epoch_batches = 0, 0.0, 0
+                self.position.batch, self.position.epoch_loss_sum, self.position.epoch_weight = 0, 0.0, 0
             self._save()
             if not complete:
                 break
@@ -124,41 +106,46 @@ class TrainingLoop:
 
     def _epoch(self, stop: StopRequest, log: MetricsLog, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
-        position = self.position
+        position, steps = self.position, len(self._sampler)
         self._model.train()
-        loader = self._remaining_batches()
-        total = len(self._sampler) * self._config.batch_size
-        progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", total, "samples")
-        progress.advance(position.batch * self._config.batch_size)
-        meter = _Meter()
+        loader = self._remaining_steps()
+        progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", len(self._objective.lengths), "samples")
+        progress.advance(position.batch * self._sampler.batch_size)
+        meter = self._meter()
         try:
             mark = time.perf_counter()
-            for batch in loader:
+            for rows in loader:
                 rate = self._rate.current
-                loss = self._step(batch)
-                rows = len(batch["labels"])
+                result = self._step(rows.cpu().numpy(), log, progress)
                 mark, seconds = time.perf_counter(), time.perf_counter() - mark  # the loader's time included
-                meter.add(loss, rows, seconds)
-                position.batch += 1
-                position.samples += rows
-                position.seconds += seconds
-                position.epoch_loss_sum += loss
-                position.epoch_batches += 1
-                progress.advance(rows, loss=meter.loss, samples_per_s=meter.samples_per_second, lr=rate)
-                if not self._accelerator.sync_gradients:
-                    continue
-                position.step += 1
+                meter.add(result, seconds)
+                self._count(result, seconds)
+                progress.advance(result.rows, loss=meter.loss, **meter.speed(), lr=rate)
                 if position.step % self._config.log_every == 0:
-                    epoch = position.epoch + position.batch / len(self._sampler)
-                    log.record("step", position.step, epoch, {**meter.averages(), "lr": rate})
-                    meter = _Meter()
+                    log.record("step", position.step, self._passes(), {**meter.averages(), "lr": rate})
+                    meter = self._meter()
                 if stop or position.step >= limit:
-                    return position.batch == len(self._sampler)
+                    return position.batch == steps
         finally:
             progress.finish()
         return True
 
-    def _remaining_batches(self) -> Any:
+    def _meter(self) -> Meter:
+        return Meter(per_token=self._recipe.task == "language-modeling")
+
+    def _passes(self) -> float:
+        return self.position.epoch + self.position.batch / len(self._sampler)
+
+    def _count(self, result: StepResult, seconds: float) -> None:
+        position = self.position
+        position.batch += 1
+        position.step += 1
+        position.samples += result.rows
+        position.seconds += seconds
+        position.epoch_loss_sum += result.loss
+        position.epoch_weight += result.weight
+
+    def _remaining_steps(self) -> Any:
         position = self.position
         self._sampler.set_epoch(position.epoch)
         loader = self._loader
@@ -168,56 +155,84 @@ class TrainingLoop:
         loader.set_epoch(position.epoch)
         return loader
 
-    def _step(self, batch: Batch) -> float:
-        ids = batch["input_ids"]
-        if self._config.token_dropout:
-            ids = drop_tokens(batch, self._config.token_dropout, self._data.special.unk, self._special)
-        with self._accelerator.accumulate(self._model):
-            logits = self._model(ids, attention_mask(batch, self._accelerator.device))
-            loss = self._loss(logits.float(), batch["labels"])
-            self._accelerator.backward(loss)
-            if self._accelerator.sync_gradients and self._config.clip_norm is not None:
-                self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
-            self._optimizer.step()
-            if self._accelerator.sync_gradients and not self._accelerator.optimizer_step_was_skipped:
-                self._rate.after_step()
-            self._optimizer.zero_grad()
-        value = float(loss.detach())
-        if not math.isfinite(value):
+    def _step(self, rows: NDArray[np.int64], log: MetricsLog, progress: Progress) -> StepResult:
+        """One optimizer step on ``rows``; again with half as many rows at a time while memory runs out."""
+        start = RandomState.now()
+        while True:
+            try:
+                return self._attempt(rows)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler, where nothing refers to the failed attempt's tensors any more.
+            self._halve(log, progress)
+            start.restore()
+
+    def _halve(self, log: MetricsLog, progress: Progress) -> None:
+        position = self.position
+        self._optimizer.zero_grad()
+        size = min(position.batch_size, self._sampler.batch_size)
+        if size == 1:
             raise EdgeformerError(
-                f"training diverged after step {self.position.step}: the loss is {value}; "
+                f"out of memory at step {position.step + 1} with a single row at a time; use "
+                "training.checkpointing: loop, a shorter data.sequence_length, or see edgeformer plan"
+            )
+        position.batch_size = size // 2
+        pieces = -(-self._sampler.batch_size // position.batch_size)
+        progress.message(
+            f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a time instead of "
+            f"{size} ({pieces} pieces per step; the effective batch stays {self._sampler.batch_size}), same step again"
+        )
+        log.record("out-of-memory", position.step + 1, self._passes(), {"batch_size": float(position.batch_size)})
+
+    def _attempt(self, rows: NDArray[np.int64]) -> StepResult:
+        device, size = self._accelerator.device, self.position.batch_size
+        batches = [self._objective.batch(rows[at : at + size], device) for at in range(0, len(rows), size)]
+        weight = sum(map(self._objective.weight, batches))
+        total, parts = 0.0, dict[str, float]()
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            # Several processes exchange gradients once per step, with the last piece.
+            with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
+                with self._accelerator.autocast():
+                    losses = self._objective.losses(self._model, batch)
+                self._accelerator.backward(losses.total / max(1, weight))
+            total += float(losses.total.detach())
+            for name, value in losses.parts.items():
+                parts[name] = parts.get(name, 0.0) + float(value.detach())
+        if not math.isfinite(total):
+            raise EdgeformerError(
+                f"training diverged after step {self.position.step}: the loss is {total}; "
                 "lower training.optimizer.lr or training.clip_norm"
             )
-        return value
+        self._update()
+        return StepResult(total, parts, weight, len(rows))
+
+    def _update(self) -> None:
+        if self._config.clip_norm is not None:
+            self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
+        self._optimizer.step()
+        if not self._accelerator.optimizer_step_was_skipped:
+            self._rate.after_step()
+        self._optimizer.zero_grad()
 
     def _validate(self, log: MetricsLog, progress: Progress) -> None:
-        position = self.position
+        position, objective = self.position, self._objective
         started = time.perf_counter()
-        result = evaluate(self.plain_model, self._data.validation, self._data.special.pad, self._accelerator.device)
+        result = objective.evaluate(self.plain_model, "validation", self._accelerator.device)
         position.seconds += time.perf_counter() - started
         self._rate.after_epoch(result.loss)
-        train_loss = position.epoch_loss_sum / max(1, position.epoch_batches)
-        passes = position.epoch + position.batch / len(self._sampler)
-        log.record(
-            "epoch",
-            position.step,
-            passes,
-            {
-                "train_loss": train_loss,
-                "val_loss": result.loss,
-                "val_accuracy": result.accuracy,
-                "val_f1": result.f1,
-            },
-        )
-        value = result.loss if self._config.select_by == "loss" else -result.accuracy
+        train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
+        log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.record(result)})
+        value = objective.criterion(result)
         better = position.best_value is None or value < position.best_value
         if better:
             position.best_epoch, position.best_value = position.epoch + 1, value
             position.validation = result.model_dump()
             self._kept.save_best(self.plain_model)
         progress.message(
-            f"epoch {position.epoch + 1}: train loss {train_loss:.4f}, validation loss {result.loss:.4f}, "
-            f"accuracy {result.accuracy:.4f}{' (best so far)' if better else ''}"
+            f"epoch {position.epoch + 1}: train loss {train_loss:.4f}, {objective.describe(result)}"
+            f"{' (best so far)' if better else ''}"
         )
         self._count_stagnation(result.loss)
 
@@ -233,27 +248,3 @@ class TrainingLoop:
     def _stagnates(self) -> bool:
         stopping = self._config.early_stopping
         return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
-
-
-class _Meter:
-    """Averages since the last log line."""
-
-    def __init__(self) -> None:
-        self._loss, self._rows, self._seconds, self._batches = 0.0, 0, 0.0, 0
-
-    def add(self, loss: float, rows: int, seconds: float) -> None:
-        self._loss += loss
-        self._rows += rows
-        self._seconds += seconds
-        self._batches += 1
-
-    @property
-    def loss(self) -> float:
-        return self._loss / max(1, self._batches)
-
-    @property
-    def samples_per_second(self) -> float:
-        return self._rows / self._seconds if self._seconds else 0.0
-
-    def averages(self) -> dict[str, float]:
-        return {"loss": self.loss, "samples_per_s": self.samples_per_second}

@@ -1,32 +1,31 @@
-"""The ``model/`` folder of a run: weights, configuration, tokenizer, and the inputs that export checks itself with."""
+"""The ``model/`` folder of a classifier's run, with the inputs that export checks itself with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save_file
 from torch import nn
 
 from edgeformer.data.batching import collate
 from edgeformer.data.prepare import PreparedData
+from edgeformer.models.saving import save_weights
 from edgeformer.schema.files import write_json, write_text
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipe import ClassificationRecipe
 
 GOLDEN_ROWS = 64
 
 
-def write_model(folder: Path, model: nn.Module, recipe: Recipe, data: PreparedData) -> None:
+def save_classifier(folder: Path, model: nn.Module, recipe: ClassificationRecipe, data: PreparedData) -> None:
     """Fill ``folder``; the names are those that Hugging Face clients look for."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(model, folder / "model.safetensors")
     write_json(folder / "config.json", _config(recipe, data))
     write_text(folder / "tokenizer.json", data.tokenizer.to_str(pretty=True))
     write_json(folder / "tokenizer_config.json", _tokenizer_config(recipe, data))
     _write_golden_inputs(folder / "golden_inputs.npz", recipe, data)
 
 
-def _config(recipe: Recipe, data: PreparedData) -> dict[str, object]:
+def _config(recipe: ClassificationRecipe, data: PreparedData) -> dict[str, object]:
     labels = recipe.data.labels
     return {
         "model_type": "edgeformer-encoder",
@@ -39,7 +38,7 @@ def _config(recipe: Recipe, data: PreparedData) -> dict[str, object]:
     }
 
 
-def _tokenizer_config(recipe: Recipe, data: PreparedData) -> dict[str, object]:
+def _tokenizer_config(recipe: ClassificationRecipe, data: PreparedData) -> dict[str, object]:
     name = data.tokenizer.id_to_token
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -51,7 +50,7 @@ def _tokenizer_config(recipe: Recipe, data: PreparedData) -> dict[str, object]:
     }
 
 
-def _write_golden_inputs(path: Path, recipe: Recipe, data: PreparedData) -> None:
+def _write_golden_inputs(path: Path, recipe: ClassificationRecipe, data: PreparedData) -> None:
     """Real validation inputs with their labels, so that export and the target device need no data set."""
     validation = data.validation
     count = min(GOLDEN_ROWS, len(validation))

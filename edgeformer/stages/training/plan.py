@@ -1,47 +1,76 @@
-"""plan: the memory that training a recipe takes, before a step is run."""
+"""plan: will training a recipe fit a device, before a step is run, and if not, what would make it fit."""
 
 from __future__ import annotations
 
-import psutil
-
 from edgeformer.models.build import count_offline
 from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.planning import MemoryBreakdown, Plan
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.planning import Plan, Suggestion
+from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.units import format_bytes
+from edgeformer.stages.training.memory import predict_peak, suggestions
+from edgeformer.stages.training.memory_free import free_bytes
+from edgeformer.stages.training.precision import resolve_precision
 
-_FLOAT32 = 4
-_ADAMW_STATES = 2  # first and second moment
+_FIRST_WITH_BF16 = (8, 0)
+"""Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 
 
-def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
-    """Exact bytes of weights, gradients and AdamW state (float32, also under autocast) against the device's memory."""
-    parameters = count_offline(recipe.model, recipe.classes)
-    weights = parameters * _FLOAT32
-    breakdown = MemoryBreakdown(weights=weights, gradients=weights, optimizer=_ADAMW_STATES * weights)
-    known = breakdown.weights + breakdown.gradients + breakdown.optimizer
-    budget = _budget(device)
-    too_big = known > budget
-    if too_big:
-        reason = f"weights, gradients and optimizer alone take {format_bytes(known)} of {format_bytes(budget)}"
-    else:
-        reason = "activations are not counted yet, so this is a lower bound"
+def plan(recipe: AnyRecipe, device: DeviceProfile) -> Plan:
+    """The predicted peak of training ``recipe`` on ``device`` against the memory that it leaves to a process.
+
+    Raises:
+        InputError: the profile says nothing about memory, or the recipe's precision does not train there.
+    """
+    precision = planned_precision(recipe.training.precision, device)
+    budget, source = _budget(device)
+    breakdown = predict_peak(recipe, device_kind=device.kind, precision=precision)
+    peak = breakdown.peak_bytes
+    found: tuple[Suggestion, ...] = ()
+    if peak > budget:
+        natural = planned_precision("auto", device)
+        found = suggestions(recipe, budget, device_kind=device.kind, precision=precision, natural=natural)
     return Plan(
         recipe=recipe.name,
         device=device.name,
-        parameters=parameters,
-        status="fail" if too_big else "unknown",
-        fits=False if too_big else None,
-        peak_bytes=None,
-        at_least_bytes=known,
+        parameters=count_offline(recipe),
+        precision=precision,
+        status="pass" if peak <= budget else "fail",
+        fits=peak <= budget,
+        peak_bytes=peak,
         budget_bytes=budget,
+        budget_source=source,
         breakdown=breakdown,
-        reason=reason,
+        suggestions=found,
+        reason=_reason(peak, budget, found),
     )
 
 
-def _budget(device: DeviceProfile) -> int:
-    for fact in (device.usable_memory_bytes, device.memory_bytes):
+def _reason(peak: int, budget: int, found: tuple[Suggestion, ...]) -> str:
+    if peak <= budget:
+        return f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
+    missing = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
+    if any(suggestion.fits for suggestion in found):
+        return missing
+    return f"{missing}; no change of batch, checkpointing, precision or length makes it fit"
+
+
+def planned_precision(requested: str, device: DeviceProfile) -> str:
+    """``auto`` as training would resolve it on ``device``. Raises InputError, as training would."""
+    if device.kind == "cpu" or requested != "auto":
+        return resolve_precision(requested, device.kind)
+    fact = device.compute_capability
+    capability = tuple(int(part) for part in fact.value.split(".")) if fact is not None else (0, 0)
+    return "bf16" if capability >= _FIRST_WITH_BF16 else "fp16"
+
+
+def _budget(device: DeviceProfile) -> tuple[int, str]:
+    facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
+    for name, fact in facts.items():
         if fact is not None:
-            return fact.value
-    return int(psutil.virtual_memory().total)
+            return fact.value, f"{name} of {device.title}: {fact.source}"
+    if device.kind == "cpu":
+        return free_bytes("cpu")
+    raise InputError(
+        f"device profile {device.name}: says nothing about memory; add usable_memory_bytes (value, source, verified)"
+    )

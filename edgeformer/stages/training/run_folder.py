@@ -8,12 +8,13 @@ from pathlib import Path
 from edgeformer.schema.errors import ArtifactError, InputError
 from edgeformer.schema.files import write_json, write_text
 from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.recipe import NAME_PATTERN, Recipe
+from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.sources import NAME_PATTERN
 from edgeformer.schema.workspace import RECIPE_FILE, RUN_FILE, read_run, run_folders
 
 
-def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
+def new_folder(recipe: AnyRecipe, artifacts: Path, name: str | None) -> Path:
     """A fresh folder: ``name``, or the recipe's name with the next free number.
 
     Raises:
@@ -49,7 +50,7 @@ def _taken(artifacts: Path, name: str) -> InputError:
     return InputError(f"--name {name}: {artifacts / name} exists already; choose another name, or go on with --resume")
 
 
-def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
+def folder_to_resume(recipe: AnyRecipe, artifacts: Path, name: str | None) -> Path:
     """The unfinished run of this recipe: ``name``, or the newest one.
 
     Raises:
@@ -75,7 +76,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
 
 
-def _differences(one: Recipe, other: Recipe) -> list[str]:
+def _differences(one: AnyRecipe, other: AnyRecipe) -> list[str]:
     left, right = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
@@ -86,7 +87,7 @@ def _flat(value: object, path: str = "") -> dict[str, object]:
     return {path: value}
 
 
-def write_recipe(folder: Path, recipe: Recipe) -> None:
+def write_recipe(folder: Path, recipe: AnyRecipe) -> None:
     """recipe.yaml: the resolved recipe."""
     header = "# The resolved recipe of this run; training it again is the same run.\n"
     write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
