@@ -156,7 +156,7 @@ def test_number_out_of_range(folder: Path, override: str) -> None:
     refused(train(folder, "--set", override), folder, override.split("=")[0])
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["predict", "good film"], ["profile", "--device", "cpu"]])
+@pytest.mark.parametrize("command", [["evaluate"], ["predict", "good film"], ["profile", "--device", "host"]])
 def test_truncated_graph(finished_run: Path, tmp_path: Path, command: list[str]) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(finished_run / "bundle", bundle)
@@ -176,5 +176,5 @@ def test_truncated_graph(finished_run: Path, tmp_path: Path, command: list[str])
     ],
 )
 def test_wrong_profile_option(finished_run: Path, tmp_path: Path, option: str, value: str, expected: str) -> None:
-    command = ["profile", str(finished_run), "--device", "cpu", option, value]
+    command = ["profile", str(finished_run), "--device", "host", option, value]
     refused(edgeformer(*command, cwd=tmp_path), tmp_path, expected)

@@ -40,7 +40,8 @@ def json_of(*arguments: str, cwd: Path, code: int = 0) -> dict[str, object]:
 def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> None:
     document = json_of("plan", recipe, "--device", "rtx4050", cwd=tmp_path)
     assert document["parameters"] == parameters
-    assert document["fits"] is None and document["status"] == "unknown"
+    assert document["fits"] is True and document["status"] == "pass"
+    assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
 
 
 def test_train_writes_pictures_and_prints_one_document(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_list_and_compare(workplace: Path) -> None:
     recipes = json_of("list", "recipes", cwd=workplace)["recipes"]
     assert {"quickstart", "recurrent_sst2"} <= {r["name"] for r in recipes}  # type: ignore[attr-defined]
     devices = json_of("list", "devices", cwd=workplace)["devices"]
-    assert {d["name"] for d in devices} >= {"cpu", "rtx4050"}  # type: ignore[attr-defined]
+    assert {d["name"] for d in devices} >= {"host", "rtx4050"}  # type: ignore[attr-defined]
     markdown = edgeformer("compare", "small", "small", "--format", "markdown", cwd=workplace)
     assert markdown.code == 0 and "| parameters" in markdown.out
     table = list(

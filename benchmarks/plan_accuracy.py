@@ -1,0 +1,138 @@
+"""How far `edgeformer plan` is off on a CPU: predicted peak against the resident peak of real steps, less a baseline.
+
+Each size runs in two fresh child processes: one that loads all that training loads and trains nothing (the baseline),
+and one that also builds the model and trains it for a few optimizer steps on random tokens. The difference of their
+peaks is what training took, and what `predict_peak` predicts.
+
+    python benchmarks/plan_accuracy.py [--steps 2] [--json FILE] [--size "RECIPE key=value …"]…
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SIZES = (
+    "crt_deep_rtx4050 training.precision=fp32 training.batch_size=1 training.accumulation=2 "
+    "data.sequence_length=384 training.checkpointing=none",
+    "crt_deep_rtx4050 training.precision=fp32 training.batch_size=2 training.accumulation=1 "
+    "data.sequence_length=384 training.checkpointing=loop training.chunked_loss=false",
+)
+"""Two sizes whose peak is above 2 GiB, and whose steps one thread computes within two minutes."""
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set of this process so far."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def train_steps(recipe: Any, steps: int) -> None:
+    """``steps`` optimizer steps of ``accumulation`` micro-batches each, as training computes them on a CPU."""
+    import torch
+
+    from edgeformer.models.build import build_crt
+    from edgeformer.models.crt_loss import exit_losses, weighted
+    from edgeformer.stages.training.optimization import build_optimizer
+    from edgeformer.stages.training.precision import resolve_precision
+
+    config, length = recipe.training, recipe.data.sequence_length
+    model = build_crt(recipe.model)
+    model.checkpointing = config.checkpointing
+    optimizer = build_optimizer(model, config.optimizer)
+    half = resolve_precision(config.precision, "cpu") == "bf16"
+    for _ in range(steps):
+        for _ in range(config.accumulation):
+            tokens = torch.randint(0, recipe.model.vocab_size, (config.batch_size, length + 1))
+            ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+            positions = torch.arange(length).repeat(config.batch_size, 1) if recipe.data.mode == "packed" else None
+            with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
+                losses = exit_losses(model, model(ids, positions), targets, chunked=config.chunked_loss)
+                total = weighted(losses, config.exit_weight)
+            (total / (config.batch_size * length * config.accumulation)).backward()
+        if config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None:
+    """Load everything, train if asked to, print the peak."""
+    import torch._dynamo  # the optimizer and checkpointing import it when they are first used
+
+    import edgeformer.stages.training.train  # noqa: F401
+    from edgeformer.schema.shipped import load_recipe
+
+    recipe = load_recipe(recipe_name, overrides)
+    torch.manual_seed(0)
+    if kind == "train":
+        train_steps(recipe, steps)
+    print(json.dumps(peak_resident_bytes()))
+
+
+def measured_bytes(size: str, steps: int) -> tuple[int, int]:
+    """(baseline, peak) of the two children."""
+    peaks = []
+    for kind in ("baseline", "train"):
+        command = [sys.executable, __file__, "--child", kind, "--steps", str(steps), "--size", size]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        peaks.append(int(json.loads(done.stdout)))
+    return peaks[0], peaks[1]
+
+
+def predicted_bytes(size: str) -> int:
+    """What `edgeformer plan --device host` predicts."""
+    from edgeformer.schema.shipped import load_recipe
+    from edgeformer.stages.training.memory import predict_peak
+    from edgeformer.stages.training.precision import resolve_precision
+
+    recipe_name, *overrides = shlex.split(size)
+    recipe = load_recipe(recipe_name, overrides)
+    precision = resolve_precision(recipe.training.precision, "cpu")
+    return predict_peak(recipe, device_kind="cpu", precision=precision).peak_bytes
+
+
+def compare(size: str, steps: int) -> dict[str, Any]:
+    """One row of the table."""
+    predicted = predicted_bytes(size)
+    baseline, peak = measured_bytes(size, steps)
+    measured = peak - baseline
+    row = {"size": size, "steps": steps, "baseline_bytes": baseline, "peak_bytes": peak}
+    row |= {"predicted_bytes": predicted, "measured_bytes": measured, "ratio": round(predicted / measured, 4)}
+    print(f"predicted {predicted / 2**30:.3f} GiB, measured {measured / 2**30:.3f} GiB, {row['ratio']:.3f}: {size}")
+    return row
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", action="append", help="a recipe and its --set values, in one string")
+    parser.add_argument("--steps", type=int, default=2, help="the optimizer's state exists from the second step on")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--child", choices=("baseline", "train"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = arguments.size or list(SIZES)
+    if arguments.child:
+        recipe_name, *overrides = shlex.split(sizes[0])
+        child(arguments.child, recipe_name, overrides, arguments.steps)
+        return
+    rows = [compare(size, arguments.steps) for size in sizes]
+    if arguments.json:
+        import torch
+
+        host = {"system": platform.platform(), "processor": platform.machine(), "threads": torch.get_num_threads()}
+        document = {"torch": torch.__version__, "host": host, "rows": rows}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
