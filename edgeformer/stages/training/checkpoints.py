@@ -36,6 +36,7 @@ class Position:
     epoch_loss_sum: float = 0.0
     epoch_weight: int = 0
     batch_size: int = 0
+    window: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class TrainingLoop:
         self.total_steps = len(self._sampler) * self._config.epochs
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
         self.position = Position(batch_size=self._config.batch_size)
+        self._window = self._meter()  # steps since the last log line
         self.checkpoints: Checkpoints | None = None
 
     @property
@@ -80,6 +81,7 @@ class TrainingLoop:
     def resume(self) -> Position:
         """Go on from the last checkpoint. Raises ArtifactError."""
         self.position = self._kept.restore(self._accelerator, self._rate)
+        self._window = Meter(**self.position.window)
         return self.position
 
     def run(self, stop: StopRequest, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> Outcome:
@@ -102,6 +104,7 @@ class TrainingLoop:
         return Outcome(self.position, interrupted=False)
 
     def _save(self) -> None:
+        self.position.window = asdict(self._window)
         self._kept.save(self._accelerator, self._rate, self.position)
 
     def _epoch(self, stop: StopRequest, log: MetricsLog, progress: Progress, limit: int) -> bool:
@@ -111,19 +114,20 @@ class TrainingLoop:
         loader = self._remaining_steps()
         progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", len(self._objective.lengths), "samples")
         progress.advance(position.batch * self._sampler.batch_size)
-        meter = self._meter()
+        if not position.batch:
+            self._window = self._meter()
         try:
             mark = time.perf_counter()
             for rows in loader:
                 rate = self._rate.current
                 result = self._step(rows.cpu().numpy(), log, progress)
                 mark, seconds = time.perf_counter(), time.perf_counter() - mark  # the loader's time included
-                meter.add(result, seconds)
+                self._window.add(result, seconds)
                 self._count(result, seconds)
-                progress.advance(result.rows, loss=meter.loss, **meter.speed(), lr=rate)
+                progress.advance(result.rows, loss=self._window.loss, **self._window.speed(), lr=rate)
                 if position.step % self._config.log_every == 0:
-                    log.record("step", position.step, self._passes(), {**meter.averages(), "lr": rate})
-                    meter = self._meter()
+                    log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
+                    self._window = self._meter()
                 if stop or position.step >= limit:
                     return position.batch == steps
         finally:

@@ -20,34 +20,34 @@ class Meter:
     """Averages since the last log line. ``per_token``: the weight counts tokens, not rows."""
 
     per_token: bool
-    _loss: float = 0.0
-    _parts: dict[str, float] = field(default_factory=dict)
-    _weight: int = 0
-    _rows: int = 0
-    _seconds: float = 0.0
+    loss_sum: float = 0.0
+    part_sums: dict[str, float] = field(default_factory=dict)
+    weight_sum: int = 0
+    rows_sum: int = 0
+    seconds_sum: float = 0.0
 
     def add(self, step: StepResult, seconds: float) -> None:
         """Count one step."""
-        self._loss += step.loss
+        self.loss_sum += step.loss
         for name, value in step.parts.items():
-            self._parts[name] = self._parts.get(name, 0.0) + value
-        self._weight += step.weight
-        self._rows += step.rows
-        self._seconds += seconds
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + value
+        self.weight_sum += step.weight
+        self.rows_sum += step.rows
+        self.seconds_sum += seconds
 
     @property
     def loss(self) -> float:
         """Mean loss per row or token."""
-        return self._loss / max(1, self._weight)
+        return self.loss_sum / max(1, self.weight_sum)
 
     def speed(self) -> dict[str, float]:
         """samples_per_s, and tokens_per_s where tokens are what is counted."""
-        if not self._seconds:
+        if not self.seconds_sum:
             return {}
-        speeds = {"samples_per_s": self._rows / self._seconds}
-        return {**speeds, "tokens_per_s": self._weight / self._seconds} if self.per_token else speeds
+        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
+        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
 
     def averages(self) -> dict[str, float]:
         """Everything, by the names of metrics.jsonl."""
-        parts = {name: value / max(1, self._weight) for name, value in self._parts.items()}
+        parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
         return {"loss": self.loss, **parts, **self.speed()}
