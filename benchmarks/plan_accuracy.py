@@ -1,8 +1,8 @@
 """How far `edgeformer plan` is off on a CPU: predicted peak against the resident peak of real steps, less a baseline.
 
 Each size runs in two fresh child processes: one that loads all that training loads and trains nothing (the baseline),
-and one that also builds the model and trains it for a few optimizer steps on random tokens. The difference of their
-peaks is what training took, and what `predict_peak` predicts.
+and one that also builds the model and runs the training loop for a few steps on random tokens, validation and
+checkpoint included. The difference of their peaks is what training took, and what `predict_peak` predicts.
 
     python benchmarks/plan_accuracy.py [--steps 2] [--json FILE] [--size "RECIPE key=value …"]…
 """
@@ -10,12 +10,12 @@ peaks is what training took, and what `predict_peak` predicts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,33 +43,46 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def train_steps(recipe: Any, steps: int) -> None:
-    """``steps`` optimizer steps of ``accumulation`` micro-batches each, as training computes them on a CPU."""
-    import torch
+def train_steps(recipe: Any, steps: int, folder: Path) -> None:
+    """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
+    from accelerate import Accelerator
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
 
+    from edgeformer.data.language import PreparedText
     from edgeformer.models.build import build_crt
-    from edgeformer.models.crt_loss import exit_losses, weighted
-    from edgeformer.stages.training.optimization import build_optimizer
+    from edgeformer.schema.manifest import DataSummary
+    from edgeformer.schema.progress import Silent
+    from edgeformer.stages.training.checkpoints import Checkpoints
+    from edgeformer.stages.training.interrupt import StopRequest
+    from edgeformer.stages.training.language import LanguageObjective
+    from edgeformer.stages.training.loop import TrainingLoop
+    from edgeformer.stages.training.metrics_log import MetricsLog
     from edgeformer.stages.training.precision import resolve_precision
 
-    config, length = recipe.training, recipe.data.sequence_length
+    rows_per_step = recipe.training.batch_size * recipe.training.accumulation
+    nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
+    train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
+    data = PreparedText(Tokenizer(BPE()), 0, train, validation, {}, nothing)
     model = build_crt(recipe.model)
-    model.checkpointing = config.checkpointing
-    optimizer = build_optimizer(model, config.optimizer)
-    half = resolve_precision(config.precision, "cpu") == "bf16"
-    for _ in range(steps):
-        for _ in range(config.accumulation):
-            tokens = torch.randint(0, recipe.model.vocab_size, (config.batch_size, length + 1))
-            ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-            positions = torch.arange(length).repeat(config.batch_size, 1) if recipe.data.mode == "packed" else None
-            with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
-                losses = exit_losses(model, model(ids, positions), targets, chunked=config.chunked_loss)
-                total = weighted(losses, config.exit_weight)
-            (total / (config.batch_size * length * config.accumulation)).backward()
-        if config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
+    precision = resolve_precision(recipe.training.precision, "cpu")
+    accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)
+    loop = TrainingLoop(recipe, LanguageObjective(recipe, data, model), model, accelerator)
+    loop.checkpoints = Checkpoints(folder)
+    with MetricsLog(folder, 0) as log:
+        loop.run(StopRequest(), log, Silent(), steps)
+
+
+def random_rows(recipe: Any, rows: int) -> Any:
+    """Packed rows of random tokens, each one document of full length."""
+    import numpy as np
+
+    from edgeformer.data.language import TextRows
+
+    size = recipe.data.sequence_length + 1
+    ids = np.random.default_rng(0).integers(1, recipe.model.vocab_size, rows * size, dtype=np.int32)
+    starts = np.tile(np.arange(size, dtype=np.int32), rows) if recipe.data.mode == "packed" else None
+    return TextRows(ids, np.arange(rows + 1) * size, starts, rows * (size - 1), 0, rows, 0)
 
 
 def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None:
@@ -82,7 +95,8 @@ def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None
     recipe = load_recipe(recipe_name, overrides)
     torch.manual_seed(0)
     if kind == "train":
-        train_steps(recipe, steps)
+        with tempfile.TemporaryDirectory() as folder:
+            train_steps(recipe, steps, Path(folder))
     print(json.dumps(peak_resident_bytes()))
 
 

@@ -27,7 +27,7 @@ class Event(NamedTuple):
     kind: Kind
 
 
-class MemoryLedger(TorchDispatchMode):
+class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the life of every tensor storage, real or fake, that the code in its blocks makes.
 
     It finds the same totals as ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter
@@ -36,7 +36,7 @@ class MemoryLedger(TorchDispatchMode):
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self._numbers: dict[int, int] = {}  # address of a storage → its number; an address is used again later
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from edgeformer.models.build import build_crt, build_encoder
+from edgeformer.models.crt import CRT
 from edgeformer.models.crt_loss import CHUNK_TOKENS, exit_losses, weighted
 from edgeformer.models.layers import SelfAttention
 from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
@@ -65,7 +66,7 @@ def trace(recipe: AnyRecipe, device_kind: DeviceKind, precision: str) -> Trace:
         optimizer = build_optimizer(model, recipe.training.optimizer)
         _make_state(optimizer, parameters)
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(_gradient_hook(ledger))
+            parameter.register_post_accumulate_grad_hook(_gradient_hook(ledger))  # type: ignore[no-untyped-call]
         for tensor in batch:
             ledger.enter(tensor, "activations")
         half = _FORMATS.get(precision)
@@ -190,7 +191,7 @@ def _validation(shape: _Shape) -> list[Event]:
             ledger.enter(tensor, "activations")
     with ledger.making("activations"), torch.no_grad():
         result = model(ids, extra)
-        if isinstance(shape.model, CRTConfig):
+        if isinstance(model, CRT):
             for loop, state in result.items():
                 scored = state.flatten(0, 1).clone()
                 logits = model.head_of(loop)(scored[:CHUNK_TOKENS]).float()
