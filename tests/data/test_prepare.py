@@ -8,7 +8,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.schema.errors import DataError, InputError
 from edgeformer.schema.manifest import DataSummary
-from edgeformer.schema.recipe import Recipe
+from edgeformer.schema.recipe import ClassificationRecipe
 
 MODEL = {
     "kind": "encoder",
@@ -23,7 +23,7 @@ TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule":
 LABELS = ["negative", "positive"]
 
 
-def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **data) -> Recipe:
+def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **data) -> ClassificationRecipe:
     document = {
         "name": "test",
         "task": "classification",
@@ -32,7 +32,7 @@ def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **dat
         "model": {**MODEL, "vocab_size": vocab_size},
         "training": TRAINING,
     }
-    return Recipe.model_validate(document)
+    return ClassificationRecipe.model_validate(document)
 
 
 def synthetic(rows, seed):
