@@ -33,5 +33,5 @@ $(VENV)/.train: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[train,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[train,rtx,dev]"
 	touch $@ $(VENV)/.train

@@ -22,6 +22,7 @@ from edgeformer.cli import (
     predict,
     profile,
     train,
+    verify,
 )
 from edgeformer.schema.errors import EdgeformerError
 
@@ -44,6 +45,7 @@ app.command("profile")(profile.command)
 app.command("evaluate")(evaluate.command)
 app.command("predict")(predict.command)
 app.command("generate")(generate.command)
+app.command("verify")(verify.command)
 app.command("plan")(plan.command)
 app.command("compare")(compare.command)
 app.command("list")(list_things.command)

@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run
+from edgeformer.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from edgeformer.schema.manifest import BundleManifest
 
 
 def command(
     run: Run = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Also write the FP16 graph (half the size).")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Also write FP16 graphs: half the size.")] = False,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8", help="Also write INT8 graphs, a quarter of the size; judged by what the task score loses."
+        ),
+    ] = False,
+    trt: Annotated[
+        bool, typer.Option("--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16.")
+    ] = False,
+    trt_via: Annotated[
+        str,
+        typer.Option(
+            "--trt-via", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module."
+        ),
+    ] = "onnx",
+    exits: Annotated[
+        str | None,
+        typer.Option(
+            "--exit",
+            metavar="N|all",
+            help="Also write the graph up to the exit after loop N; all: every exit, and the step bundle.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Device profile that engines are built for. Default: the recipe's.")
+    ] = None,
+    vocab_trim: Annotated[
+        bool, typer.Option("--vocab-trim", help="Also write graphs whose table keeps only what the training text uses.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Build what comes after a rejected artifact too.")
+    ] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Export a language model although it sees future tokens.")
     ] = False,
@@ -21,8 +57,14 @@ def command(
 ) -> None:
     """Export a run as a [b]bundle[/b]: ONNX graphs, tokenizer, labels and golden inputs in one folder.
 
-    FP32 ONNX is always written. Each graph is run on real validation inputs and compared with torch FP32; the
-    parameters that its file stores are counted. A graph outside its tolerance is marked rejected (exit code 3).
+    FP32 ONNX is always written. Each graph is run on real validation inputs and compared with torch FP32, scored on
+    the validation split, and the parameters that its file stores are counted. An artifact that fails is marked
+    rejected (exit code 3), and nothing after it is built unless --keep-going.
+
+    Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
+    loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model also
+    gets a decode graph with caches, with which [b]generate[/b] writes without torch. How the error of FP16 and INT8
+    grows from loop to loop is in bundle.json (drift).
 
     A language model is first probed for causality; one that looks ahead is refused.
 
@@ -30,32 +72,91 @@ def command(
 
       edgeformer export --fp16
 
-      edgeformer export recurrent_sst2_fast-001 --fp16 --json
+      edgeformer export --fp16 --trt --target rtx4050
+
+      edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
-    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.cli.console import print_json
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.tables import artifact_table
     from edgeformer.schema.workspace import locate
 
     folder = locate(run, artifacts).require_run()
     with needs_extra("train", "exporting"):
-        from edgeformer.stages.exporting.export import export
-    bundle = export(folder, fp16=fp16, allow_leak=allow_leak, progress=show_progress())
+        from edgeformer.stages.exporting.export import ExportOptions, export
+    options = ExportOptions(
+        fp16=fp16,
+        int8=int8,
+        trt=trt,
+        trt_via=_via(trt_via),
+        exits=_exits(exits),
+        target=target,
+        vocab_trim=vocab_trim,
+        keep_going=keep_going,
+        allow_leak=allow_leak,
+        cache=artifacts / ".cache" / "tokens",
+    )
+    bundle = export(folder, options, show_progress())
+    picture = _draw(folder, bundle)
     if as_json:
         rows = [artifact.model_dump(mode="json") for artifact in bundle.artifacts]
-        print_json({"bundle": str(folder / "bundle"), "leaks": bundle.leaks, "artifacts": rows})
+        print_json(
+            {
+                "bundle": str(folder / "bundle"),
+                "leaks": bundle.leaks,
+                "notes": list(bundle.notes),
+                "artifacts": rows,
+                "plot": str(picture),
+            }
+        )
     else:
-        console = stdout()
-        console.print(artifact_table(bundle))
-        if bundle.leaks:
-            leaks = "leaks future tokens: this model sees what it is asked to predict, so its scores are void"
-            console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
-        console.print(f"bundle {folder / 'bundle'}", soft_wrap=True)
-        leak = " --allow-leak" if bundle.leaks else ""
-        console.print(f"next   edgeformer profile --device {bundle.target or 'cpu'}{leak}")
-    rejected = [artifact for artifact in bundle.artifacts if artifact.status != "built"]
-    for artifact in rejected:
+        _show(folder, bundle, picture)
+    failed = [artifact for artifact in bundle.artifacts if artifact.status != "built"]
+    for artifact in failed:
         typer.echo(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
-    if rejected:
+    if failed:
         raise typer.Exit(3)
+
+
+def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
+    """The value of --exit: a loop, several with commas between them, or ``all``."""
+    if text is None:
+        return ()
+    if text == "all":
+        return "all"
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--exit {text!r}: must be the number of a loop, or all") from None
+
+
+def _via(text: str) -> Literal["onnx", "torch-tensorrt"]:
+    if text == "onnx":
+        return "onnx"
+    if text == "torch-tensorrt":
+        return "torch-tensorrt"
+    raise InputError(f"--trt-via {text!r}: must be onnx or torch-tensorrt")
+
+
+def _draw(folder: Path, bundle: BundleManifest) -> Path:
+    from edgeformer.reporting.bundle_figure import draw_bundle
+
+    (folder / "plots").mkdir(exist_ok=True)
+    return draw_bundle(bundle, folder / "plots" / "bundle.png")
+
+
+def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
+    from edgeformer.cli.console import stdout
+    from edgeformer.reporting.tables import artifact_table
+
+    console = stdout()
+    console.print(artifact_table(bundle))
+    if bundle.leaks:
+        leaks = "leaks future tokens: this model sees what it is asked to predict, so its scores are void"
+        console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
+    for note in bundle.notes:
+        console.print(f"note   {note}", soft_wrap=True, highlight=False)
+    console.print(f"bundle {folder / 'bundle'}", soft_wrap=True)
+    console.print(f"plot   {picture}", soft_wrap=True)
+    leak = " --allow-leak" if bundle.leaks else ""
+    console.print(f"next   edgeformer profile --device {bundle.target or 'host'}{leak}")

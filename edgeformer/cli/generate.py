@@ -53,12 +53,22 @@ def command(
         float | None,
         typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.", show_default=False),
     ] = None,
+    artifact: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID|torch",
+            help="Write with this step or decode artifact, or with the run's own weights. Default: FP32 of the bundle.",
+            show_default=False,
+        ),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Write text with a language model, from its own weights (needs torch).
+    """Write text with a language model, from its bundle without torch, or else from the run's own weights.
 
-    Stops at the end of a text, or after --max-tokens. Without --exit and --confidence every token takes all loops.
+    Stops at the end of a text, or after --max-tokens. Without --exit and --confidence every token takes all loops:
+    that is the bundle's decode graph. --exit and --confidence run its step graphs, which are made with
+    [b]edgeformer export RUN --exit all[/b]. A run whose bundle has neither writes with its own weights (needs torch).
 
     Examples:
 
@@ -67,6 +77,8 @@ def command(
       edgeformer generate crt_mini-001 "In 1912 the" --temperature 0.8 --top-p 0.9 --seed 7
 
       edgeformer generate "The album was" --confidence --json
+
+      edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
     from edgeformer.cli.console import print_json
     from edgeformer.stages.generating.generate import GenerateOptions, generate
@@ -74,7 +86,7 @@ def command(
 
     location, prompt = _split(list(words or []), artifacts)
     early = _early(confidence, {"start": threshold, "floor": floor, "decay": decay})
-    options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early)
+    options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
         typer.echo(prompt, nl=False)
@@ -95,7 +107,7 @@ def _report(generation: Generation) -> None:
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
     typer.echo(
         f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
-        f"{generation.provider}]",
+        f"{generation.provider}, {generation.artifact}]",
         err=True,
     )
     for note in generation.notes:

@@ -17,6 +17,8 @@ from edgeformer.schema.errors import ArtifactError
 from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
 from edgeformer.schema.recipe import EncoderConfig
 from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.workspace import RECIPE_FILE
 
 
 def build_encoder(
@@ -59,6 +61,18 @@ def load_crt(config: CRTConfig, weights: Path) -> CRT:
     model = build_crt(config)
     _load_into(model, weights)
     return model
+
+
+def load_model(run: Path) -> EncoderClassifier | CRT:
+    """The trained model of a run's folder (``recipe.yaml`` and ``model/``), in evaluation mode on the CPU.
+
+    Raises:
+        RecipeError, ArtifactError: the recipe or the weights are missing or damaged, or do not fit each other.
+    """
+    recipe, weights = load_recipe(str(run / RECIPE_FILE)), run / "model" / "model.safetensors"
+    if isinstance(recipe, LanguageRecipe):
+        return load_crt(recipe.model, weights)
+    return load_encoder(recipe.model, recipe.classes, weights)
 
 
 def _load_into(model: nn.Module, weights: Path) -> None:

@@ -126,8 +126,14 @@ class CRT(nn.Module):
 
     def block(self, x: Tensor, loop: int, positions: Tensor | None, same_document: Tensor | None) -> Tensor:
         """One pass through the shared block as loop ``loop`` (1 … L): [B, T, C] → [B, T, C] (eq. 3)."""
+        return self.encoded_block(x, self.loop_encodings[loop - 1], positions, same_document)
+
+    def encoded_block(
+        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, same_document: Tensor | None = None
+    ) -> Tensor:
+        """The same with the loop's encoding [C] given."""
         regroup = self.training and self.checkpointing == "cycles"
-        x = x + self.loop_encodings[loop - 1].to(x.dtype)
+        x = x + encoding.to(x.dtype)
         x = _recomputed(self._attend, x, same_document) if regroup else self._attend(x, same_document)
         result: Tensor = self.norm2(x + self.trm(x, positions, regroup=regroup))
         return result
@@ -166,18 +172,6 @@ class CRT(nn.Module):
         loop = loop or self.loops
         result: Tensor = self.head_of(loop)(self(input_ids, until=loop)[loop])
         return result.float()
-
-
-class ExitGraph(nn.Module):
-    """The model up to one exit as input_ids int64 [B, T] → logits float32 [B, T, V]: what export writes."""
-
-    def __init__(self, model: CRT, loop: int | None = None) -> None:
-        super().__init__()
-        self.model, self.loop = model, loop or model.loops
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits of the exit."""
-        return self.model.logits(input_ids, self.loop)
 
 
 def _recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

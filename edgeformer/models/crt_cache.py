@@ -10,6 +10,8 @@ done in a batch it reads the weights once for all tokens that waited.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,26 +20,69 @@ from edgeformer.models.crt import CRT, TRM
 from edgeformer.models.crt_layers import TRMCycle
 from edgeformer.schema.errors import InputError
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v of the new tokens) → what they attend to among all tokens so far, all [B, H, n, D]; keeps k and v"""
 
-class _Convolutions:
-    """The last inputs of every cycle of a TRM: [B, 2 · dilation, C] each, zeros in front of the text."""
 
-    def __init__(self, trm: TRM) -> None:
-        self._trm = trm
-        self._inputs: list[Tensor | None] = [None] * len(trm.cycles)
+def require_causal(model: CRT) -> None:
+    """Raises InputError for a model that looks ahead: nothing that was computed for its tokens can be kept."""
+    if not model.causal:
+        raise InputError(
+            "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
+            "(model.causal: false), so nothing that was computed can be kept"
+        )
 
-    def run(self, h: Tensor) -> Tensor:
-        """The chain on new tokens [B, n, C], after those that came before."""
-        for number, cycle in enumerate(self._trm.cycles):
-            assert isinstance(cycle, TRMCycle)
-            context = cycle.context
-            before = self._inputs[number]
-            if before is None:
-                before = h.new_zeros(h.shape[0], context, h.shape[2])
-            if context:
-                self._inputs[number] = torch.cat((before, h), dim=1)[:, -context:]
-            h = cycle.forward(h, before if context else None)
-        return h
+
+def convolution_context(trm: TRM) -> int:
+    """Rows of a chain's convolution cache: the sum of 2 · dilation over its cycles."""
+    return sum(cycle.context for cycle in trm.cycles if isinstance(cycle, TRMCycle))
+
+
+def cached_chain(trm: TRM, h: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """A TRM chain on new tokens, after those that came before.
+
+    Args:
+        h: new tokens, [B, n, C].
+        before: the last 2 · dilation inputs of every cycle, one cycle after the other, [B, convolution_context, C];
+            zeros in front of a text.
+
+    Returns:
+        The chain's result [B, n, C], and the cache behind the new tokens, shaped like ``before``.
+    """
+    after, start = [], 0
+    for cycle in trm.cycles:
+        assert isinstance(cycle, TRMCycle)
+        inputs = before[:, start : start + cycle.context]
+        start += cycle.context
+        if cycle.context:
+            after.append(torch.cat((inputs, h), dim=1)[:, -cycle.context :])
+        h = cycle.forward(h, inputs if cycle.context else None)
+    return h, torch.cat(after, dim=1) if after else before
+
+
+def cached_embedding(model: CRT, input_ids: Tensor, positions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Embeddings of new tokens (eq. 1), and the convolution cache behind them.
+
+    input_ids, positions int64 [B, n]; before as in :func:`cached_chain` → [B, n, C] and a cache like ``before``.
+    """
+    h, after = cached_chain(model.refine, model.projection(model.tokens(input_ids)), before)
+    return h + model.positions(positions), after
+
+
+def cached_block(model: CRT, x: Tensor, encoding: Tensor, attend: Attend, before: Tensor) -> tuple[Tensor, Tensor]:
+    """New tokens through the shared block once (eq. 3), and the convolution cache behind them.
+
+    Args:
+        x: [B, n, C].
+        encoding: of the loop, [C] or [1, C].
+        attend: attention with what is kept of the earlier tokens.
+        before: as in :func:`cached_chain`.
+    """
+    x = x + encoding.to(x.dtype)
+    x = model.norm1(x + model.attention.combine(attend(*model.attention.project(x))))
+    h, after = cached_chain(model.trm, x, before)
+    result: Tensor = model.norm2(x + h)
+    return result, after
 
 
 class _KeysValues:
@@ -48,8 +93,15 @@ class _KeysValues:
         self._values: Tensor | None = None
         self.length = 0
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add [B, H, n, D]; returns all keys and values so far."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of new tokens to all tokens up to each; q, k, v [B, H, n, D] → the same shape."""
+        keys, values = self._append(k, v)
+        new, known = q.shape[2], keys.shape[2]
+        # A single query sees everything; several see everything before them and their own triangle.
+        mask = None if new == 1 else torch.ones(new, known, dtype=torch.bool, device=q.device).tril(known - new)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+    def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         end = self.length + k.shape[2]
         if self._keys is None or self._values is None or end > self._keys.shape[2]:
             self._keys, self._values = self._grown(self._keys, k, end), self._grown(self._values, v, end)
@@ -70,14 +122,10 @@ class Decoder:
     """One text being read or written, token by token. The model must be causal and in evaluation mode."""
 
     def __init__(self, model: CRT) -> None:
-        if not model.causal:
-            raise InputError(
-                "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
-                "(model.causal: false), so nothing that was computed can be kept"
-            )
+        require_causal(model)
         self._model = model
-        self._refine = _Convolutions(model.refine)
-        self._trm = [_Convolutions(model.trm) for _ in range(model.loops)]
+        self._refine: Tensor | None = None
+        self._trm: list[Tensor | None] = [None] * model.loops
         self._attention = [_KeysValues() for _ in range(model.loops)]
         self._waiting: list[Tensor | None] = [None] * (model.loops + 1)
         self.length = 0
@@ -92,8 +140,9 @@ class Decoder:
         model, end = self._model, self.length + input_ids.shape[1]
         if end > model.max_positions:
             raise InputError(f"the text has {end} tokens; the model takes at most {model.max_positions}")
-        h = self._refine.run(model.projection(model.tokens(input_ids)))
-        self._wait(0, h + model.positions.weight[self.length : end])
+        places = torch.arange(self.length, end, device=input_ids.device)[None]
+        h, self._refine = cached_embedding(model, input_ids, places, self._start(self._refine, model.refine, input_ids))
+        self._wait(0, h)
         self.length = end
 
     @torch.inference_mode()
@@ -132,16 +181,12 @@ class Decoder:
         self._waiting[number] = x if before is None else torch.cat((before, x), dim=1)
 
     def _run(self, number: int, x: Tensor) -> Tensor:
-        model = self._model
-        x = x + model.loop_encodings[number].to(x.dtype)
-        x = model.norm1(x + self._attend(number, x))
-        result: Tensor = model.norm2(x + self._trm[number].run(x))
-        return result
+        model, attend = self._model, self._attention[number].attend
+        before = self._start(self._trm[number], model.trm, x)
+        x, self._trm[number] = cached_block(model, x, model.loop_encodings[number], attend, before)
+        return x
 
-    def _attend(self, number: int, x: Tensor) -> Tensor:
-        q, k, v = self._model.attention.project(x)
-        keys, values = self._attention[number].append(k, v)
-        new, known = q.shape[2], keys.shape[2]
-        # A single query sees everything; several see everything before them and their own triangle.
-        mask = None if new == 1 else torch.ones(new, known, dtype=torch.bool, device=x.device).tril(known - new)
-        return self._model.attention.combine(F.scaled_dot_product_attention(q, keys, values, attn_mask=mask))
+    def _start(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
+        """The cache, or the zeros in front of a text of as many rows as ``rows`` has."""
+        weight = self._model.projection.weight
+        return weight.new_zeros(len(rows), convolution_context(trm), len(weight)) if cache is None else cache

@@ -64,20 +64,33 @@ class EncoderClassifier(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits float32 [B, classes]; without a mask every token is real."""
-        length = input_ids.shape[1]
+        h = self.embed(input_ids)
+        for iteration in range(1, self.iterations + 1):
+            h = self.iterate(h, attention_mask, answer=iteration == self.iterations)
+        return self.readout(h)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids int64 [B, S] → [B, S, d]."""
+        result: Tensor = self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
+        return result
+
+    def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
+        """One pass through the shared layers, h ← F(h) + α·h: [B, S, d] → [B, S, d].
+
+        Args:
+            answer: only the readout follows, which reads [CLS] alone, so the last layer computes its output for that
+                position only: [B, 1, d], the same logits for about an eighth less work at six layers.
+        """
+        length = h.shape[1]
         cos, sin = self.cos[:length, None], self.sin[:length, None]
-        h = self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
         mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
-        last = self.iterations * len(self.layers) - 1
-        for iteration in range(self.iterations):
-            start = h
-            for number, layer in enumerate(self.layers):
-                # The head reads [CLS] alone, so the last layer computes its output for that position only:
-                # the same logits for about an eighth less work at six layers.
-                queries = 1 if iteration * len(self.layers) + number == last else None
-                h = layer(h, cos, sin, mask, queries)
-            if self.residual_scale:
-                h = h + self.residual_scale * start[:, : h.shape[1]]
+        start, last = h, len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            h = layer(h, cos, sin, mask, 1 if answer and number == last else None)
+        return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
+
+    def readout(self, h: Tensor) -> Tensor:
+        """h [B, S, d] → logits float32 [B, classes]."""
         logits: Tensor = self.head(self.norm(h[:, 0]))
         return logits.float()
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
+from edgeformer.reporting.canvas import BLUE, PALETTE, RED, drawing
 from edgeformer.reporting.caution import cautions
 from edgeformer.schema.report import Report
-
-_COLOURS = (BLUE, ORANGE, GREY)
 
 
 def draw_report(report: Report, path: Path) -> Path:
@@ -31,7 +29,7 @@ def _draw_latency(axis: Any, report: Report) -> None:
         for row in (r for r in rows if r.artifact == name):
             x = shapes.index((row.batch, row.seq)) + (position - (len(names) - 1) / 2) * width
             p50, p90 = row.latency_ms.p50 or 0.0, row.latency_ms.p90
-            colour = _COLOURS[position % len(_COLOURS)]
+            colour = PALETTE[position % len(PALETTE)]
             label = name if (row.batch, row.seq) == shapes[0] else None
             axis.bar(x, p50, width * 0.92, color=colour, label=label)
             axis.annotate(f"{p50:.3g}", (x, max(p50, p90 or 0)), ha="center", va="bottom", fontsize=8)
@@ -47,14 +45,16 @@ def _draw_latency(axis: Any, report: Report) -> None:
 def _draw_sizes(axis: Any, report: Report) -> None:
     mib = 2**20
     sizes = {row.artifact: row.size_bytes / mib for row in report.rows}
-    bars = axis.bar(list(sizes), list(sizes.values()), 0.5, color=BLUE)
-    axis.bar_label(bars, fmt="%.3g", fontsize=8)
+    bars = axis.barh(list(sizes), list(sizes.values()), 0.6, color=BLUE)
+    axis.bar_label(bars, fmt=" %.3g", fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
     limits = {c.limit / mib for c in report.verdict.checks if c.name.startswith("size")}
     for limit in limits:
-        axis.axhline(limit, color=RED, linestyle="--", linewidth=1)
+        axis.axvline(limit, color=RED, linestyle="--", linewidth=1)
         axis.annotate(
-            f"budget of {report.device}: {limit:.0f} MiB", (0.99, limit), xycoords=("axes fraction", "data"),
-            ha="right", va="bottom", fontsize=8, color=RED,
+            f"budget of {report.device}: {limit:.0f} MiB", (limit, 0.01), xycoords=("data", "axes fraction"),
+            ha="right", va="bottom", rotation=90, fontsize=8, color=RED,
         )  # fmt: skip
-    axis.set(ylabel="file size (MiB)")
-    axis.margins(y=0.12)
+    axis.set(xlabel="size (MiB)")
+    axis.margins(x=0.15)

@@ -17,7 +17,10 @@ from edgeformer.schema.scores import ClassificationScore, LanguageScore
 from edgeformer.schema.units import format_bytes, format_duration
 
 DASH = "–"
-_COLOURS = {"pass": "green", "built": "green", "available": "green", "fail": "red", "rejected": "red"}
+_COLOURS = {
+    **dict.fromkeys(("pass", "built", "available", "verified"), "green"),
+    **dict.fromkeys(("fail", "rejected", "failed", "damaged"), "red"),
+}
 
 
 def coloured(status: str) -> str:
@@ -86,20 +89,45 @@ def _language_table(title: str, sets: Sequence[tuple[str, LanguageScore]]) -> Ta
 
 
 def artifact_table(bundle: BundleManifest) -> Table:
-    """What a bundle holds, and how each artifact compares with torch FP32."""
+    """What a bundle holds, how each artifact compares with torch FP32, and how good it is."""
     synthetic = " (trained on SYNTHETIC data)" if bundle.synthetic else ""
     leaks = f" · {LEAKS}" if bundle.leaks else ""
-    columns = ("artifact", "file", "size", "parameters stored", "max error vs torch", "top-1 agreement", "status")
-    table = new_table(f"{bundle.run}: bundle{synthetic}{leaks}", *columns, right=columns[2:6])
+    measure = "perplexity" if bundle.task == "language-modeling" else "accuracy"
+    columns = (
+        "artifact",
+        "file",
+        "size",
+        "parameters stored",
+        "max error vs torch",
+        "top-1 agreement",
+        measure,
+        "status",
+    )
+    table = new_table(f"{bundle.run}: bundle{synthetic}{leaks}", *columns, right=columns[2:7])
     for artifact in bundle.artifacts:
         sharing, parity = artifact.sharing, artifact.parity
         stored = f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else DASH
         error = f"{parity.max_abs_error:.1e}" if parity and parity.max_abs_error is not None else DASH
         agreement = f"{parity.top1_agreement:.1%}" if parity and parity.top1_agreement is not None else DASH
         size = format_bytes(artifact.size_bytes)
+        score = artifact.validation or artifact.score
+        figure = _number(getattr(score, measure), 4 if measure == "accuracy" else 2) if score else DASH
         status = coloured(artifact.status)
-        table.add_row(artifact.id, artifact.file or DASH, size, stored, error, agreement, status)
+        table.add_row(artifact.id, artifact.file or DASH, size, stored, error, agreement, figure, status)
+    table.caption = _scored_on(bundle)
+    table.caption_justify = "left"
     return table
+
+
+def _scored_on(bundle: BundleManifest) -> str | None:
+    """What the scores of the artifacts are scores on."""
+    for artifact in bundle.artifacts:
+        if artifact.validation is not None:
+            unit = "rows" if isinstance(artifact.validation, ClassificationScore) else "tokens"
+            return f"scores on {artifact.validation.n:,} {unit} of the validation split"
+        if artifact.score is not None:
+            return f"scores on the golden inputs only ({artifact.score.n:,})"
+    return None
 
 
 def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
@@ -171,7 +199,7 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:
         details = escape(str(found["detail"]))
         if found["remedy"]:
             details = f"{details}\n[dim]→ {escape(str(found['remedy']))}[/]".strip()
-        table.add_row(found["name"], coloured(found["status"]), found["version"] or DASH, details)
+        table.add_row(escape(str(found["name"])), coloured(found["status"]), found["version"] or DASH, details)
     return table
 
 

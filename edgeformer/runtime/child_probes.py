@@ -39,11 +39,19 @@ say(runtime=tensorrt.Runtime(logger) is not None)
     "tensorrt_rtx": """
 import tensorrt_rtx
 say(version=tensorrt_rtx.__version__)
+known = [name[2:] for name in dir(tensorrt_rtx.ComputeCapability) if name.startswith("SM")]
+say(capabilities=[f"{name[:-1]}.{name[-1]}" for name in sorted(known, key=int)])
 logger = tensorrt_rtx.Logger(tensorrt_rtx.Logger.INTERNAL_ERROR)
 say(builder=tensorrt_rtx.Builder(logger) is not None)
 say(runtime=tensorrt_rtx.Runtime(logger) is not None)
 """,
-    "torch_tensorrt": "import torch_tensorrt\nsay(version=torch_tensorrt.__version__)\n",
+    "torch_tensorrt": "import torch_tensorrt\nsay(version=torch_tensorrt.__version__, builder=True)\n",
+    "onnxruntime_ep_nv_tensorrt_rtx": """
+import onnxruntime, onnxruntime_ep_nv_tensorrt_rtx as plugin
+say(version=plugin.__version__)
+onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
+say(devices=len([one for one in onnxruntime.get_ep_devices() if one.ep_name == plugin.get_ep_name()]))
+""",
     "flash_attn": "import flash_attn\nsay(version=flash_attn.__version__)\n",
     "openvino": """
 import openvino

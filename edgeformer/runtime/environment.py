@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
 
-from edgeformer.runtime import nvidia
+from edgeformer.runtime import cuda_driver, nvidia
+from edgeformer.runtime.capability import Capability, installed_version
 from edgeformer.runtime.child_probes import Answer, ask_all
 from edgeformer.runtime.power import power_source, rapl_domains
+from edgeformer.runtime.providers import explain_providers
+from edgeformer.runtime.tensorrt_state import DISTRIBUTIONS, describe, judge
 from edgeformer.runtime.threads import container_quota, default_threads
 from edgeformer.schema.host import cpu_name, usable_cores
 from edgeformer.schema.units import format_bytes
+
+__all__ = ["Capability", "probe"]
 
 # module → distributions that may provide it, the likeliest first
 _PROBED = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino"),
     "torch": ("torch",),
-    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
-    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
-    "torch_tensorrt": ("torch-tensorrt",),
+    "onnxruntime_ep_nv_tensorrt_rtx": (
+        "onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12",
+    ),
+    "tensorrt_rtx": DISTRIBUTIONS["tensorrt-rtx"],
+    "tensorrt": DISTRIBUTIONS["tensorrt"],
+    "torch_tensorrt": DISTRIBUTIONS["torch-tensorrt"],
     "flash_attn": ("flash-attn",),
     "openvino": ("openvino",),
 }  # fmt: skip
@@ -30,17 +36,6 @@ _CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Capability:
-    """One thing that a command may need, whether it works here, and what to do if not."""
-
-    name: str
-    status: Literal["available", "unavailable"]
-    version: str | None = None
-    detail: str = ""
-    remedy: str | None = None
 
 
 def probe(timeout_s: float = 20.0) -> list[Capability]:
@@ -51,25 +46,24 @@ def probe(timeout_s: float = 20.0) -> list[Capability]:
     """
     installed = [module for module in _PROBED if util.find_spec(module) is not None]
     answers = ask_all(installed, timeout_s)
-    driver = nvidia.driver_problem()
+    driver, gpus = cuda_driver.problem(), cuda_driver.devices()
     return [
         Capability("python", "available", platform.python_version(), platform.python_implementation()),
         *_processor(),
-        *_onnxruntime(answers.get("onnxruntime"), driver),
+        *_onnxruntime(answers.get("onnxruntime"), driver, answers.get("onnxruntime_ep_nv_tensorrt_rtx")),
         _torch(answers.get("torch"), driver),
         *_extra("train"),
         _driver(driver),
         *_cards(),
-        _tensorrt("tensorrt-rtx", answers.get("tensorrt_rtx"), driver, 'pip install "edgeformer[rtx]"'),
-        _tensorrt("tensorrt", answers.get("tensorrt"), driver, _TENSORRT_REMEDY),
-        _simple("torch-tensorrt", answers.get("torch_tensorrt"), 'pip install "edgeformer[trt]"'),
+        describe(judge("tensorrt-rtx", answers.get("tensorrt_rtx"), driver, gpus)),
+        describe(judge("tensorrt", answers.get("tensorrt"), driver, gpus)),
+        describe(judge("torch-tensorrt", answers.get("torch_tensorrt"), driver, gpus)),
         _simple("flash-attn", answers.get("flash_attn"), _FLASH_REMEDY),
         _simple("openvino", answers.get("openvino"), 'pip install "edgeformer[openvino]"'),
         *_power(),
     ]
 
 
-_TENSORRT_REMEDY = 'pip install "edgeformer[trt]" on a CUDA machine; on a Jetson it comes with JetPack'
 _FLASH_REMEDY = 'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
 
 
@@ -90,15 +84,10 @@ def _processor() -> list[Capability]:
 
 
 def _version(module: str) -> str | None:
-    for distribution in _PROBED[module]:
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    return installed_version(*_PROBED[module])
 
 
-def _onnxruntime(answer: Answer | None, driver: str | None) -> list[Capability]:
+def _onnxruntime(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:
@@ -113,26 +102,8 @@ def _onnxruntime(answer: Answer | None, driver: str | None) -> list[Capability]:
     version = answer.facts.get("version")
     return [
         Capability("onnxruntime", "available", version, detail, remedy),
-        *_providers(answer.facts.get("providers", []), driver),
+        *explain_providers(answer.facts.get("providers", []), plugin, driver),
     ]
-
-
-def _providers(names: list[str], driver: str | None) -> list[Capability]:
-    found: list[Capability] = []
-    for name in sorted({*names, "CUDAExecutionProvider"}):
-        title = f"onnxruntime: {name}"
-        needs_cuda = name.startswith(("CUDA", "Tensorrt", "NvTensorRTRTX"))
-        if name not in names:
-            remedy = "pip uninstall -y onnxruntime, then pip install onnxruntime-gpu (both own the same module)"
-            detail = "not built into the installed onnxruntime"
-            found.append(Capability(title, "unavailable", None, detail, remedy if driver is None else None))
-        elif needs_cuda and driver is not None:
-            found.append(Capability(title, "unavailable", None, f"built in, but {driver}"))
-        elif name == "AzureExecutionProvider":
-            found.append(Capability(title, "available", None, "calls a remote service; edgeformer never uses it"))
-        else:
-            found.append(Capability(title, "available", None, "built in"))
-    return found
 
 
 def _torch(answer: Answer | None, driver: str | None) -> Capability:
@@ -186,7 +157,7 @@ def _driver(problem: str | None) -> Capability:
         "cuda driver",
         "available",
         nvidia.driver_version(),
-        f"runs CUDA up to {nvidia.cuda_version() or 'unknown'}",
+        f"runs CUDA up to {cuda_driver.version() or 'unknown'}",
     )
 
 
@@ -201,24 +172,6 @@ def _cards() -> list[Capability]:
         detail = f"{card.name}, {memory}{capability}"
         found.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
     return found
-
-
-def _tensorrt(name: str, answer: Answer | None, driver: str | None, remedy: str) -> Capability:
-    """Package, libraries, driver and device are told apart: each fails for its own reason."""
-    module = name.replace("-", "_")
-    version = _version(module)
-    if answer is None:
-        return Capability(name, "unavailable", version, "package: not installed", remedy)
-    facts = answer.facts
-    if "version" not in facts:
-        detail = f"package: installed; libraries: do not load ({answer.error})"
-        return Capability(name, "unavailable", version, detail, remedy)
-    libraries = f"package and libraries: work; driver: {driver or 'works'}"
-    if not facts.get("builder"):
-        detail = f"{libraries}; engines cannot be built here ({answer.error or 'no builder'})"
-        return Capability(name, "unavailable", facts["version"], detail)
-    use = "engines can be built but not run here" if driver or not nvidia.gpus() else "builds and runs engines"
-    return Capability(name, "available", facts["version"], f"{libraries}; {use}")
 
 
 def _simple(name: str, answer: Answer | None, remedy: str) -> Capability:

@@ -1,15 +1,11 @@
-"""NVIDIA driver and cards, asked without CUDA: the driver through ctypes, the cards through NVML."""
+"""NVIDIA cards and their state, asked through NVML, without CUDA."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 @dataclass(frozen=True)
@@ -34,28 +30,6 @@ class GpuState:
     throttle_reasons: str | None
     energy_mj: int | None
     process_ids: tuple[int, ...]
-
-
-def driver_problem() -> str | None:
-    """Why CUDA's driver library cannot be used here; None when it can."""
-    if sys.platform == "darwin":
-        return "macOS has no CUDA driver"
-    try:
-        library = ctypes.CDLL(_DRIVER)
-    except OSError:
-        return f"the driver library {_DRIVER} is not installed"
-    status = int(library.cuInit(0))
-    return None if status == 0 else f"{_DRIVER} is installed but cuInit fails with CUDA error {status}"
-
-
-def cuda_version() -> str | None:
-    """The newest CUDA version that the driver can run ("12.8"), None without a driver."""
-    if driver_problem() is not None:
-        return None
-    number = ctypes.c_int(0)
-    if int(ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(number))) != 0:
-        return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def gpus() -> list[Gpu]:

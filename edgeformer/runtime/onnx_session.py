@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
+from edgeformer.runtime.rtx_provider import RTX, add_rtx_devices, rtx_plugin
 from edgeformer.runtime.session import Array, Session, shape_text
 from edgeformer.runtime.threads import default_threads
 from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+KEPT = "past"
+"""How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
 
 _DTYPES = {
     "tensor(int64)": "int64",
@@ -56,6 +60,16 @@ class OnnxSession(Session):
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
+    def empty(self, name: str, rows: int) -> Array:
+        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
+        dtype, (_, *sizes) = self._inputs[name]
+        return np.zeros((rows, *(size if isinstance(size, int) else 0 for size in sizes)), dtype)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(self._inputs)
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the graph once. See :meth:`Session.run`."""
         if self._session is None:
@@ -77,8 +91,9 @@ class OnnxSession(Session):
             raise InputError(f"{self.path.name}: input {name!r} is missing (given: {given})")
         dtype, shape = self._inputs[name]
         array = inputs[name]
+        kept = name.startswith(KEPT)
         fits = len(array.shape) == len(shape) and all(
-            actual > 0 and (not isinstance(wanted, int) or actual == wanted)
+            (actual > 0 or kept) and (not isinstance(wanted, int) or actual == wanted)
             for actual, wanted in zip(array.shape, shape, strict=True)
         )
         if array.dtype != dtype or not fits:
@@ -86,7 +101,7 @@ class OnnxSession(Session):
             raise InputError(
                 f"{self.path.name}: input {name!r} must be {wanted_text} and not empty, but is {shape_text(array)}"
             )
-        if self.max_positions is not None and len(array.shape) > 1 and array.shape[1] > self.max_positions:
+        if self.max_positions is not None and not kept and len(array.shape) > 1 and array.shape[1] > self.max_positions:
             raise InputError(
                 f"{self.path.name}: the sequence is {array.shape[1]} tokens long, "
                 f"but the model takes at most {self.max_positions}; shorten it"
@@ -113,7 +128,11 @@ def available_providers() -> list[str]:
 
 def _require_provider(provider: str) -> None:
     available = available_providers()
-    if provider not in available:
+    if provider == RTX and provider not in available:
+        problem = rtx_plugin().problem
+        if problem is not None:
+            raise InputError(f"provider {provider!r} cannot be used here: {problem}")
+    elif provider not in available:
         raise InputError(
             f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
             f"available: {', '.join(sorted(available))}"
@@ -128,7 +147,11 @@ def _open(path: Path, provider: str, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = _SILENT
     try:
-        session = ort.InferenceSession(str(path), options, providers=[provider])
+        if provider == RTX and provider not in available_providers():
+            add_rtx_devices(options)
+            session = ort.InferenceSession(str(path), options)
+        else:
+            session = ort.InferenceSession(str(path), options, providers=[provider])
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise _open_error(path, provider, error) from None
     # onnxruntime falls back to the CPU by itself when a provider cannot start; a measurement must not.

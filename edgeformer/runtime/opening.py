@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
+from edgeformer.runtime.engine_check import open_engine, why_engine_cannot_run
+from edgeformer.runtime.providers import default_provider
 from edgeformer.runtime.session import Session
-from edgeformer.schema.errors import ArtifactError, MissingDependencyError
+from edgeformer.schema.errors import ArtifactError, InputError
 from edgeformer.schema.files import sha256_of
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.schema.workspace import BUNDLE_FILE, read_bundle
+
+if TYPE_CHECKING:
+    from edgeformer.runtime.onnx_decoder import OnnxDecoder
+    from edgeformer.runtime.onnx_session import OnnxSession
+
+__all__ = [
+    "cannot_run", "check_artifact", "check_companion", "default_provider", "open_artifact", "open_checked",
+    "open_decoder",
+]  # fmt: skip
 
 REMEDY = "export the run again, or copy the whole bundle again"
 
@@ -21,7 +35,7 @@ def open_artifact(
     Args:
         bundle: the bundle's folder.
         artifact: one of the artifacts of its manifest.
-        provider: an ONNX Runtime execution provider; None takes :func:`default_provider`.
+        provider: an ONNX Runtime execution provider; None takes :func:`default_provider`. Engines have none.
         threads: threads of one operator; None takes what this process may use.
 
     Raises:
@@ -44,14 +58,23 @@ def check_artifact(bundle: Path, manifest: BundleManifest, artifact: ArtifactMan
         reason = f": {artifact.reason}" if artifact.reason else ""
         raise ArtifactError(f"{bundle}: artifact {artifact.id!r} was not built ({artifact.status}{reason})")
     path = _inside(bundle, artifact.file)
-    _check_file(path, artifact.sha256, artifact.size_bytes)
-    folder = Path(artifact.file).parent
-    if folder != Path():
-        # Weights that several graphs share lie beside them and are listed among the bundle's other files.
-        for name, sha256 in manifest.files.items():
-            if Path(name).parent == folder:
-                _check_file(_inside(bundle, name), sha256, None)
+    beside = [name for name in (*artifact.parts.values(), artifact.weights_file) if name not in (None, artifact.file)]
+    # Where parts or weights lie beside the file, the size is that of all together.
+    _check_file(path, artifact.sha256, None if beside else artifact.size_bytes)
+    for name in beside or _neighbours(artifact.file, manifest):
+        assert name is not None
+        if name not in manifest.files:
+            raise ArtifactError(f"{bundle / BUNDLE_FILE}: {artifact.id} needs {name}, which is not listed; {REMEDY}")
+        _check_file(_inside(bundle, name), manifest.files[name], None)
     return path
+
+
+def _neighbours(file: str, manifest: BundleManifest) -> list[str]:
+    """The bundle's other files in the same folder: of an older bundle they may be weights. Parts of others are not."""
+    folder = Path(file).parent
+    parts = {part for artifact in manifest.artifacts for part in artifact.parts.values()}
+    beside = [name for name in manifest.files if folder != Path() and Path(name).parent == folder]
+    return [name for name in beside if name not in parts]
 
 
 def check_companion(bundle: Path, manifest: BundleManifest, name: str) -> Path:
@@ -72,33 +95,82 @@ def open_checked(
     provider: str | None = None,
     threads: int | None = None,
 ) -> Session:
-    """Open a file that :func:`check_artifact` has passed. Raises what :func:`open_artifact` raises."""
-    refusal = cannot_run(artifact)
-    if refusal is not None:
-        raise MissingDependencyError(f"{path}: {refusal}")
+    """Open a file that :func:`check_artifact` has passed, and its parts. Raises what :func:`open_artifact` raises."""
+    if artifact.format != "onnx":
+        return open_engine(path, artifact)
+    from edgeformer.runtime.onnx_decoder import DecodeSession
+    from edgeformer.runtime.step_session import StepSession
+
+    open_part = _opener(provider, threads, max_positions)
+    if artifact.role == "step":
+        bundle = _bundle_of(path, artifact)
+        return StepSession(_parts(bundle, artifact), _loops(bundle, read_bundle(bundle)), open_part)
+    return DecodeSession(open_part(path)) if artifact.role == "decode" else open_part(path)
+
+
+def open_decoder(
+    bundle: Path,
+    artifact: ArtifactManifest,
+    exits: Collection[int],
+    provider: str | None = None,
+    threads: int | None = None,
+) -> OnnxDecoder:
+    """Check a language model's step or decode artifact against the manifest, then open it to write token by token.
+
+    Args:
+        exits: loops that will be asked for logits; a decode artifact answers after the last one only.
+
+    Raises:
+        ArtifactError: nothing was built, or a file is missing, truncated, changed or not runnable.
+        InputError: this artifact does not write, or not from these exits; the provider is not available here.
+    """
+    manifest = read_bundle(bundle)
+    if artifact.role not in ("step", "decode") or not manifest.exits:
+        raise InputError(f"{bundle}: artifact {artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
+    loops = manifest.exits[-1]
+    if artifact.role == "decode" and set(exits) != {loops}:
+        raise InputError(f"{bundle}: artifact {artifact.id!r} always runs all {loops} loops; use a step artifact")
+    path = check_artifact(bundle, manifest, artifact)
+    from edgeformer.runtime.onnx_decoder import FullDepthDecoder, StepDecoder
+    from edgeformer.runtime.step_session import StepParts
+
+    open_part = _opener(provider, threads, manifest.max_positions)
+    if artifact.role == "decode":
+        return FullDepthDecoder(open_part(path))
+    return StepDecoder(StepParts(_parts(bundle, artifact), loops, exits, open_part))
+
+
+def _opener(provider: str | None, threads: int | None, max_positions: int | None) -> Callable[[Path], OnnxSession]:
     from edgeformer.runtime.onnx_session import OnnxSession
 
-    return OnnxSession(path, provider or default_provider(), threads, max_positions)
+    chosen = provider or default_provider()
+    return lambda path: OnnxSession(path, chosen, threads, max_positions)
 
 
 def cannot_run(artifact: ArtifactManifest) -> str | None:
-    """Why this installation cannot run the artifact's format; None when it can."""
-    if artifact.format == "onnx":
-        return None
-    built_for = ", ".join(f"{key} {value}" for key, value in (artifact.built_for or {}).items())
-    target = f" (built for {built_for})" if built_for else ""
-    return (
-        f"{artifact.format} engines{target} cannot be run by this version of edgeformer yet; "
-        "use an ONNX artifact of the bundle"
-    )
+    """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
+    return None if artifact.format == "onnx" else why_engine_cannot_run(artifact)
 
 
-def default_provider() -> str:
-    """CUDA where ONNX Runtime has it and a card is present, else the CPU."""
-    from edgeformer.runtime.nvidia import gpus
-    from edgeformer.runtime.onnx_session import CPU, CUDA, available_providers
+def _bundle_of(path: Path, artifact: ArtifactManifest) -> Path:
+    """The bundle's folder, from the place of the artifact's file in it."""
+    assert artifact.file is not None
+    return path.parents[len(PurePosixPath(artifact.file).parts) - 1]
 
-    return CUDA if CUDA in available_providers() and gpus() else CPU
+
+def _parts(bundle: Path, artifact: ArtifactManifest) -> dict[str, Path]:
+    return {part: _inside(bundle, name) for part, name in artifact.parts.items()}
+
+
+def _loops(bundle: Path, manifest: BundleManifest) -> int:
+    """How often the loop graph is run: to a language model's last exit, or a classifier's iterations."""
+    if manifest.exits:
+        return manifest.exits[-1]
+    path = check_companion(bundle, manifest, "config.json")
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["iterations"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: damaged (iterations: {error}); {REMEDY}") from None
 
 
 def _inside(bundle: Path, name: str) -> Path:

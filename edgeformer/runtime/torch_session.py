@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 
 import torch
 
 from edgeformer.runtime.session import Array, Session, shape_text
-from edgeformer.schema.errors import EdgeformerError, InputError
+from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
 
 
 class TorchSession(Session):
@@ -18,6 +20,7 @@ class TorchSession(Session):
             the output ``logits``, or several by name.
         inputs: those it must be given.
         optional: those it takes where they are given.
+        device: where its arguments belong; None: where its parameters lie.
     """
 
     def __init__(
@@ -25,9 +28,10 @@ class TorchSession(Session):
         model: torch.nn.Module,
         inputs: Sequence[str] = ("input_ids", "attention_mask"),
         optional: Sequence[str] = (),
+        device: torch.device | None = None,
     ) -> None:
         first = next(model.parameters(), None)
-        self._device = first.device if first is not None else torch.device("cpu")
+        self._device = device or (first.device if first is not None else torch.device("cpu"))
         self._model: torch.nn.Module | None = model.eval()
         self._inputs, self._optional = tuple(inputs), tuple(optional)
         self.provider = f"torch-{self._device.type}"
@@ -55,3 +59,27 @@ class TorchSession(Session):
         if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
             raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
         return torch.from_numpy(array).to(self._device)
+
+
+class _Program(torch.nn.Module):
+    """An exported program as a module whose arguments have names; it is always in evaluation mode."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__()
+        # Not a submodule: an exported module refuses to be put into evaluation mode.
+        self._call = program.module().__call__
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """The program's outputs; arguments in the order in which it was exported."""
+        answer: torch.Tensor = self._call(*inputs.values())
+        return answer
+
+
+def open_torch_tensorrt(path: Path, inputs: Sequence[str]) -> TorchSession:
+    """Open what ``export --trt-via torch-tensorrt`` saved. Raises ArtifactError when torch cannot read it."""
+    import_module("torch_tensorrt")  # registers the operator that holds the engines
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch's readers have no common base class
+        raise ArtifactError(f"{path}: torch cannot open this program ({error}); export the run again") from None
+    return TorchSession(_Program(program), inputs, device=torch.device("cuda"))

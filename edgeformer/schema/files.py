@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,8 @@ def replacing(path: Path) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
         # mkstemp makes files that only their owner can read; what we publish follows the user's umask.
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
@@ -36,7 +38,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
         temporary.chmod(0o777 & ~_umask())
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
@@ -54,6 +57,17 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say what could not be written: the system names no file when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, f"{error.strerror}; what was there before is unchanged", str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from edgeformer import __version__
 
 _RECORDED = (
     "edgeformer", "torch", "accelerate", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tokenizers",
-    "datasets", "numpy", "safetensors", "tensorrt-rtx", "tensorrt", "flash-attn",
+    "datasets", "numpy", "safetensors", "tensorrt-rtx", "tensorrt", "torch-tensorrt", "flash-attn",
 )  # fmt: skip
 
 

@@ -116,8 +116,8 @@ class Parity(Frozen):
     mean_abs_error: float | None = None
     relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
     top1_agreement: float | None = None
-    tolerance: float
-    tolerance_kind: Literal["absolute", "relative"]
+    tolerance: float | None = Field(None, description="None: judged by the task score")
+    tolerance_kind: Literal["absolute", "relative", "score"]
     reason: str | None = None
 
 
@@ -130,19 +130,71 @@ class Sharing(Frozen):
     weight_bytes: int = Field(description="bytes of all stored tensors")
 
 
+class LoopDrift(Frozen):
+    """How far the state after one loop is from torch FP32's, on the golden inputs. None where it is not finite."""
+
+    loop: int
+    rms_error: float | None = Field(description="root mean square of the difference over that of the reference")
+    max_error: float | None = Field(description="largest difference over the reference's root mean square")
+
+
+class Drift(Frozen):
+    """How an artifact's error grows from loop to loop."""
+
+    tolerance: float = Field(description="of rms_error")
+    loops: tuple[LoopDrift, ...] = Field(strict=False)
+    first_beyond: int | None = Field(None, description="the first loop beyond the tolerance")
+
+
+class Vocabulary(Frozen):
+    """What a trimmed vocabulary keeps, and what that does to the validation text."""
+
+    kept: int
+    original: int
+    coverage: float = Field(description="share of the validation text's tokens that were kept")
+    unknown: float = Field(description="share of its tokens that are [UNK] now and were not before")
+    changed_rows: int = Field(description="validation rows that are cut into other tokens than before")
+    rows: int
+
+
+class Engine(Frozen):
+    """What the builder says of a TensorRT engine. None or empty: this builder, or this machine, does not say it."""
+
+    builder: str = Field(description="package and version")
+    seconds: float = Field(description="building, parsing included")
+    checked_by: Literal["builder log", "inspector", "size"] = Field(
+        description="where layers and precisions are from: the builder's own listing while it built, the inspector of "
+        "the opened engine, or nothing but the size of the weights"
+    )
+    layers: int | None = Field(None, description="after fusion")
+    layers_by_precision: dict[str, int] = Field({}, description="of the layers' outputs: FP16, FP32, INT64…")
+    weight_elements: dict[str, int] = Field(
+        {}, description="precision → elements of the weights, counted once per layer that reads them"
+    )
+    weight_bytes: int | None = Field(None, description="of all weights, each counted once")
+    activation_bytes: int | None = Field(None, description="device memory beside the weights, at the largest shape")
+    graph_bytes: int = Field(description="the ONNX graph that it was built from, weights included")
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = Field(
+        description="input → smallest, best and largest shape that it takes"
+    )
+    warnings: tuple[str, ...] = Field((), strict=False, description="of the parser and the builder")
+
+
 class ArtifactManifest(Frozen):
-    """One deployable file of a bundle."""
+    """One deployable file of a bundle; a step bundle is several that are run in turn."""
 
     id: str
     file: str | None = Field(description="relative to the bundle; None when nothing was built")
     role: Literal["full", "exit", "step", "decode"] = "full"
     exit: int | None = None
+    parts: dict[str, str] = Field({}, description="step: embed, loop, readout… → file; `file` is the loop's")
+    weights_file: str | None = Field(None, description="weights beside the graph, shared with the other graphs")
     format: Literal["onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
     precision: Precision
     trimmed: bool = False
     status: Literal["built", "rejected", "unavailable"]
     reason: str | None = None
-    size_bytes: int | None = None
+    size_bytes: int | None = Field(None, description="with all parts and its share of weights that lie beside them")
     sha256: str | None = None
     inputs: dict[str, str] = Field({}, description="name → type[shape]")
     outputs: dict[str, str] = Field({}, description="name → type[shape]")
@@ -150,9 +202,21 @@ class ArtifactManifest(Frozen):
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None
     score: ClassificationScore | LanguageScore | None = Field(None, description="on the golden inputs")
+    validation: ClassificationScore | LanguageScore | None = Field(
+        None, description="on the validation split, or as many of its first rows as `n` says"
+    )
     sharing: Sharing | None = None
+    drift: Drift | None = Field(None, description="looped models")
+    quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
+    vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
+    engine: Engine | None = Field(None, description="TensorRT engines")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
     built_with: dict[str, str] = Field({}, description="library → version")
+
+    @property
+    def companions(self) -> str:
+        """Folder with the artifact's tokenizer, configuration and golden inputs, relative to the bundle."""
+        return "trimmed" if self.trimmed else "."
 
 
 class BundleManifest(Frozen):
@@ -175,4 +239,5 @@ class BundleManifest(Frozen):
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
+    notes: tuple[str, ...] = Field((), strict=False, description="what export found worth saying")
     code_version: str

@@ -146,7 +146,7 @@ def _of_file(file: Path) -> Location:
         if (folder / BUNDLE_FILE).is_file():
             relative = file.resolve().relative_to(folder.resolve()).as_posix()
             for artifact in read_bundle(folder).artifacts:
-                if artifact.file == relative:
+                if relative == artifact.file or relative in artifact.parts.values():
                     location = _of_bundle(folder)
                     return Location(location.run, location.bundle, artifact.id)
             raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {BUNDLE_FILE}")

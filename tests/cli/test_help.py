@@ -34,7 +34,13 @@ def test_package_itself_loads_nothing() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["edgeformer.stages.profiling.profile", "edgeformer.stages.evaluating.evaluate", "edgeformer.reporting.tables"],
+    [
+        "edgeformer.stages.profiling.profile",
+        "edgeformer.stages.evaluating.evaluate",
+        "edgeformer.stages.generating.generate",
+        "edgeformer.stages.verifying.verify",
+        "edgeformer.reporting.tables",
+    ],
 )
 def test_what_an_edge_device_uses_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'onnx', 'datasets') if m in sys.modules])"

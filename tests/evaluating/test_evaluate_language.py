@@ -21,7 +21,7 @@ from edgeformer.schema.sources import FileTokenizer
 from edgeformer.schema.workspace import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.stages.evaluating.language import cut_batches
+from edgeformer.tasks.scoring import cut_batches
 from edgeformer.stages.evaluating.predict import predict
 from tests.exporting.language_run import (
     EXIT,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeformer.models.build import build_crt, count_offline
-from edgeformer.models.crt import CRT, Checkpointing, ExitGraph
+from edgeformer.models.crt import CRT, Checkpointing
 from edgeformer.models.crt_import import convert
 from edgeformer.models.crt_layers import DilatedConv
 from edgeformer.models.crt_loss import exit_losses, weighted
@@ -174,6 +174,6 @@ def test_later_loops_are_not_computed_for_an_early_exit(monkeypatch: pytest.Monk
         return block(x, loop, *rest)
 
     monkeypatch.setattr(model, "block", counted)
-    logits = ExitGraph(model, 3)(ids)
+    logits = model.logits(ids, 3)
     assert ran == [1, 2, 3]
     assert torch.equal(logits, model.head_of(3)(full[3]))

@@ -116,9 +116,9 @@ def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, m
     write_manifest(bundle, [engine])
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), FAST)
     assert {row.where for row in report.rows} == {"host", "device"}
-    assert all("engines cannot be run" in str(row.latency_ms.reason) for row in report.rows)
+    assert all("engine was built for" in str(row.latency_ms.reason) for row in report.rows)
     latency = next(check for check in report.verdict.checks if check.name == "latency")
-    assert latency.status == "unknown" and "engines cannot be run" in str(latency.reason)
+    assert latency.status == "unknown" and "cannot run here" in str(latency.reason)
 
 
 @pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.runtime import child_probes, environment
+from edgeformer.runtime import child_probes, environment, nvidia, onnx_session, rtx_provider
 from edgeformer.runtime.child_probes import Answer, ask_all, exit_text
+from edgeformer.runtime.cuda_driver import Device
 from edgeformer.runtime.environment import Capability, probe
 from edgeformer.runtime.power import RaplDomain, power_source, rapl_domains
+from edgeformer.runtime.providers import default_provider, explain_providers
+from edgeformer.runtime.rtx_provider import RtxPlugin
+from edgeformer.runtime.tensorrt_state import Builder, describe, judge
 from edgeformer.runtime.threads import container_quota, default_threads
+from edgeformer.schema.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +71,92 @@ def test_an_exit_by_signal_is_named() -> None:
 
 
 def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
-    tell = environment._tensorrt
-    absent = tell("tensorrt-rtx", None, "no driver", "install it")
-    assert (absent.status, absent.detail, absent.remedy) == (
-        "unavailable",
-        "package: not installed",
-        "install it",
-    )
-    stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"), "no driver", "install it")
+    def tell(name: Builder, answer: Answer | None, driver: str | None = "no driver", *gpus: Device) -> Capability:
+        return describe(judge(name, answer, driver, gpus))
+
+    absent = tell("tensorrt-rtx", None)
+    assert (absent.status, absent.remedy) == ("unavailable", 'pip install "edgeformer[rtx]"')
+    assert absent.detail == "package: not installed; driver: no driver; device: no NVIDIA GPU is present"
+    stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"))
     assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
-    broken = tell("tensorrt", Answer({"version": "10.15"}, "TypeError: no builder"), "no driver", "install it")
-    assert broken.status == "unavailable" and "driver: no driver; engines cannot be built here" in broken.detail
-    builds = tell("tensorrt-rtx", Answer({"version": "1.7", "builder": True}), "no driver", "install it")
+    broken = tell("tensorrt-rtx", Answer({"version": "1.7"}, "TypeError: no builder"))
+    assert broken.status == "unavailable"
+    assert "driver: no driver" in broken.detail and "cannot be built here: does not start" in broken.detail
+    alone = tell("tensorrt", Answer({"version": "10.15", "builder": True}))
+    assert alone.status == "unavailable" and "only on the GPU that the engine is for" in alone.detail
+    builds = tell("tensorrt-rtx", Answer({"version": "1.7", "builder": True, "capabilities": ["8.9"]}))
     assert (builds.status, builds.version) == ("available", "1.7")
-    assert "can be built but not run" in builds.detail
+    assert "can be built but not run here for compute capability 8.9" in builds.detail
+    card = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
+    runs = tell("tensorrt", Answer({"version": "10.15", "builder": True}), None, card)
+    assert (runs.status, runs.detail.endswith("builds and runs engines")) == ("available", True)
+
+
+def test_every_provider_is_explained() -> None:
+    def explain(
+        built_in: list[str], plugin: Answer | None = None, driver: str | None = "no driver"
+    ) -> dict[str, Capability]:
+        return {one.name.removeprefix("onnxruntime: "): one for one in explain_providers(built_in, plugin, driver)}
+
+    found = explain(["CPUExecutionProvider", "AzureExecutionProvider", "NewExecutionProvider"])
+    assert {"CUDA", "Tensorrt", "NvTensorRTRTX", "Dml", "OpenVINO", "CoreML", "Xnnpack", "CPU", "Azure", "New"} == {
+        name.removesuffix("ExecutionProvider") for name in found
+    }
+    assert all("used" in one.detail or "uses" in one.detail for one in found.values())
+    assert [name for name, one in found.items() if one.status == "available"] == [
+        "AzureExecutionProvider", "CPUExecutionProvider", "NewExecutionProvider",
+    ]  # fmt: skip
+    assert found["CUDAExecutionProvider"].remedy is None  # nothing to install helps without a driver
+    assert "onnxruntime-gpu" in str(explain([], driver=None)["CUDAExecutionProvider"].remedy)
+    rtx = "NvTensorRTRTXExecutionProvider"
+    assert "pip install onnxruntime-ep-nv-tensorrt-rtx" in str(explain([], driver=None)[rtx].remedy)
+    broken = explain([], Answer({"version": "0.5"}, "Fail: libcuda.so.1"), None)[rtx]
+    assert (broken.status, broken.version) == ("unavailable", "0.5") and "Fail: libcuda.so.1" in broken.detail
+    works = explain([], Answer({"version": "0.5", "devices": 1}), None)[rtx]
+    assert works.status == "available" and "plugin works on 1 card" in works.detail
+
+
+@pytest.mark.parametrize(
+    ("card", "built_in", "plugin", "chosen"),
+    [
+        (None, ["CUDAExecutionProvider"], RtxPlugin(("device",)), "CPU"),
+        (
+            ("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9"),
+            ["CUDAExecutionProvider"],
+            RtxPlugin(("device",)),
+            "NvTensorRTRTX",
+        ),
+        (("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9"), ["CUDAExecutionProvider"], RtxPlugin((), "no"), "CUDA"),
+        (("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9"), [], RtxPlugin((), "no"), "CPU"),
+        (("NVIDIA GeForce RTX 2080", "7.5"), ["CUDAExecutionProvider"], RtxPlugin(("device",)), "CUDA"),
+        (
+            ("NVIDIA H200", "9.0"),
+            ["CUDAExecutionProvider", "TensorrtExecutionProvider"],
+            RtxPlugin(("device",)),
+            "CUDA",
+        ),
+        (("NVIDIA H200", "9.0"), ["TensorrtExecutionProvider"], RtxPlugin(), "CPU"),
+    ],
+)
+def test_the_default_provider(
+    card: tuple[str, str] | None,
+    built_in: list[str],
+    plugin: RtxPlugin,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = [nvidia.Gpu(0, card[0], "GPU-1", 6 * 2**30, card[1])] if card else []
+    monkeypatch.setattr(nvidia, "gpus", lambda: cards)
+    monkeypatch.setattr(onnx_session, "available_providers", lambda: [*built_in, "CPUExecutionProvider"])
+    monkeypatch.setattr(rtx_provider, "rtx_plugin", lambda: plugin)
+    assert default_provider() == f"{chosen}ExecutionProvider"
+
+
+def test_the_rtx_provider_is_refused_with_its_reason(tmp_path: Path) -> None:
+    if rtx_provider.rtx_plugin().devices:
+        pytest.skip("the RTX provider works here")
+    with pytest.raises(InputError, match="'NvTensorRTRTXExecutionProvider' cannot be used here: "):
+        onnx_session.OnnxSession(tmp_path / "model.onnx", "NvTensorRTRTXExecutionProvider")
 
 
 def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +173,7 @@ def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     found = environment._onnxruntime(Answer({"version": "1.31", "providers": names}), "no driver")
     assert "onnxruntime and onnxruntime-gpu are both installed" in found[0].detail
     cuda = next(one for one in found if one.name == "onnxruntime: CUDAExecutionProvider")
-    assert (cuda.status, cuda.detail) == ("unavailable", "built in, but no driver")
+    assert cuda.status == "unavailable" and cuda.detail.startswith("built in, but no driver; used by default")
 
 
 def test_rapl_counters_are_read_and_wrap(tmp_path: Path) -> None:

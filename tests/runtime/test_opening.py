@@ -82,7 +82,9 @@ def test_what_was_not_built_is_refused_with_its_reason(bundle: Path) -> None:
 def test_an_engine_is_refused_with_what_it_was_built_for(bundle: Path) -> None:
     built_for = {"compute_capability": "8.9"}
     artifact = artifact_of(bundle, "onnx/model.onnx", format="tensorrt-rtx", built_for=built_for)
-    with pytest.raises(MissingDependencyError, match=r"tensorrt-rtx engines \(built for compute_capability 8\.9\)"):
+    with pytest.raises(
+        MissingDependencyError, match=r"engine was built for compute capability 8\.9 and cannot run here"
+    ):
         open_artifact(bundle, artifact)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         raise RuntimeError
     assert [path.name for path in folder.iterdir()] == ["two"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_reported_with_what_could_not_be_written(tmp_path: Path, full: int) -> None:
+    folder = tmp_path / "bundle"
+    with pytest.raises(OSError) as raised, replacing_folder(folder) as temporary, replacing(temporary / "part"):
+        raise OSError(full, "the disk is full")
+    assert raised.value.errno == full and raised.value.filename == str(folder)
+    assert raised.value.strerror is not None and raised.value.strerror.startswith("the disk is full; what was there")
+    with pytest.raises(PermissionError) as other, replacing_folder(folder):
+        raise PermissionError(errno.EACCES, "no", "elsewhere")
+    assert other.value.filename == "elsewhere"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sha256(tmp_path: Path) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import encode_file, prepare_test
 from edgeformer.runtime.session import Session
@@ -23,6 +18,7 @@ from edgeformer.schema.workspace import Location
 from edgeformer.stages.evaluating.language import Texts, score_texts
 from edgeformer.stages.evaluating.subject import Subject, open_subject
 from edgeformer.tasks.classification import score
+from edgeformer.tasks.scoring import run_rows
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,17 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress | 
 def _score_labelled(
     subject: Subject, data: DataConfig, artifacts: Sequence[str], options: EvaluateOptions, progress: Progress
 ) -> list[EvaluationRow]:
-    encoded = _rows(subject, data, options)
-    own = data.split if options.split == "test" else options.split
-    name = options.data.name if options.data else own
+    known: dict[int, Encoded] = {}
+    split = data.split if options.split == "test" else options.split
+    name = options.data.name if options.data else split
     rows = []
     for artifact in artifacts:
-        with subject.open(artifact) as session:
-            rows.append(_score(session, artifact, name, encoded, (subject.pad, options.batch), progress))
+        own = subject.reading(artifact)
+        if own.vocabulary not in known:
+            known[own.vocabulary] = _rows(own, data, options)
+        encoded = known[own.vocabulary]
+        with own.open(artifact) as session:
+            rows.append(_score(session, artifact, name, encoded, (own.pad, options.batch), progress))
     return rows
 
 
@@ -83,7 +83,7 @@ def _score(
     pad, batch = shape
     progress.start(f"Scoring {artifact} on {split}", len(encoded), "rows")
     try:
-        logits, seconds = run_all(session, encoded, pad, batch, progress)
+        logits, seconds = run_rows(session.run, encoded, pad, batch, progress.advance)
     finally:
         progress.finish()
     result = score(logits, encoded.labels)
@@ -96,27 +96,3 @@ def _score(
         provider=session.provider,
         host=cpu_name(),
     )
-
-
-def run_all(
-    session: Session, encoded: Encoded, pad: int, batch: int, progress: Progress
-) -> tuple[NDArray[np.float32], float]:
-    """Logits [n, C] of every row, and the seconds spent in the model (without tokenizing and padding).
-
-    Batches hold rows of similar length, longest first. The first one runs once untimed: it pays for every allocation.
-    """
-    pieces: list[tuple[Sequence[int], NDArray[np.float32]]] = []
-    seconds = 0.0
-    batches = ordered_batches(encoded.lengths, batch)
-    session.run(collate(encoded, batches[0], pad))
-    for rows in batches:
-        inputs = collate(encoded, rows, pad)
-        started = time.perf_counter()
-        output = session.run(inputs)["logits"]
-        seconds += time.perf_counter() - started
-        pieces.append((rows.tolist(), output))
-        progress.advance(len(rows))
-    logits = np.empty((len(encoded), pieces[0][1].shape[-1]), dtype=np.float32)
-    for numbers, output in pieces:
-        logits[numbers] = output
-    return logits, seconds

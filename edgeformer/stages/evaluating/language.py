@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeformer.data.batching import ordered_batches
 from edgeformer.data.language import TextRows, encode_text_file, prepare_text_set, text_batch
-from edgeformer.data.language_rows import IGNORED
-from edgeformer.runtime.session import Array, Session
 from edgeformer.schema.evaluation import EvaluationRow, rows_of
 from edgeformer.schema.host import cpu_name
 from edgeformer.schema.language_recipe import TextConfig
 from edgeformer.schema.progress import Progress
 from edgeformer.stages.evaluating.subject import TORCH, Subject
-from edgeformer.tasks.language_modeling import LanguageMeter, token_losses
-
-Int64s = NDArray[np.int64]
-
-LOGITS_BYTES = 256 * 10**6
-"""Logits that one call may return: of 50,257 words, those of 1,273 tokens."""
+from edgeformer.tasks.language_modeling import LanguageMeter
+from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches, run_texts
 
 _TORCH_TOKENS = 8192
 
@@ -76,7 +64,7 @@ def score_texts(texts: Texts, artifact: str, most: int, progress: Progress) -> l
         most: rows per batch at the most.
     """
     subject, rows = texts.subject, texts.rows(artifact)
-    exits = subject.exits if artifact == TORCH else subject.exits[-1:]
+    exits = subject.exits if artifact == TORCH else (subject.loop_of(artifact),)
     tokens = _TORCH_TOKENS if artifact == TORCH else LOGITS_BYTES // (4 * subject.vocabulary)
     batches = cut_batches(rows.lengths, most, max(1, tokens))
     meter = LanguageMeter(exits)
@@ -85,12 +73,14 @@ def score_texts(texts: Texts, artifact: str, most: int, progress: Progress) -> l
         with subject.open(artifact) as session:
             if artifact != TORCH:
                 session.run(text_batch(rows, batches[0], subject.pad))  # untimed: it pays for every allocation
-            seconds = _read_all(session, rows, batches, meter, (exits, subject.pad, progress))
+            seconds = run_texts(session.run, rows, batches, meter, (exits, subject.pad), progress.advance)
             provider = session.provider
     finally:
         progress.finish()
     score = meter.score(None if rows.truncated else rows.words)
     found = rows_of(artifact, texts.name, score, leaks=subject.leaks)
+    if exits != subject.exits and exits[0] != subject.exits[-1]:
+        found = [row.model_copy(update={"exit": exits[0]}) for row in found]
     if artifact == TORCH:  # its time would be that of every exit's head, and of the losses
         return found
     timed = {
@@ -100,46 +90,3 @@ def score_texts(texts: Texts, artifact: str, most: int, progress: Progress) -> l
         "host": cpu_name(),
     }
     return [row.model_copy(update=timed) for row in found]
-
-
-def cut_batches(lengths: Int64s, most: int, tokens: int) -> list[Int64s]:
-    """Row numbers of batches, longest rows first: up to ``most`` rows and ``tokens`` padded tokens, at least a row."""
-    (order,) = ordered_batches(lengths, max(1, len(lengths)))
-    batches = []
-    while len(order):
-        count = max(1, min(most, tokens // int(lengths[order[0]])))
-        batches.append(order[:count])
-        order = order[count:]
-    return batches
-
-
-def _read_all(
-    session: Session,
-    rows: TextRows,
-    batches: Sequence[Int64s],
-    meter: LanguageMeter,
-    context: tuple[tuple[int, ...], int, Progress],
-) -> float:
-    """Add the losses of all rows to ``meter``; returns the seconds spent in the model."""
-    exits, boundary, progress = context
-    seconds = 0.0
-    for numbers in batches:
-        batch = text_batch(rows, numbers, boundary)
-        started = time.perf_counter()
-        outputs = session.run(batch)
-        seconds += time.perf_counter() - started
-        meter.add(_losses(outputs, batch["targets"], exits))
-        progress.advance(len(numbers))
-    return seconds
-
-
-def _losses(outputs: dict[str, Array], targets: Int64s, exits: Sequence[int]) -> dict[int, NDArray[np.float64]]:
-    """Loop → loss of every predicted token, from logits [B, S, V] of the last loop or from losses [B, S] of each."""
-    counted = targets != IGNORED
-    if "logits" not in outputs:
-        return {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in exits}
-    pieces = [
-        token_losses(logits[there], wanted[there])
-        for logits, wanted, there in zip(outputs["logits"], targets, counted, strict=True)
-    ]
-    return {exits[-1]: np.concatenate(pieces)}

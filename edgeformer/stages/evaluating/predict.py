@@ -10,11 +10,10 @@ import numpy as np
 from edgeformer.data.encoding import encode
 from edgeformer.schema.errors import InputError
 from edgeformer.schema.language_recipe import TextConfig
-from edgeformer.schema.progress import Silent
 from edgeformer.schema.workspace import Location
-from edgeformer.stages.evaluating.evaluate import run_all
 from edgeformer.stages.evaluating.subject import open_subject
 from edgeformer.tasks.classification import softmax
+from edgeformer.tasks.scoring import run_rows
 
 _BATCH = 32
 
@@ -50,10 +49,11 @@ def predict(location: Location, texts: Sequence[str], artifact: str | None = Non
     if isinstance(data, TextConfig):
         raise InputError(f"{location.name}: is a language model, which has no labels; use edgeformer generate")
     chosen = subject.choose(artifact)[0]
+    subject = subject.reading(chosen)
     labels = np.zeros(len(texts), dtype=np.int64)
     encoded = encode(subject.tokenizer, texts, labels, data.max_length)
     with subject.open(chosen) as session:
-        logits, _ = run_all(session, encoded, subject.pad, _BATCH, Silent())
+        logits, _ = run_rows(session.run, encoded, subject.pad, _BATCH)
     names = data.labels
     lengths = [len(encoding.ids) for encoding in subject.tokenizer.encode_batch(list(texts))]
     predictions = []

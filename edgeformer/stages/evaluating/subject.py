@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from edgeformer.data.language import boundary_id, load_language_tokenizer
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.runtime.opening import check_companion, open_artifact
+from edgeformer.runtime.opening import cannot_run, check_companion, open_artifact
 from edgeformer.runtime.session import Session
 from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
@@ -48,11 +48,16 @@ class Subject:
     @property
     def artifact_ids(self) -> list[str]:
         """Artifacts that were built, then ``torch`` where the run's weights are at hand."""
-        built = [a.id for a in self.manifest.artifacts if a.status == "built"] if self.manifest else []
-        return [*built, *([TORCH] if self.location.run is not None else [])]
+        return [*(a.id for a in self._built), *([TORCH] if self.location.run is not None else [])]
+
+    @property
+    def _built(self) -> list[ArtifactManifest]:
+        """What can be scored: not the graphs with caches, which take a text token by token."""
+        artifacts = self.manifest.artifacts if self.manifest else ()
+        return [a for a in artifacts if a.status == "built" and a.role != "decode"]
 
     def choose(self, wanted: str | None) -> list[str]:
-        """Artifact ids for ``--artifact ID|all``; None: the one that RUN names, else all that were built.
+        """Artifact ids for ``--artifact ID|all``; None: the one that RUN names, else all that run here.
 
         Raises:
             InputError: no such artifact.
@@ -64,12 +69,24 @@ class Subject:
         if wanted is None:
             if self.location.artifact is not None:
                 return [self.location.artifact]
-            return [known for known in ids if known != TORCH] or ids
+            return [a.id for a in self._built if cannot_run(a) is None] or ids
         if wanted == "all":
             return ids
         if wanted not in ids:
             raise InputError(f"--artifact {wanted}: {self.location.name} has {', '.join(ids) or 'none'}, or all")
         return [wanted]
+
+    def loop_of(self, artifact: str) -> int:
+        """The exit that an artifact of a language model answers at."""
+        return self._manifest_of(artifact).exit or self.exits[-1]
+
+    def reading(self, artifact: str) -> Subject:
+        """This subject with the tokenizer of an artifact, which is another one where its vocabulary is trimmed."""
+        if artifact == TORCH or self.manifest is None or not self._manifest_of(artifact).trimmed:
+            return self
+        companions = self._manifest_of(artifact).companions
+        tokenizer, pad, vocabulary = _companions(self.location.require_bundle(), self.manifest, companions)
+        return replace(self, tokenizer=tokenizer, pad=pad, vocabulary=vocabulary)
 
     def open(self, artifact: str) -> Session:
         """A session for one of :attr:`artifact_ids`. Raises ArtifactError or MissingDependencyError.
@@ -92,10 +109,7 @@ def open_subject(location: Location) -> Subject:
 
 def _of_bundle(location: Location, folder: Path) -> Subject:
     manifest = read_bundle(folder)
-    tokenizer_path = check_companion(folder, manifest, "tokenizer.json")
-    config_path = check_companion(folder, manifest, "config.json")
-    vocabulary = int(json.loads(config_path.read_text(encoding="utf-8"))["vocab_size"])
-    tokenizer, pad = _tokenizer(tokenizer_path, manifest.data, vocabulary)
+    tokenizer, pad, vocabulary = _companions(folder, manifest, ".")
     return Subject(
         location=location,
         manifest=manifest,
@@ -107,6 +121,16 @@ def _of_bundle(location: Location, folder: Path) -> Subject:
         exits=manifest.exits,
         leaks=manifest.leaks,
     )
+
+
+def _companions(folder: Path, manifest: BundleManifest, where: str) -> tuple[Tokenizer, int, int]:
+    """Tokenizer, the token that fills up rows, and how many tokens the model knows."""
+    place = Path(where)
+    tokenizer_path = check_companion(folder, manifest, (place / "tokenizer.json").as_posix())
+    config_path = check_companion(folder, manifest, (place / "config.json").as_posix())
+    vocabulary = int(json.loads(config_path.read_text(encoding="utf-8"))["vocab_size"])
+    tokenizer, pad = _tokenizer(tokenizer_path, manifest.data, vocabulary)
+    return tokenizer, pad, vocabulary
 
 
 def _of_run(location: Location) -> Subject:

@@ -14,16 +14,19 @@ from edgeformer.schema.errors import ArtifactError
 from edgeformer.schema.manifest import Sharing
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+_INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
 _TYPE_NAMES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}
-_ELEMENT_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.INT8: 1}
 NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
 """What a model stores beside its parameters: the rotary table, running statistics of a batch normalisation."""
+
+SCALE, ZERO_POINT = "_scale", "_zero_point"
+"""How the names of a quantised weight's scales and zero points end, here and in ONNX Runtime's quantizer."""
 
 
 def open_graph(path: Path) -> onnx.ModelProto:
     """Read an ONNX file. Raises ArtifactError when it is missing, truncated or something else."""
     try:
-        return onnx.load(str(path))
+        return onnx.load(str(path), load_external_data=False)  # sizes and types are enough
     except (OSError, DecodeError) as error:
         raise ArtifactError(f"{path}: cannot be read as ONNX: {error}; export it again") from None
 
@@ -31,9 +34,9 @@ def open_graph(path: Path) -> onnx.ModelProto:
 def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     """Count the stored parameters in the file's own tensors.
 
-    Every stored floating-point tensor with more than one element counts as parameters, wherever it stands
-    (initializer or Constant node), except ``NO_PARAMETERS``: a weight that was copied for each use is counted as
-    often as it is stored.
+    Every stored tensor of floating-point or 8-bit numbers with more than one element counts as parameters, wherever it
+    stands (initializer or Constant node), except ``NO_PARAMETERS`` and, in a quantised graph, scales and zero points: a
+    weight that was copied for each use is counted as often as it is stored.
 
     Args:
         unique_parameters: parameters that this graph needs; a language model's heads for other exits are not in it.
@@ -41,20 +44,29 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     tensors = list(graph.graph.initializer)
     for node in graph.graph.node:
         tensors += [a.t for a in node.attribute if node.op_type == "Constant" and a.HasField("t")]
+    quantized = any(tensor.data_type in _INTEGERS for tensor in tensors)
     stored = constants = size = 0
     for tensor in tensors:
         elements = math.prod(tensor.dims)
-        if tensor.data_type in _FLOATS and elements > 1 and tensor.name.rsplit(".", 1)[-1] not in NO_PARAMETERS:
+        if _is_parameter(tensor, quantized):
             stored += elements
         else:
             constants += elements
-        size += elements * _ELEMENT_BYTES.get(tensor.data_type, 8)
+        size += elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return Sharing(
         unique_parameters=unique_parameters,
         stored_parameters=stored,
         constant_elements=constants,
         weight_bytes=size,
     )
+
+
+def _is_parameter(tensor: onnx.TensorProto, quantized: bool) -> bool:
+    if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
+        return False
+    if quantized and tensor.name.endswith((SCALE, ZERO_POINT)):
+        return False
+    return tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
 
 
 def stored_twice(sharing: Sharing) -> str | None:

@@ -8,20 +8,26 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
+from edgeformer.models.crt import CRT
+from edgeformer.models.encoder import EncoderClassifier
+from edgeformer.models.exit_graphs import CRTExits, EncoderExits
 from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.files import replacing
+from edgeformer.schema.files import replacing, write_json
 from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.scores import ClassificationScore, LanguageScore
+from edgeformer.stages.exporting.hub_config import hub_config
 
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
-COMPANIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+T = TypeVar("T")
+COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -29,29 +35,49 @@ class Exportable:
     """A model in evaluation mode on the CPU, and what its graphs are checked against.
 
     Attributes:
-        graph: the module to export: ``inputs`` in their order → logits float32 [batch, …, C].
-        model_parameters: of the whole model, each counted once.
-        graph_parameters: those of them that the graph needs; a language model's full graph has no early exit heads.
+        model: the model itself; the step and decode graphs are made of it.
+        exits: all of its exits and the states after every loop as one module, ``inputs`` in their order.
+        parameters: of the whole model, each counted once.
+        needed: exit → parameters that its graph needs; the last exit is the full graph.
         inputs: real validation inputs, int64 [n, S] each.
-        reference: torch FP32 logits of them, float32 [rows or tokens, C].
-        score: logits like ``reference`` → how good they are.
+        references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
+        states: loop → torch FP32 hidden states, float32 [n, S, d].
+        score: exit, logits like ``references`` → how good they are.
         golden: what golden.npz holds.
         facts: what bundle.json says of this kind of model: labels, exits, leaks, max_length, pad_id.
     """
 
     recipe: AnyRecipe
-    graph: nn.Module
-    model_parameters: int
-    graph_parameters: int
+    model: EncoderClassifier | CRT
+    exits: EncoderExits | CRTExits
+    parameters: int
+    needed: dict[int, int]
     inputs: dict[str, NDArray[np.int64]]
-    reference: Logits
-    score: Callable[[Logits], ClassificationScore | LanguageScore]
+    references: dict[int, Logits]
+    states: dict[int, Logits]
+    score: Callable[[int, Logits], ClassificationScore | LanguageScore]
     golden: dict[str, Array]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def last(self) -> int:
+        """The last exit: that of the full graph."""
+        return self.exits.exits[-1]
+
     def rows(self, logits: Logits) -> Logits:
-        """A session's logits in the shape of ``reference``."""
+        """A session's logits in the shape of ``references``."""
         return logits.reshape(-1, logits.shape[-1])
+
+
+@torch.inference_mode()
+def run_exits(
+    exits: EncoderExits | CRTExits, inputs: dict[str, NDArray[np.int64]]
+) -> tuple[dict[int, Tensor], dict[int, Logits]]:
+    """Logits of every exit, as the model gives them, and the states after every loop."""
+    outputs = exits(*map(torch.from_numpy, inputs.values()))
+    count = len(exits.exits)
+    states = {loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)}
+    return dict(zip(exits.exits, outputs[:count], strict=True)), states
 
 
 def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
@@ -67,13 +93,18 @@ def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.
     return found
 
 
-def token_id(run: Path, key: str) -> int:
-    """A token's number from the model's config.json. Raises ArtifactError."""
+def from_config(run: Path, take: Callable[[dict[str, Any]], T]) -> T:
+    """What ``take`` makes of the model's config.json. Raises ArtifactError."""
     path = run / "model" / "config.json"
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))[key])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: missing or damaged ({key}: {error}); train the run again") from None
+        return take(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+
+
+def token_id(run: Path, key: str) -> int:
+    """A token's number from the model's config.json. Raises ArtifactError."""
+    return from_config(run, lambda config: int(config[key]))
 
 
 def write_companions(folder: Path, run: Path, golden: dict[str, Array]) -> None:
@@ -83,6 +114,7 @@ def write_companions(folder: Path, run: Path, golden: dict[str, Array]) -> None:
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
+    write_json(folder / "config.json", from_config(run, hub_config))
     card = run / "model" / "README.md"
     if card.is_file():
         shutil.copyfile(card, folder / "README.md")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeformer.models.build import load_crt
 from edgeformer.models.causality import probe_causality
-from edgeformer.models.crt import CRT, ExitGraph
+from edgeformer.models.crt import CRT
 from edgeformer.models.crt_loss import IGNORED
 from edgeformer.models.encoder import count_parameters
+from edgeformer.models.exit_graphs import CRTExits
 from edgeformer.schema.errors import ArtifactError, InputError
 from edgeformer.schema.language_recipe import LanguageRecipe
 from edgeformer.schema.manifest import RunManifest
 from edgeformer.schema.scores import LanguageScore
-from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, read_golden_inputs, token_id
+from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, read_golden_inputs, run_exits, token_id
 from edgeformer.tasks.language_modeling import LanguageMeter, token_losses
 
 TOP = 32
@@ -37,17 +37,21 @@ def open_language_model(
     arrays = read_golden_inputs(run, ("input_ids", "targets"))
     model = load_crt(recipe.model, run / "model" / "model.safetensors")
     leaks = _leaks(run, model, manifest, allow_leak)
-    reference, golden = _references(model, torch.from_numpy(arrays["input_ids"]))
+    inputs = {"input_ids": arrays["input_ids"]}
+    exits = CRTExits(model)
+    logits, states = run_exits(exits, inputs)
     targets = arrays["targets"].reshape(-1)
     return Exportable(
         recipe=recipe,
-        graph=ExitGraph(model).eval(),
-        model_parameters=count_parameters(model),
-        graph_parameters=count_parameters(model) - count_parameters(model.exit_heads),
-        inputs={"input_ids": arrays["input_ids"]},
-        reference=reference,
-        score=lambda logits: _score(model.loops, logits, targets),
-        golden={**arrays, **golden},
+        model=model,
+        exits=exits,
+        parameters=count_parameters(model),
+        needed={loop: _needed(model, loop) for loop in model.exits},
+        inputs=inputs,
+        references={loop: found.flatten(0, 1).numpy() for loop, found in logits.items()},
+        states=states,
+        score=lambda loop, logits: _score(loop, logits, targets),
+        golden={**arrays, **_golden(logits)},
         facts={
             "exits": model.exits,
             "leaks": leaks,
@@ -73,24 +77,28 @@ def _leaks(run: Path, model: CRT, manifest: RunManifest, allow_leak: bool) -> bo
     return leaks
 
 
-@torch.inference_mode()
-def _references(model: CRT, input_ids: Tensor) -> tuple[Logits, dict[str, Array]]:
-    """The last exit's logits [tokens, V], and of every exit the ``TOP`` largest with the log-sum-exp of all."""
-    states = model(input_ids)
+def _needed(model: CRT, loop: int) -> int:
+    """Parameters of the graph up to an exit: no head but its own, no encoding of a loop behind it."""
+    heads = count_parameters(model.exit_heads) + count_parameters(model.head)
+    unused = (model.loops - loop) * model.loop_encodings.shape[1]
+    return count_parameters(model) - heads + count_parameters(model.head_of(loop)) - unused
+
+
+def _golden(logits: dict[int, Tensor]) -> dict[str, Array]:
+    """Of every exit the ``TOP`` largest logits of every token, the log-sum-exp of all, and how widely they spread."""
     golden: dict[str, Array] = {}
-    logits = torch.empty(0)
-    for loop, state in states.items():
-        logits = model.head_of(loop)(state).float()
-        top = logits.topk(min(TOP, logits.shape[-1]))
+    for loop, found in logits.items():
+        top = found.topk(min(TOP, found.shape[-1]))
         golden[f"top_values_exit{loop}"] = top.values.numpy()
         golden[f"top_indices_exit{loop}"] = top.indices.numpy()
-        golden[f"log_sum_exp_exit{loop}"] = logits.logsumexp(-1).numpy()
-    return logits.flatten(0, 1).numpy(), golden
+        golden[f"log_sum_exp_exit{loop}"] = found.logsumexp(-1).numpy()
+        golden[f"logits_std_exit{loop}"] = found.numpy().std()
+    return golden
 
 
-def _score(loops: int, logits: Logits, targets: NDArray[np.int64]) -> LanguageScore:
-    """Score of the last exit; logits [n, V], targets [n]."""
+def _score(loop: int, logits: Logits, targets: NDArray[np.int64]) -> LanguageScore:
+    """Score of one exit; logits [n, V], targets [n]."""
     counted = targets != IGNORED
-    meter = LanguageMeter((loops,))
-    meter.add({loops: token_losses(logits[counted], targets[counted])})
+    meter = LanguageMeter((loop,))
+    meter.add({loop: token_losses(logits[counted], targets[counted])})
     return meter.score()

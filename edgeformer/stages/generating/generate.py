@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
-from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileTokenizer
-from edgeformer.schema.workspace import RECIPE_FILE, Location, read_run
-from edgeformer.stages.generating.decoding import Decoded, DecodingSession, decode
+from edgeformer.data.language_tokenizer import PlainText
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.workspace import Location
+from edgeformer.stages.generating.decoding import Decoded, decode
 from edgeformer.stages.generating.text_stream import TextStream
+from edgeformer.stages.generating.writers import Writer, find_writer
 from edgeformer.tasks.language_modeling import exit_thresholds
 from edgeformer.tasks.sampling import Sampler, Sampling
 
@@ -40,12 +35,18 @@ class EarlyExit:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How much is written and how. Without ``exit`` and ``early`` every token takes all loops."""
+    """How much is written, how, and with what. Without ``exit`` and ``early`` every token takes all loops.
+
+    Attributes:
+        artifact: an artifact of the bundle that keeps what it computed for earlier tokens, or ``torch``; None: FP32
+            from the bundle where that has one, else torch.
+    """
 
     max_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     exit: int | None = None
     early: EarlyExit | None = None
+    artifact: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -59,6 +60,7 @@ class Generation:
     """What was written, and what it took.
 
     Attributes:
+        artifact: what wrote, ``torch`` for the run's own weights.
         text: the new text, without the prompt.
         tokens: the drawn tokens; the last one ends the text where ``stopped`` is ``boundary``.
         loops: the loop that answered, for each of ``tokens``.
@@ -68,6 +70,7 @@ class Generation:
     """
 
     run: str
+    artifact: str
     prompt: str
     text: str
     prompt_tokens: int
@@ -89,24 +92,24 @@ class Generation:
 def generate(
     location: Location, prompt: str, options: GenerateOptions, on_text: Callable[[str], None] | None = None
 ) -> Generation:
-    """Go on writing where ``prompt`` ends, with the run's own weights in torch.
+    """Go on writing where ``prompt`` ends: with the bundle's graphs, or with the run's own weights in torch.
 
     Args:
         on_text: called with each piece of new text as soon as it is there.
 
     Raises:
-        InputError: not a language model, one that sees later tokens, no such exit, or a text that gets too long.
-        ArtifactError: an unfinished or damaged run.
-        MissingDependencyError: torch is not installed.
+        InputError: not a language model, one that sees later tokens, no such exit or artifact, or a text that gets too
+            long.
+        ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
+        MissingDependencyError: torch is needed and not installed.
     """
-    run = location.require_run()
-    recipe = _recipe(run)
-    thresholds = _thresholds(recipe, options)
-    tokenizer = _tokenizer(run, recipe)
+    writer = find_writer(location, options.artifact)
+    thresholds = _thresholds(writer, options)
+    tokenizer = writer.tokenizer()
     plain = PlainText(tokenizer)
     ids = [plain.boundary, *_encoded(plain, prompt)]
-    notes = _check_length(len(ids), options.max_tokens, recipe)
-    session = _open(run, recipe)
+    notes = _check_length(len(ids), options.max_tokens, writer)
+    artifact, session = writer.open(thresholds)
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
     def show(piece: str) -> None:
@@ -127,6 +130,7 @@ def generate(
     loops = tuple(step.loop for step in decoded.steps)
     return Generation(
         run=location.name,
+        artifact=artifact,
         prompt=prompt,
         text="".join(pieces),
         prompt_tokens=len(ids),
@@ -142,47 +146,23 @@ def generate(
     )
 
 
-def _recipe(run: Path) -> LanguageRecipe:
-    """The recipe of a run that can write. Raises InputError or ArtifactError."""
-    manifest, recipe = read_run(run), load_recipe(str(run / RECIPE_FILE))
-    if not isinstance(recipe, LanguageRecipe):
-        raise InputError(f"{run.name}: is a classifier and writes no text; use: edgeformer predict {run.name} TEXT")
-    if manifest.status != "finished":
-        raise ArtifactError(f"{run}: is {manifest.status}, not finished; go on with edgeformer train … --resume")
-    if manifest.leaks or not recipe.model.causal:
-        raise InputError(
-            f"{run.name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after it, "
-            "which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
-        )
-    return recipe
-
-
-def _thresholds(recipe: LanguageRecipe, options: GenerateOptions) -> dict[int, float]:
+def _thresholds(writer: Writer, options: GenerateOptions) -> dict[int, float]:
     """Loop → smallest top probability that lets it answer; the last of them always may."""
-    config = recipe.model
-    exits = (*config.exits, config.loops)
+    *exits, last = writer.exits
     if options.exit is not None:
-        if options.exit not in exits:
-            raise InputError(f"--exit {options.exit}: {recipe.name} has exits after the loops {_listed(exits)}")
+        if options.exit not in writer.exits:
+            raise InputError(f"--exit {options.exit}: {writer.name} has exits after the loops {_listed(writer.exits)}")
         return {options.exit: 0.0}
     if options.early is None:
-        return {config.loops: 0.0}
-    if not config.exits:
-        raise InputError(f"--confidence: {recipe.name} has no exit before its last loop")
+        return {last: 0.0}
+    if not exits:
+        raise InputError(f"--confidence: {writer.name} has no exit before its last loop")
     early = options.early
-    return {**exit_thresholds(config.exits, early.start, early.floor, early.decay), config.loops: 0.0}
+    return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
 
 
 def _listed(exits: tuple[int, ...]) -> str:
     return ", ".join(map(str, exits))
-
-
-def _tokenizer(run: Path, recipe: LanguageRecipe) -> Tokenizer:
-    path = run / "model" / "tokenizer.json"
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing; train the run again")
-    config = FileTokenizer(kind="file", path=str(path))
-    return load_language_tokenizer(config, vocab_size=recipe.model.vocab_size, training_texts=None)
 
 
 def _encoded(plain: PlainText, prompt: str) -> list[int]:
@@ -192,9 +172,9 @@ def _encoded(plain: PlainText, prompt: str) -> list[int]:
     return ids
 
 
-def _check_length(prompt_tokens: int, max_tokens: int, recipe: LanguageRecipe) -> tuple[str, ...]:
+def _check_length(prompt_tokens: int, max_tokens: int, writer: Writer) -> tuple[str, ...]:
     """Refuse what does not fit; say when it goes beyond what the model has seen in training."""
-    most, trained = recipe.model.max_positions, recipe.data.sequence_length
+    most, trained = writer.max_positions, writer.trained_length
     longest = prompt_tokens + max_tokens - 1  # the last new token is never read
     if prompt_tokens > most:
         raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {most}")
@@ -206,18 +186,6 @@ def _check_length(prompt_tokens: int, max_tokens: int, recipe: LanguageRecipe) -
     if longest > trained:
         return (f"trained on {trained} tokens at a time; what comes behind that is guesswork",)
     return ()
-
-
-def _open(run: Path, recipe: LanguageRecipe) -> DecodingSession:
-    try:
-        from edgeformer.models.build import load_crt
-        from edgeformer.models.crt_cache import Decoder
-        from edgeformer.runtime.torch_decoder import TorchDecoder
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]'"
-        ) from None
-    return TorchDecoder(Decoder(load_crt(recipe.model, run / "model" / "model.safetensors")))
 
 
 def _speed(decoded: Decoded) -> float | None:

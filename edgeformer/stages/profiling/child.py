@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgeformer.runtime.opening import default_provider, open_checked
+from edgeformer.runtime.providers import on_gpu
 from edgeformer.runtime.session import Session
 from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.report import Energy, Latency, Memory, Row
@@ -77,13 +78,14 @@ class _Measuring:
         self.spec = spec
         self.send = send
         self.rules = _rules(spec.rules)
-        self.provider = spec.provider or default_provider()
+        engine = spec.artifact.format if spec.artifact.format != "onnx" else None
+        self.provider = engine or spec.provider or default_provider()
         import edgeformer.runtime.onnx_session  # noqa: F401  part of the baseline: the runtime, nothing opened
 
         # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
         for name in _PINNING:
             os.environ.pop(name, None)
-        golden = read_golden(Path(spec.bundle))
+        golden = read_golden(Path(spec.bundle) / spec.artifact.companions)
         self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
         self.meter: PeakMeter = peak_meter()
         self.baseline_bytes = resident_bytes()
@@ -156,7 +158,7 @@ class _Measuring:
     def _row(self, shape: Shape, latency: Latency, memory: Memory, energy: Energy) -> Row:
         spec = self.spec
         noted = conditions.describe(spec.threads, spec.gpu_uuid)
-        if self.provider.startswith("CUDA"):
+        if on_gpu(self.provider):
             noted["host_memory_peak_bytes"] = max(0, self.meter.peak_bytes() - self.baseline_bytes)
         return Row(
             artifact=spec.artifact.id,

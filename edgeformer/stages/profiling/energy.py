@@ -9,6 +9,7 @@ from typing import Protocol
 
 from edgeformer.runtime import nvidia
 from edgeformer.runtime.power import RaplDomain, rapl_domains
+from edgeformer.runtime.providers import on_gpu
 from edgeformer.schema.report import Energy
 from edgeformer.stages.profiling.measure import MeasureRules
 
@@ -78,7 +79,7 @@ class NoCounter:
 
 def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCounter:
     """The counter of what the provider computes on."""
-    if provider.startswith("CUDA"):
+    if on_gpu(provider):
         if gpu_uuid is None:
             return NoCounter("no card was found through NVML")
         state = nvidia.state(gpu_uuid)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import psutil
 
+from edgeformer.runtime.providers import on_gpu
 from edgeformer.schema.report import Memory
 
 _POLL_S = 0.010
@@ -162,7 +163,7 @@ def release_unused() -> None:
 
 def gpu_memory(provider: str) -> Memory | None:
     """GPU memory of this process where the provider computes on a GPU; None for the others."""
-    if not provider.startswith("CUDA"):
+    if not on_gpu(provider):
         return None
     from edgeformer.runtime.nvidia import process_memory_bytes
 

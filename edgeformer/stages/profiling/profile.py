@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgeformer.runtime.opening import cannot_run, check_artifact, check_companion
+from edgeformer.runtime.providers import on_gpu
 from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.host import describe_host, library_versions, now
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
@@ -51,15 +52,16 @@ def profile_bundle(
     manifest = read_bundle(folder)
     request = resolve(options, device, manifest, location.artifact)
     bundle = _Bundle(folder, manifest, device, find_target(device), request)
-    check_companion(folder, manifest, GOLDEN_FILE)
-    read_golden(folder)
+    for companions in sorted({artifact.companions for artifact in request.artifacts}):
+        check_companion(folder, manifest, (Path(companions) / GOLDEN_FILE).as_posix())
+        read_golden(folder / companions)
     files = [(artifact, check_artifact(folder, manifest, artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     judged: list[Judged] = []
     for artifact, file in files:
         measured = _measure(bundle, artifact, file, progress or Silent())
         on_device, why_none = _on_device(bundle, measured)
-        judged.append(Judged(artifact.id, file.stat().st_size, on_device, why_none))
+        judged.append(Judged(artifact.id, _size_bytes(artifact, file), on_device, why_none))
         rows += measured
         if not on_device:
             rows += _device_rows(bundle, artifact, file, why_none)
@@ -67,7 +69,7 @@ def profile_bundle(
 
 
 def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: Progress) -> list[Row]:
-    request, gpu, size_bytes = bundle.request, bundle.target.gpu, file.stat().st_size
+    request, gpu, size_bytes = bundle.request, bundle.target.gpu, _size_bytes(artifact, file)
     refusal = cannot_run(artifact)
     if refusal is not None:
         progress.message(f"{artifact.id}: not measured: {refusal}")
@@ -94,7 +96,9 @@ def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     provider = _PROVIDERS[bundle.device.kind]
     if not bundle.target.present:
         return [], f"{bundle.target.reason}; estimates are not built yet"
-    found = [row for row in rows if row.provider == provider]
+    # Engines and ONNX Runtime's other providers for NVIDIA cards measure the card just as well.
+    others = [row for row in rows if on_gpu(row.provider) and row.latency_ms.status == "measured"]
+    found = others if bundle.device.kind == "cuda" and others else [row for row in rows if row.provider == provider]
     if found:
         return found, _missing(bundle)
     measured_with = [row.provider for row in rows if row.latency_ms.status == "measured"]
@@ -114,8 +118,13 @@ def _missing(bundle: _Bundle) -> str:
 
 
 def _device_rows(bundle: _Bundle, artifact: ArtifactManifest, file: Path, reason: str) -> list[Row]:
-    provider, size_bytes = _PROVIDERS[bundle.device.kind], file.stat().st_size
+    provider, size_bytes = _PROVIDERS[bundle.device.kind], _size_bytes(artifact, file)
     return [unavailable_row(artifact, size_bytes, shape, provider, "device", reason) for shape in bundle.request.shapes]
+
+
+def _size_bytes(artifact: ArtifactManifest, file: Path) -> int:
+    """With its share of the weights that lie beside the graph."""
+    return artifact.size_bytes or file.stat().st_size
 
 
 def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:

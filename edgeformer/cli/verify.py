@@ -1,0 +1,55 @@
+"""edgeformer verify: is a bundle what was exported, and does it compute the same here?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json
+
+
+def command(
+    bundle: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BUNDLE]",
+            help="A bundle's folder, or a run that has one. Default: the newest finished run.",
+            show_default=False,
+        ),
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.", show_default=False)
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Check a copied bundle on the machine that it is for: every file's checksum, and golden inputs against answers.
+
+    Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or not of the
+    bundle; 3: an artifact computes something else here, or the one that was asked for could not be checked.
+
+    Examples:
+
+      edgeformer verify path/to/bundle
+
+      edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
+    """
+    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.verification import verification_lines, verification_table
+    from edgeformer.schema.workspace import locate
+    from edgeformer.stages.verifying.verify import verify
+
+    location = locate(bundle, artifacts)
+    found = verify(location.require_bundle(), artifact or location.artifact, show_progress())
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
+    else:
+        console = stdout()
+        console.print(verification_table(found))
+        for line in verification_lines(found):
+            console.print(line, soft_wrap=True)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)

@@ -1,0 +1,89 @@
+"""ONNX graphs as files: each with its own weights, or several with one file of weights beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import onnx
+import onnx_ir
+
+from edgeformer.schema.files import replacing
+
+ALIGNMENT = 64
+"""Bytes: where a tensor may begin in a weights file."""
+
+_SMALL_BYTES = 256
+"""A tensor up to this size stays in the graph: shapes and scalars, which runtimes want to see at once."""
+
+
+class WeightsFile:
+    """Weights of several graphs, every distinct tensor once. The graphs lie in the same folder.
+
+    Use it as a context manager: the file has its name only when everything was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        self._replacing = replacing(path)
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> WeightsFile:
+        self._file = self._replacing.__enter__().open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._replacing.__exit__(kind, error, trace)
+
+    def place(self, tensor: onnx_ir.TensorProtocol) -> onnx_ir.ExternalTensor:
+        """The tensor as a reference into this file, which it is written to unless its bytes are there already."""
+        assert self._file is not None
+        content = tensor.tobytes()
+        key = hashlib.sha256(content).hexdigest()
+        if key not in self._places:
+            self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
+            self._places[key] = (self._file.tell(), len(content))
+            self._file.write(content)
+        offset, length = self._places[key]
+        return onnx_ir.ExternalTensor(
+            self.path.name,
+            offset,
+            length,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape.numpy()),
+            name=tensor.name or "",
+            base_dir=str(self.path.parent),
+        )
+
+
+def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = None) -> int:
+    """Write a graph; its larger weights go to ``weights`` where that is given. ``model`` is left as it was.
+
+    Returns:
+        Bytes of the graph with the weights that it refers to.
+    """
+    shared = 0
+    originals: dict[str, onnx_ir.TensorProtocol] = {}
+    if weights is not None:
+        for name, value in model.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes > _SMALL_BYTES:
+                originals[name] = tensor
+                value.const_value = weights.place(tensor)
+                shared += tensor.nbytes
+    try:
+        with replacing(path) as temporary:
+            onnx.save_model(onnx_ir.to_proto(model), str(temporary))
+            if weights is None:
+                onnx.checker.check_model(str(temporary))
+    finally:
+        for name, tensor in originals.items():
+            model.graph.initializers[name].const_value = tensor
+    return path.stat().st_size + shared

@@ -1,0 +1,198 @@
+"""Running what was written, on real inputs: parity, task score, sharing, drift; and may it be deployed?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edgeformer.runtime.onnx_decoder import decode_windows
+from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.runtime.step_session import StepSession
+from edgeformer.schema.files import sha256_of
+from edgeformer.schema.host import library_versions
+from edgeformer.schema.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.stages.exporting.audit import audit_sharing, describe_io, float32_operators, open_graph, stored_twice
+from edgeformer.stages.exporting.drift import measure_drift
+from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
+from edgeformer.stages.exporting.graphs import LOOP, Written, probe_outputs, probe_path
+from edgeformer.stages.exporting.int8 import quantized_nodes
+from edgeformer.stages.exporting.onnx_graph import OPSET
+from edgeformer.stages.exporting.overflow import overflow
+from edgeformer.stages.exporting.step_timing import step_note
+from edgeformer.stages.exporting.validation import Score, Validation, lost
+from edgeformer.stages.exporting.variant import Variant
+from edgeformer.tasks.parity import measure_parity, out_of_tolerance
+from edgeformer.tasks.scoring import Run
+
+_LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges the artifacts of one variant.
+
+    Attributes:
+        bundle: folder of the new bundle.
+        vocabulary: what trimming did; of a trimmed variant.
+        largest: largest activation of the FP32 model on the golden inputs.
+        baseline: FP32's score per exit, which the judge of FP32 fills in; INT8 and trimmed artifacts are held to it.
+    """
+
+    bundle: Path
+    subject: Exportable
+    variant: Variant
+    validation: Validation | None
+    vocabulary: Vocabulary | None = None
+    largest: float = 0.0
+    baseline: dict[int, Score] = field(default_factory=dict)
+
+    def all(self, written: Written) -> Iterator[ArtifactManifest]:
+        """Every artifact, the full graph first; each is run only when the one before it was taken."""
+        drift = self.drift()
+        for exit_ in written.exits:
+            yield self.graph(written, exit_, drift if exit_ == self.subject.last else None)
+        if written.steps:
+            yield self.steps(written)
+        if written.decode is not None:
+            yield self.decode(written)
+
+    def graph(self, written: Written, exit_: int, drift: Drift | None) -> ArtifactManifest:
+        """The full graph, or the one up to an exit."""
+        last = exit_ == self.subject.last
+        file = written.exits[exit_]
+        with OnnxSession(self.bundle / file) as session:
+            logits: Logits = self.subject.rows(session.run(self.subject.inputs)["logits"])
+            seen = self._judge(exit_, logits, session.run, session.provider)
+        return self._manifest(
+            self.variant.id("" if last else f"exit{exit_}"),
+            {LOOP: file},
+            (written, self.subject.needed[exit_]),
+            {**seen, "drift": drift, "role": "full" if last else "exit", "exit": None if last else exit_},
+        )
+
+    def steps(self, written: Written) -> ArtifactManifest:
+        """Embed, loop and readouts, run in turn through all loops."""
+        last = self.subject.last
+        paths = {part: self.bundle / file for part, file in written.steps.items()}
+        with StepSession(paths, loops=len(self.subject.states)) as session:
+            logits = self.subject.rows(session.run(self.subject.inputs)["logits"])
+            seen = self._judge(last, logits, session.run, session.provider)
+        facts = {**seen, "role": "step", "parts": written.steps}
+        return self._manifest(self.variant.id("step"), written.steps, (written, self.subject.parameters), facts)
+
+    def step_note(self, written: Written) -> str:
+        """Where the step bundle beats the full graph on this host, and where it does not."""
+        paths = {part: self.bundle / file for part, file in written.steps.items()}
+        loops = len(self.subject.states)
+        with (
+            OnnxSession(self.bundle / written.exits[self.subject.last]) as full,
+            StepSession(paths, loops, exit_=1) as first,
+            StepSession(paths, loops) as last,
+        ):
+            runs = (full.run, first.run, last.run)
+            return step_note(self.variant.precision, runs, self._one_row(), loops)
+
+    def _one_row(self) -> dict[str, Array]:
+        """The longest golden input, without padding."""
+        inputs = self.subject.inputs
+        mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
+        longest = int(mask.sum(-1).argmax())
+        return {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
+
+    def decode(self, written: Written) -> ArtifactManifest:
+        """The graph with caches: half of every golden window at once, then token by token."""
+        assert written.decode is not None
+        last, ids = self.subject.last, self.subject.inputs["input_ids"]
+        half = ids.shape[1] // 2
+        with OnnxSession(self.bundle / written.decode) as session:
+            logits = decode_windows(session, ids, half)
+            provider = session.provider
+        reference = self.subject.references[last].reshape(*ids.shape, -1)[:, half - 1 :]
+        parity = measure_parity(
+            self.subject.rows(logits), self.subject.rows(reference), self.variant.precision, provider
+        )
+        reason = out_of_tolerance(parity) or self._overflow()
+        facts: dict[str, object] = {"parity": parity, "reason": reason, "role": "decode"}
+        needed = self.subject.needed[last]
+        return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
+
+    def drift(self) -> Drift | None:
+        """Of the states after every loop; None where there is one loop only."""
+        loops = len(self.subject.states)
+        if loops < 2:
+            return None
+        with OnnxSession(probe_path(self.bundle, self.variant)) as session:
+            states = session.run(self.subject.inputs)
+        found = {loop: states[name] for loop, name in enumerate(probe_outputs(loops), start=1)}
+        return measure_drift(found, self.subject.states, self.variant.precision)
+
+    def _judge(self, exit_: int, logits: Logits, run: Run, provider: str) -> dict[str, object]:
+        parity = measure_parity(logits, self.subject.references[exit_], self.variant.precision, provider)
+        golden = self.subject.score(exit_, logits)
+        score = self.validation.score(run, exit_) if self.validation is not None else None
+        found = score or golden
+        if self.variant.precision == "fp32" and not self.variant.trimmed:
+            self.baseline.setdefault(exit_, found)
+        reason = out_of_tolerance(parity) or self._overflow()
+        if reason is None and (self.variant.precision == "int8" or self.variant.trimmed):
+            reason = lost(found, self.baseline[exit_], trimmed=self.variant.trimmed)
+        return {"parity": parity, "score": golden, "validation": score, "reason": reason}
+
+    def _overflow(self) -> str | None:
+        return overflow(self.largest) if self.variant.precision == "fp16" else None
+
+    def _manifest(
+        self, id_: str, files: Mapping[str, str], about: tuple[Written, int], facts: dict[str, object]
+    ) -> ArtifactManifest:
+        written, needed = about
+        graphs = {part: open_graph(self.bundle / file) for part, file in files.items()}
+        sharing = _added([audit_sharing(graph, needed) for graph in graphs.values()])
+        reason = facts.pop("reason", None) or stored_twice(sharing)
+        inputs, outputs = describe_io(graphs[LOOP])
+        file, precision = files[LOOP], self.variant.precision
+        weights = self.bundle / self.variant.weights
+        return ArtifactManifest.model_validate(
+            {
+                "id": id_,
+                "file": file,
+                "format": "onnx",
+                "precision": precision,
+                "trimmed": self.variant.trimmed,
+                "vocabulary": self.vocabulary,
+                "status": "rejected" if reason else "built",
+                "reason": reason,
+                "size_bytes": sum(written.size_bytes[name] for name in files.values()),
+                "sha256": sha256_of(self.bundle / file),
+                "weights_file": self.variant.weights if weights.is_file() else None,
+                "inputs": inputs,
+                "outputs": outputs,
+                "opset": OPSET,
+                "ops_in_fp32": _counted(float32_operators, graphs.values()) if precision == "fp16" else {},
+                "quantized": _counted(quantized_nodes, graphs.values()) if precision == "int8" else {},
+                "sharing": sharing,
+                "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
+                **facts,
+            }
+        )
+
+
+def _added(parts: Sequence[Sharing]) -> Sharing:
+    """The parts of a step bundle hold different parameters; together they must hold each once."""
+    return Sharing(
+        unique_parameters=parts[0].unique_parameters,
+        stored_parameters=sum(part.stored_parameters for part in parts),
+        constant_elements=sum(part.constant_elements for part in parts),
+        weight_bytes=sum(part.weight_bytes for part in parts),
+    )
+
+
+def _counted(count: Callable[[onnx.ModelProto], dict[str, int]], graphs: Iterable[onnx.ModelProto]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        total.update(count(graph))
+    return dict(sorted(total.items()))

@@ -1,0 +1,111 @@
+"""The validation split, found again through the recipe: what an artifact's task score is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from edgeformer.data.language import TextRows, prepare_text_set
+from edgeformer.data.prepare import prepare_test
+from edgeformer.schema.errors import DataError, InputError, MissingDependencyError
+from edgeformer.schema.language_recipe import LanguageRecipe
+from edgeformer.schema.manifest import RunManifest
+from edgeformer.schema.progress import Progress
+from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.schema.scores import ClassificationScore, LanguageScore
+from edgeformer.tasks.classification import score
+from edgeformer.tasks.language_modeling import LanguageMeter
+from edgeformer.tasks.scoring import LOGITS_BYTES, Run, cut_batches, run_rows, run_texts
+
+Score = ClassificationScore | LanguageScore
+CLASSIFIER_LOSS, TRIMMED_LOSS = 0.003, 0.005
+"""Accuracy that an INT8 artifact may lose against FP32 on the same rows, and one with a trimmed vocabulary."""
+
+LANGUAGE_LOSS = 0.02
+"""Share by which the perplexity of an INT8 language model may rise."""
+
+LANGUAGE_TOKENS = 4096
+"""Tokens of a language model's validation text that every artifact is scored on: enough to see a loss of 2 %."""
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Scores artifacts; ``None`` in its place means that the split could not be found.
+
+    Attributes:
+        score: a session's ``run`` and the loop that answers → score.
+    """
+
+    rows: int
+    score: Callable[[Run, int], Score]
+
+
+def open_validation(
+    recipe: AnyRecipe, manifest: RunManifest, cache: Path, tokenizer: tuple[Tokenizer, int], progress: Progress
+) -> tuple[Validation | None, str | None]:
+    """The split that training validated on, and why it cannot be found (None: it can).
+
+    Args:
+        tokenizer: the model's own, or the one of a trimmed vocabulary; and the token that fills up rows.
+    """
+    own, pad = tokenizer
+    trained_on = manifest.data.fingerprints
+    try:
+        if isinstance(recipe, LanguageRecipe):
+            config = recipe.data.model_copy(update={"mode": "paragraphs"})
+            rows = prepare_text_set(config, own, cache, "validation", trained_on)
+            return _texts(rows, pad, recipe.model.vocab_size, progress), None
+        encoded = prepare_test(recipe.data, own, recipe.data.max_length, cache, "validation", trained_on)
+    except (DataError, InputError, MissingDependencyError) as error:
+        return None, f"the validation split cannot be read ({error}), so task scores are those of the golden inputs"
+
+    def judge(run: Run, loop: int) -> Score:
+        progress.start("Scoring on the validation split", len(encoded), "rows")
+        try:
+            logits, _ = run_rows(run, encoded, pad, _BATCH, progress.advance)
+        finally:
+            progress.finish()
+        return score(logits, encoded.labels)
+
+    return Validation(len(encoded), judge), None
+
+
+def _texts(rows: TextRows, boundary: int, vocabulary: int, progress: Progress) -> Validation:
+    most = max(1, LOGITS_BYTES // (4 * vocabulary))
+    count = int(np.searchsorted(np.cumsum(rows.lengths), LANGUAGE_TOKENS)) + 1
+    batches = cut_batches(rows.lengths[:count], _BATCH, most)
+    used = sum(map(len, batches))
+
+    def judge(run: Run, loop: int) -> Score:
+        meter = LanguageMeter((loop,))
+        progress.start("Scoring on the validation split", used, "rows")
+        try:
+            run_texts(run, rows, batches, meter, ((loop,), boundary), progress.advance)
+        finally:
+            progress.finish()
+        return meter.score()
+
+    return Validation(used, judge)
+
+
+def lost(found: Score, reference: Score, *, trimmed: bool) -> str | None:
+    """What an INT8 or trimmed artifact loses beyond its bar; None when it is within.
+
+    On ``n`` rows one row more or less is no loss that could be told from chance, so that much is always allowed.
+    """
+    if isinstance(found, ClassificationScore) and isinstance(reference, ClassificationScore):
+        drop, bar = reference.accuracy - found.accuracy, TRIMMED_LOSS if trimmed else CLASSIFIER_LOSS
+        if drop > max(bar, 1.5 / reference.n):
+            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; at most {bar} may go"
+        return None
+    assert isinstance(found, LanguageScore) and isinstance(reference, LanguageScore)
+    rise = found.perplexity / reference.perplexity - 1
+    if not rise <= LANGUAGE_LOSS:
+        return f"perplexity {found.perplexity:.2f} is {rise:.1%} above FP32's; at most {LANGUAGE_LOSS:.0%} are allowed"
+    return None

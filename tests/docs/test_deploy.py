@@ -1,0 +1,155 @@
+"""The programs of docs/deploy.md run as they stand, and answer as `edgeformer predict` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from edgeformer.models.build import load_model
+from edgeformer.models.encoder import count_parameters
+from edgeformer.schema.workspace import locate, read_run
+from edgeformer.stages.evaluating.predict import Prediction, predict
+from tests.docs.document import programs
+from tests.exporting.language_run import write_language_run
+
+PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "deploy.md")
+# As tried; another version is no reason for a test to fail on a day when nothing of ours changed.
+PACKAGES = ("onnxruntime-node@1.30.0", "@huggingface/tokenizers@0.2.0", "@huggingface/transformers@4.3.1")
+PROBABILITY = 1e-4
+
+PIECES = (
+    "the food was good", "The staff was RUDE!!!", "not bad at all...", "<br /><br />", "<b>great</b>", "i <3 it",
+    "a < b > c", "see http://x.org/a?b=1, (www.y.de) now", "HTTPS://X.ORG.", "awww.so cute", "café naïve Ångström",
+    "e\u0301", "ﬁne ½ ①", "日本の料理", "とても美味しい", "한국어", "Привет", "ΟΔΟΣ", "İstanbul", "ẞ", "🙂🙂", "👩‍👩‍👧",
+    "‘quoted’ “text” – dash…", "don't can't", "[SEP] [MASK]", "[CLS", "\ufeff", "\u00a0\u2003", "tab\tand\r\nline",
+    "-- `` ''", "?!?!", "9/10", "$5.00", "x" * 120, "\u200d", "\x00",
+)  # fmt: skip
+SENTENCES = (
+    "the food was good and the staff was friendly",
+    "not my kind of place, the service was slow",
+    *(f"{piece} but overall the food was not good" for piece in PIECES[1:10]),
+    *(f"great place {piece} i will come back" for piece in PIECES[10:19]),
+)
+TOO_LONG = "the food was good and " * 60 + "the staff was rude"
+
+
+@pytest.fixture(scope="module")
+def bundle(finished_run: Path) -> Path:
+    return finished_run / "bundle"
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the document's JavaScript programs and the npm packages that they name."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("needs node and npm")
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "package.json").write_text('{"private": true}', encoding="utf-8")
+    environment = {**os.environ, "ONNXRUNTIME_NODE_INSTALL_CUDA": "skip"}
+    command = [npm, "install", "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm install did not end within 180 s")
+    if done.returncode:
+        problem = " ".join(done.stderr.partition("npm error")[2].split())
+        pytest.skip(f"npm install failed: {problem[:200]}")
+    for name, program in PROGRAMS.items():
+        if name.endswith(".mjs"):
+            (folder / name).write_text(program, encoding="utf-8")
+    return folder
+
+
+def run(*command: str | Path, cwd: Path) -> list[dict[str, object]]:
+    """What a program prints: a JSON document per line."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def expected(bundle: Path, texts: Sequence[str], artifact: str = "onnx-fp32") -> list[Prediction]:
+    return predict(locate(str(bundle), bundle), texts, artifact)[1]
+
+
+def same(found: list[dict[str, object]], wanted: list[Prediction]) -> None:
+    assert [row["text"] for row in found] == [prediction.text for prediction in wanted]
+    assert [row["label"] for row in found] == [prediction.label for prediction in wanted]
+    assert [row["probability"] for row in found] == pytest.approx([p.probability for p in wanted], abs=PROBABILITY)
+
+
+def test_every_program_of_the_document_is_run_here() -> None:
+    assert set(PROGRAMS) == {"client.py", "client.mjs", "pipeline.mjs", "weights.py"}
+    assert len(SENTENCES) == 20 == len(set(SENTENCES))
+
+
+def test_the_sentences_get_both_labels(bundle: Path) -> None:
+    assert {prediction.label for prediction in expected(bundle, SENTENCES)} == {"negative", "positive"}
+
+
+def test_python(bundle: Path, tmp_path: Path) -> None:
+    assert "import edgeformer" not in PROGRAMS["client.py"] and "from edgeformer" not in PROGRAMS["client.py"]
+    (tmp_path / "client.py").write_text(PROGRAMS["client.py"], encoding="utf-8")
+    texts = [*SENTENCES, TOO_LONG]
+    same(run(sys.executable, "client.py", bundle, *texts, cwd=tmp_path), expected(bundle, texts))
+
+
+def test_torch(finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights.py").write_text(PROGRAMS["weights.py"], encoding="utf-8")
+    (parameters,) = run(sys.executable, "weights.py", finished_run, cwd=tmp_path)
+    assert parameters == read_run(finished_run).parameters
+
+
+def test_torch_language_model(tmp_path: Path) -> None:
+    run_folder = write_language_run(tmp_path / "tiny")
+    model = load_model(run_folder)
+    assert not model.training and count_parameters(model) == read_run(run_folder).parameters
+
+
+@pytest.mark.node
+def test_onnxruntime_node(bundle: Path, node: Path) -> None:
+    texts = [*SENTENCES, TOO_LONG]
+    same(run("node", "client.mjs", bundle, *texts, cwd=node), expected(bundle, texts))
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_transformers_js(bundle: Path, node: Path, precision: str) -> None:
+    program = PROGRAMS["pipeline.mjs"]
+    assert '"fp32"' in program
+    (node / "chosen.mjs").write_text(program.replace('"fp32"', f'"{precision}"'), encoding="utf-8")
+    same(run("node", "chosen.mjs", bundle, *SENTENCES, cwd=node), expected(bundle, SENTENCES, f"onnx-{precision}"))
+
+
+@pytest.mark.node
+def test_javascript_makes_the_same_tokens(bundle: Path, node: Path) -> None:
+    chance = random.Random(0)
+    texts = ["".join(chance.choices((*PIECES, " ", " a "), k=chance.randrange(1, 9))) for _ in range(500)]
+    (node / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    (node / "tokens.mjs").write_text(
+        """
+        import { readFileSync } from "node:fs";
+        import { Tokenizer } from "@huggingface/tokenizers";
+        const [tokens, limits, texts] = process.argv.slice(2).map((name) => JSON.parse(readFileSync(name)));
+        const tokenizer = new Tokenizer(tokens, limits);
+        for (const text of texts) console.log(JSON.stringify(tokenizer.encode(text).ids));
+        """,
+        encoding="utf-8",
+    )
+    files = [bundle / "tokenizer.json", bundle / "tokenizer_config.json", node / "texts.json"]
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    wanted = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    assert run("node", "tokens.mjs", *files, cwd=node) == wanted

@@ -1,0 +1,65 @@
+"""A disk that fills up during export: a clear error, and the old bundle as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeformer.schema.files import sha256_of
+
+# Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
+_DRIVER = """
+import json, os, shutil, subprocess, sys
+from pathlib import Path
+from edgeformer.schema.files import sha256_of
+
+run, disk, free_bytes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+shutil.copytree(run, disk / "run")
+state = os.statvfs(disk)
+(disk / "filler").write_bytes(bytes(state.f_bavail * state.f_frsize - free_bytes))
+command = [sys.executable, "-m", "edgeformer", "export", str(disk / "run"), "--fp16"]
+done = subprocess.run(command, cwd=disk, capture_output=True, text=True)
+left = {p.relative_to(disk / "run").as_posix(): sha256_of(p) for p in (disk / "run").rglob("*") if p.is_file()}
+print(json.dumps({"code": done.returncode, "out": done.stdout, "err": done.stderr, "left": left}))
+"""
+
+
+def _on_small_disk(disk: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    mount = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """An empty folder over which a small disk can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("unshare") is None:
+        pytest.skip("needs Linux's unshare, to mount a small disk")
+    tried = _on_small_disk(folder, "true")
+    if tried.returncode:
+        pytest.skip(f"no small disk can be mounted here: {tried.stderr.strip()}")
+    return folder
+
+
+def test_the_old_bundle_stays(finished_run: Path, disk: Path) -> None:
+    before = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
+    bundle_bytes = sum(path.stat().st_size for path in (finished_run / "bundle").rglob("*") if path.is_file())
+    free_bytes = bundle_bytes // 2  # enough to begin with, not enough for the graphs
+    done = _on_small_disk(disk, sys.executable, "-c", _DRIVER, str(finished_run), str(disk), str(free_bytes))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["code"] == 1, found["err"]
+    assert "Traceback" not in found["err"]
+    assert f"{disk / 'run' / 'bundle'}: No space left on device; what was there before is unchanged" in found["err"]
+    assert found["left"] == before
