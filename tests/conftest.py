@@ -14,6 +14,10 @@ from edgeformer.schema.language_recipe import LanguageRecipe
 from edgeformer.schema.recipe import ClassificationRecipe
 from edgeformer.schema.shipped import load_recipe
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores; two threads each would wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 

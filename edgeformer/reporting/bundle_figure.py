@@ -51,7 +51,7 @@ def _label(artifact: ArtifactManifest) -> str:
 
 def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
     tolerances: dict[float, list[str]] = {}
-    for artifact, colour in zip(artifacts, PALETTE * len(artifacts)):
+    for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
         assert artifact.drift is not None
         rows = [row for row in artifact.drift.loops if row.rms_error is not None]
         axis.plot(
@@ -65,10 +65,9 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
         tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
     for tolerance, precisions in tolerances.items():
         axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
-        axis.annotate(
-            f"tolerance of {', '.join(dict.fromkeys(precisions))}", (0.99, tolerance), xycoords=("axes fraction", "data"),
-            ha="right", va="bottom", fontsize=7, color=GREY,
-        )  # fmt: skip
+        text = f"tolerance of {', '.join(dict.fromkeys(precisions))}"
+        place: Any = ("axes fraction", "data")
+        axis.annotate(text, (0.99, tolerance), xycoords=place, ha="right", va="bottom", fontsize=7, color=GREY)
     axis.set_yscale("log")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(

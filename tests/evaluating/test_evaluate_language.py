@@ -21,8 +21,8 @@ from edgeformer.schema.sources import FileTokenizer
 from edgeformer.schema.workspace import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.tasks.scoring import cut_batches
 from edgeformer.stages.evaluating.predict import predict
+from edgeformer.tasks.scoring import cut_batches
 from tests.exporting.language_run import (
     EXIT,
     LOOPS,

@@ -23,11 +23,11 @@ from edgeformer.stages.exporting.classifier import open_classifier
 from edgeformer.stages.exporting.engines import build_engines, compile_in_torch, engine_device
 from edgeformer.stages.exporting.exportable import Exportable, write_companions
 from edgeformer.stages.exporting.graphs import Graphs, quantized, trace, write
-from edgeformer.stages.exporting.judging import Judge
+from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.language_model import open_language_model
 from edgeformer.stages.exporting.overflow import largest_activation
 from edgeformer.stages.exporting.trimmed import TrimmedSubject, trim_subject, write_trimmed_companions
-from edgeformer.stages.exporting.validation import Score, Validation, open_validation
+from edgeformer.stages.exporting.validation import Validation, open_validation
 from edgeformer.stages.exporting.variant import TRIMMED_FOLDER, Variant
 
 
@@ -70,7 +70,7 @@ class _Work:
     validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
     device: DeviceProfile | None
     largest: float
-    baseline: dict[int, Score]
+    baseline: Baseline
     notes: list[str]
     progress: Progress
 

@@ -32,6 +32,10 @@ from edgeformer.tasks.scoring import Run
 _LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
+Baseline = dict[int, tuple[Score, Score | None]]
+"""Exit → FP32's score on the golden inputs and on the validation split."""
+
+
 @dataclass(frozen=True)
 class Judge:
     """Judges the artifacts of one variant.
@@ -40,7 +44,7 @@ class Judge:
         bundle: folder of the new bundle.
         vocabulary: what trimming did; of a trimmed variant.
         largest: largest activation of the FP32 model on the golden inputs.
-        baseline: FP32's score per exit, which the judge of FP32 fills in; INT8 and trimmed artifacts are held to it.
+        baseline: FP32's scores per exit, which the judge of FP32 fills in; INT8 and trimmed artifacts are held to it.
     """
 
     bundle: Path
@@ -49,7 +53,7 @@ class Judge:
     validation: Validation | None
     vocabulary: Vocabulary | None = None
     largest: float = 0.0
-    baseline: dict[int, Score] = field(default_factory=dict)
+    baseline: Baseline = field(default_factory=dict)
 
     def all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Every artifact, the full graph first; each is run only when the one before it was taken."""
@@ -81,7 +85,8 @@ class Judge:
         paths = {part: self.bundle / file for part, file in written.steps.items()}
         with StepSession(paths, loops=len(self.subject.states)) as session:
             logits = self.subject.rows(session.run(self.subject.inputs)["logits"])
-            seen = self._judge(last, logits, session.run, session.provider)
+            # Its weights are those of the full graph, which is scored on the validation split.
+            seen = self._judge(last, logits, None, session.provider)
         facts = {**seen, "role": "step", "parts": written.steps}
         return self._manifest(self.variant.id("step"), written.steps, (written, self.subject.parameters), facts)
 
@@ -131,16 +136,20 @@ class Judge:
         found = {loop: states[name] for loop, name in enumerate(probe_outputs(loops), start=1)}
         return measure_drift(found, self.subject.states, self.variant.precision)
 
-    def _judge(self, exit_: int, logits: Logits, run: Run, provider: str) -> dict[str, object]:
+    def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
+        """Parity and scores; ``run`` is left out where the golden inputs are enough."""
         parity = measure_parity(logits, self.subject.references[exit_], self.variant.precision, provider)
         golden = self.subject.score(exit_, logits)
-        score = self.validation.score(run, exit_) if self.validation is not None else None
-        found = score or golden
+        score = self.validation.score(run, exit_) if self.validation is not None and run is not None else None
         if self.variant.precision == "fp32" and not self.variant.trimmed:
-            self.baseline.setdefault(exit_, found)
+            self.baseline.setdefault(exit_, (golden, score))
         reason = out_of_tolerance(parity) or self._overflow()
         if reason is None and (self.variant.precision == "int8" or self.variant.trimmed):
-            reason = lost(found, self.baseline[exit_], trimmed=self.variant.trimmed)
+            wanted, on_validation = self.baseline[exit_]
+            found = golden
+            if score is not None and on_validation is not None:
+                found, wanted = score, on_validation
+            reason = lost(found, wanted, trimmed=self.variant.trimmed)
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def _overflow(self) -> str | None:

@@ -28,7 +28,7 @@ CLASSIFIER_LOSS, TRIMMED_LOSS = 0.003, 0.005
 LANGUAGE_LOSS = 0.02
 """Share by which the perplexity of an INT8 language model may rise."""
 
-LANGUAGE_TOKENS = 4096
+LANGUAGE_TOKENS = 2048
 """Tokens of a language model's validation text that every artifact is scored on: enough to see a loss of 2 %."""
 
 _BATCH = 32
