@@ -111,7 +111,7 @@ def variants(model: CRT, paths: dict[str, Path], ids: list[int], threads: int) -
     """All that is compared, with the context read."""
 
     def opened(path: Path) -> OnnxSession:
-        return OnnxSession(path, threads=threads)
+        return OnnxSession(path, threads=threads, in_turns=True)
 
     last = model.loops
     parts = StepParts(paths, last, model.exits, opened)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,18 +25,6 @@ def data_folder() -> Path:
     if not (folder / "sst2" / "train.tsv").is_file():
         pytest.skip(f"no public test data in {folder}; set EDGEFORMER_TEST_DATA to its folder")
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def operators_are_read_once() -> None:
-    """torch reads the source of every ONNX operator again for each export, which is most of a small export's time."""
-    apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
-    module = importlib.import_module(apis.get_torchlib_ops.__module__)
-    once = functools.cache(apis.get_torchlib_ops)
-    for name in [name for name in sys.modules if name.startswith("onnxscript._framework_apis.torch_")]:
-        if hasattr(sys.modules[name], "get_torchlib_ops"):
-            sys.modules[name].get_torchlib_ops = once  # type: ignore[attr-defined]
-    assert module.get_torchlib_ops is once
 
 
 SMALL = [

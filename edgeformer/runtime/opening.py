@@ -101,7 +101,7 @@ def open_checked(
     from edgeformer.runtime.onnx_decoder import DecodeSession
     from edgeformer.runtime.step_session import StepSession
 
-    open_part = _opener(provider, threads, max_positions)
+    open_part = _opener(provider, threads, max_positions, in_turns=artifact.role == "step")
     if artifact.role == "step":
         bundle = _bundle_of(path, artifact)
         return StepSession(_parts(bundle, artifact), _loops(bundle, read_bundle(bundle)), open_part)
@@ -134,17 +134,19 @@ def open_decoder(
     from edgeformer.runtime.onnx_decoder import FullDepthDecoder, StepDecoder
     from edgeformer.runtime.step_session import StepParts
 
-    open_part = _opener(provider, threads, manifest.max_positions)
+    open_part = _opener(provider, threads, manifest.max_positions, in_turns=artifact.role == "step")
     if artifact.role == "decode":
         return FullDepthDecoder(open_part(path))
     return StepDecoder(StepParts(_parts(bundle, artifact), loops, exits, open_part))
 
 
-def _opener(provider: str | None, threads: int | None, max_positions: int | None) -> Callable[[Path], OnnxSession]:
+def _opener(
+    provider: str | None, threads: int | None, max_positions: int | None, *, in_turns: bool
+) -> Callable[[Path], OnnxSession]:
     from edgeformer.runtime.onnx_session import OnnxSession
 
     chosen = provider or default_provider()
-    return lambda path: OnnxSession(path, chosen, threads, max_positions)
+    return lambda path: OnnxSession(path, chosen, threads, max_positions, in_turns=in_turns)
 
 
 def cannot_run(artifact: ArtifactManifest) -> str | None:

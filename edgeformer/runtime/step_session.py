@@ -15,6 +15,11 @@ from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
 OpenPart = Callable[[Path], OnnxSession]
 
 
+def open_here(path: Path) -> OnnxSession:
+    """A part on the CPU with the default number of threads."""
+    return OnnxSession(path, in_turns=True)
+
+
 @dataclass(frozen=True)
 class Early:
     """Rows leave at the first loop that is sure enough of them.
@@ -44,7 +49,7 @@ class StepParts:
     """
 
     def __init__(
-        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = OnnxSession
+        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = open_here
     ) -> None:
         for loop in answers:
             if not 1 <= loop <= loops:
@@ -100,7 +105,7 @@ class StepSession(Session):
         self,
         parts: Mapping[str, Path],
         loops: int,
-        open_part: OpenPart = OnnxSession,
+        open_part: OpenPart = open_here,
         exit_: int | None = None,
         early: Early | None = None,
     ) -> None:

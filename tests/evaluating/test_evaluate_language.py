@@ -92,7 +92,9 @@ def test_a_graph_is_scored_paragraph_by_paragraph(run: Path) -> None:
 
 def test_all_artifacts_are_kept_beside_each_other(run: Path) -> None:
     found = rows_of(run, artifact="all", split="validation")
-    assert set(found) == {("onnx-fp32", None), ("onnx-fp16", None), ("torch", None), ("torch", EXIT)}
+    graphs = {(f"onnx-{p}{form}", None) for p in ("fp32", "int8", "fp16") for form in ("", "-step")}
+    exits = {(f"onnx-{p}-exit{EXIT}", EXIT) for p in ("fp32", "int8", "fp16")}
+    assert set(found) == {*graphs, *exits, ("torch", None), ("torch", EXIT)}
     assert found["onnx-fp16", None].loss == pytest.approx(found["onnx-fp32", None].loss, abs=1e-2)
     kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["rows"]
     assert {("torch", EXIT, "validation"), ("onnx-fp32", None, "validation")} <= {
@@ -153,8 +155,8 @@ def test_a_leak_is_on_every_row(tmp_path: Path) -> None:
 def test_unknown_split_and_artifact(run: Path) -> None:
     with pytest.raises(InputError, match="validation, reviews"):
         rows_of(run, split="tset")
-    with pytest.raises(InputError, match="onnx-fp32, onnx-fp16, torch"):
-        rows_of(run, artifact="onnx-int8")
+    with pytest.raises(InputError, match=r"onnx-fp32, .*onnx-fp16.*, torch"):
+        rows_of(run, artifact="onnx-int4")
 
 
 def test_predict_says_what_to_use_instead(run: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -87,7 +89,22 @@ def _softmax_in_float32(model: onnx_ir.Model) -> None:
         )
 
 
+@functools.cache
+def _read_operators_once() -> None:
+    """torch reads the source of every ONNX operator again for each export: most of the time that a small graph takes.
+
+    Where another version of torch keeps them elsewhere, exports are slower and nothing else changes.
+    """
+    try:
+        apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+        module = importlib.import_module(apis._name)
+        module.get_torchlib_ops = functools.cache(module.get_torchlib_ops)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return
+
+
 def _traced(spec: GraphSpec) -> onnx_ir.Model:
+    _read_operators_once()
     names = {name for axes in spec.axes.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name, max=spec.longest.get(name)) for name in names}
     shapes = {name: {axis: sizes[size] for axis, size in spec.axes.get(name, {}).items()} for name in spec.inputs}
