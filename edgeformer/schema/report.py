@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.schema.base import Frozen
+from edgeformer.schema.calibration import EstimateError
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
@@ -29,6 +30,19 @@ class Latency(Frozen):
     high: float | None = Field(None, description="estimates: upper end")
     reason: str | None = None
     warnings: tuple[str, ...] = Field((), strict=False)
+    quantiles_ms: tuple[float, ...] = Field(
+        (), strict=False, description="of the sample, evenly spaced from 0 to 100 %: for drawing it, not for judging"
+    )
+
+
+class Work(Frozen):
+    """What one call of an artifact computes and moves at a row's shape, counted node by node."""
+
+    operations: float = Field(description="a multiplication and an addition are two")
+    bytes_moved: float = Field(description="weights, inputs and outputs of every operator, at the artifact's precision")
+    weight_bytes: float = Field(description="of bytes_moved, the weights: a shared one counts once per loop")
+    operators: int
+    kernels: int = Field(description="launches that remain after fusion")
 
 
 class Memory(Frozen):
@@ -67,6 +81,9 @@ class Row(Frozen):
     throughput_per_s: float | None = None
     energy_mj: Energy
     load_ms: float | None = Field(None, description="cold rows: opening the artifact, before the first call")
+    threads: int | None = Field(None, description="CPU rows: threads of one operator")
+    device_ms: float | None = Field(None, description="GPU rows: p50 on the card alone, without copies and waiting")
+    work: Work | None = Field(None, description="counted on rows at which the graph was listed")
     conditions: dict[str, Any] = Field({}, description="threads, clocks, power source as they were for this row")
 
 
@@ -79,6 +96,9 @@ class Check(Frozen):
     value: float | None
     unit: str
     status: CheckStatus
+    basis: MeasurementStatus | None = Field(None, description="what `value` is; an estimate also has low and high")
+    low: float | None = None
+    high: float | None = None
     reason: str | None = None
 
 
@@ -87,6 +107,48 @@ class Verdict(Frozen):
 
     status: CheckStatus
     checks: tuple[Check, ...] = Field((), strict=False)
+
+
+class SizeParts(Frozen):
+    """Bytes of an artifact's weights by what they are for; `other` is the graph itself, code and the rest."""
+
+    artifact: str
+    embeddings: int
+    block: int = Field(description="the layers or the looped block, each shared weight once")
+    heads: int
+    other: int
+
+
+class Candidate(Frozen):
+    """One way to deploy: an artifact with a runtime and a number of threads."""
+
+    artifact: str
+    precision: str
+    exit: int | None
+    trimmed: bool
+    provider: str
+    threads: int | None
+    score: float | None = Field(description="accuracy, or perplexity of a language model, on the validation split")
+    latency_ms: float | None
+    latency_status: MeasurementStatus
+    size_bytes: int
+    memory_bytes: int | None
+    energy_mj: float | None = None
+    feasible: bool
+    on_front: bool = Field(description="nothing else is at least as good in score, latency and size and better in one")
+    reason: str | None = Field(None, description="why it is not feasible")
+
+
+class Search(Frozen):
+    """What `--search` looked at, and its pick."""
+
+    metric: Literal["accuracy", "perplexity"]
+    bound: float | None = Field(description="lowest accuracy, or highest perplexity, that was asked for")
+    minimize: Literal["latency", "size", "memory", "energy"]
+    candidates: tuple[Candidate, ...] = Field(strict=False)
+    pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
+    reason: str
+    not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
 
 
 class Report(Frozen):
@@ -105,4 +167,9 @@ class Report(Frozen):
     parameters: int
     rows: tuple[Row, ...] = Field(strict=False)
     verdict: Verdict
+    estimate_error: EstimateError | None = Field(None, description="of estimated rows; None: never checked anywhere")
+    estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
+    sizes: tuple[SizeParts, ...] = Field((), strict=False)
+    search: Search | None = None
+    profile: dict[str, Any] = Field({}, description="the device profile's facts as they were used")
     notes: tuple[str, ...] = Field((), strict=False)
