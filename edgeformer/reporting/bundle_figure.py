@@ -31,16 +31,19 @@ def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest]) -> None:
     sizes = [(artifact.size_bytes or 0) / _MIB for artifact in artifacts]
     colours = [RED if artifact.status == "rejected" else PALETTE[0] for artifact in artifacts]
     bars = axis.barh(names, sizes, 0.62, color=colours)
-    axis.bar_label(bars, [f" {_label(artifact)}" for artifact in artifacts], fontsize=8)
+    split = any(artifact.validation is not None for artifact in artifacts)
+    axis.bar_label(bars, [f" {_label(artifact, split)}" for artifact in artifacts], fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
-    axis.set(xlabel="MiB, with its share of weights beside it", title="size and validation score")
+    scored = "validation score" if split else "score on the golden inputs"
+    axis.set(xlabel="MiB, with its share of weights beside it", title=f"size and {scored}")
 
 
-def _label(artifact: ArtifactManifest) -> str:
+def _label(artifact: ArtifactManifest, split: bool) -> str:
+    """Only scores of the same rows stand beside each other: ``split`` says whether those are the validation split's."""
     size = f"{(artifact.size_bytes or 0) / _MIB:.1f} MiB"
-    score = artifact.validation or artifact.score
+    score = artifact.validation if split else artifact.score
     if artifact.status == "rejected":
         return f"{size} · rejected"
     if score is None:

@@ -16,7 +16,14 @@ from edgeformer.runtime.step_session import StepSession
 from edgeformer.schema.files import sha256_of
 from edgeformer.schema.host import library_versions
 from edgeformer.schema.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
-from edgeformer.stages.exporting.audit import audit_sharing, describe_io, float32_operators, open_graph, stored_twice
+from edgeformer.stages.exporting.audit import (
+    audit_sharing,
+    describe_io,
+    float32_operators,
+    open_graph,
+    stored_twice,
+    weight_parts,
+)
 from edgeformer.stages.exporting.drift import measure_drift
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
 from edgeformer.stages.exporting.graphs import LOOP, Written, probe_outputs, probe_path
@@ -95,7 +102,8 @@ class Judge:
         paths = {part: self.bundle / file for part, file in written.steps.items()}
         loops = len(self.subject.states)
         with (
-            OnnxSession(self.bundle / written.exits[self.subject.last]) as full,
+            # The three take turns on the same cores, so none may keep threads spinning when it is done.
+            OnnxSession(self.bundle / written.exits[self.subject.last], in_turns=True) as full,
             StepSession(paths, loops, exit_=1) as first,
             StepSession(paths, loops) as last,
         ):
@@ -165,6 +173,7 @@ class Judge:
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
         weights = self.bundle / self.variant.weights
+        size_bytes = sum(written.size_bytes[name] for name in files.values())
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
@@ -175,7 +184,7 @@ class Judge:
                 "vocabulary": self.vocabulary,
                 "status": "rejected" if reason else "built",
                 "reason": reason,
-                "size_bytes": sum(written.size_bytes[name] for name in files.values()),
+                "size_bytes": size_bytes,
                 "sha256": sha256_of(self.bundle / file),
                 "weights_file": self.variant.weights if weights.is_file() else None,
                 "inputs": inputs,
@@ -184,6 +193,7 @@ class Judge:
                 "ops_in_fp32": _counted(float32_operators, graphs.values()) if precision == "fp16" else {},
                 "quantized": _counted(quantized_nodes, graphs.values()) if precision == "int8" else {},
                 "sharing": sharing,
+                "parts_bytes": _parts(graphs.values(), size_bytes),
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,
             }
@@ -198,6 +208,14 @@ def _added(parts: Sequence[Sharing]) -> Sharing:
         constant_elements=sum(part.constant_elements for part in parts),
         weight_bytes=sum(part.weight_bytes for part in parts),
     )
+
+
+def _parts(graphs: Iterable[onnx.ModelProto], size_bytes: int) -> dict[str, int]:
+    """Embeddings, block and heads of all graphs; `other` is what is left of the files."""
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        total.update(weight_parts(graph))
+    return {**total, "other": max(0, size_bytes - total.total())}
 
 
 def _counted(count: Callable[[onnx.ModelProto], dict[str, int]], graphs: Iterable[onnx.ModelProto]) -> dict[str, int]:
