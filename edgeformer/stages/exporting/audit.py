@@ -19,6 +19,8 @@ _TYPE_NAMES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", Ten
 NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
 """What a model stores beside its parameters: the rotary table, running statistics of a batch normalisation."""
 
+_PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+
 SCALE, ZERO_POINT = "_scale", "_zero_point"
 """How the names of a quantised weight's scales and zero points end, here and in ONNX Runtime's quantizer."""
 
@@ -67,6 +69,57 @@ def _is_parameter(tensor: onnx.TensorProto, quantized: bool) -> bool:
     if quantized and tensor.name.endswith((SCALE, ZERO_POINT)):
         return False
     return tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
+
+
+def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
+    """Bytes of the stored weights by what they are for: ``embeddings``, ``block`` and ``heads``.
+
+    Told by what the graph does with them, because folded weights have lost the names that they had in the model:
+    tables of which rows are taken are embeddings; whatever stands between the last product and the logits, that
+    product's weight included, is a head; the rest is block. Scales and zero points of INT8 go with their weights.
+    Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts as embeddings.
+    """
+    consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in graph.graph.node:
+        for index, name in enumerate(node.input):
+            consumers.setdefault(name, []).append((node, index))
+    heads = _behind_the_logits(graph)
+    parts = dict.fromkeys(("embeddings", "block", "heads"), 0)
+    for tensor in graph.graph.initializer:
+        elements = math.prod(tensor.dims)
+        stored = tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
+        if elements <= 1 or not stored or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
+            continue
+        table = any(_takes_rows(node, index) for node, index in consumers.get(tensor.name, []))
+        part = "embeddings" if table and len(tensor.dims) > 1 else "heads" if tensor.name in heads else "block"
+        parts[part] += elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return parts
+
+
+def _takes_rows(node: onnx.NodeProto, index: int) -> bool:
+    return index == 0 and node.op_type in ("Gather", "Slice")
+
+
+def _behind_the_logits(graph: onnx.ModelProto) -> set[str]:
+    """Names of all values from the logits back to the operands of the last product with a stored weight."""
+    stored = {tensor.name for tensor in graph.graph.initializer}
+    makers = {name: node for node in graph.graph.node for name in node.output}
+    waiting = [value.name for value in graph.graph.output if value.name.split(".")[-1] == "logits"]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = makers.get(name)
+        # INT8 scales a product by its input's scale, which is found from that input: what made it is no head.
+        if node is None or node.op_type == "DynamicQuantizeLinear":
+            continue
+        if node.op_type in _PRODUCTS and any(operand in stored for operand in node.input):
+            seen.update(operand for operand in node.input if operand in stored)
+        else:
+            waiting += list(node.input)
+    return seen
 
 
 def stored_twice(sharing: Sharing) -> str | None:

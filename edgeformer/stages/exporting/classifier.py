@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeformer.models.build import load_encoder
 from edgeformer.models.encoder import count_parameters
 from edgeformer.models.exit_graphs import EncoderExits, logits_name
 from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.stages.exporting.exportable import Exportable, read_golden_inputs, run_exits, token_id
+from edgeformer.schema.scores import ClassificationScore
+from edgeformer.stages.exporting.exportable import Exportable, Logits, read_golden_inputs, run_exits, token_id
 from edgeformer.tasks.classification import score
 
 
@@ -21,6 +25,10 @@ def open_classifier(run: Path, recipe: ClassificationRecipe) -> Exportable:
     logits, states = run_exits(exits, arrays)
     references = {exit_: found.numpy() for exit_, found in logits.items()}
     parameters = count_parameters(model)
+
+    def scored(exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None) -> ClassificationScore:
+        return score(logits, labels if rows is None else labels[rows])
+
     return Exportable(
         recipe=recipe,
         model=model,
@@ -30,7 +38,7 @@ def open_classifier(run: Path, recipe: ClassificationRecipe) -> Exportable:
         inputs=arrays,
         references=references,
         states=states,
-        score=lambda exit_, logits: score(logits, labels),
+        score=scored,
         golden={
             **arrays,
             "labels": labels,

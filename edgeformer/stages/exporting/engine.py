@@ -107,6 +107,16 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
     return None
 
 
+def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
+    """Says so when an engine is much larger than its graph although its weights are not."""
+    if size_bytes <= SIZE_BAR * engine.graph_bytes or engine.weight_bytes is None:
+        return None
+    return (
+        f"{id_}: {format_bytes(size_bytes)}, {size_bytes / engine.graph_bytes:.2f} × its graph: its weights take "
+        f"{format_bytes(engine.weight_bytes)}, each stored once, the rest is compiled code"
+    )
+
+
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     size: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
     return size

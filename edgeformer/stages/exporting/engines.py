@@ -69,9 +69,14 @@ def build_engines(
 
 
 def compile_in_torch(
-    bundle: Path, subject: Exportable, precision: Precision, device: DeviceProfile, progress: Progress
+    bundle: Path, subject: Exportable, graph: ArtifactManifest, device: DeviceProfile, progress: Progress
 ) -> ArtifactManifest:
-    """``--trt-via torch-tensorrt``: the model, as it is now, compiled and saved for people who stay in torch."""
+    """``--trt-via torch-tensorrt``: the model, as it is now, compiled and saved for people who stay in torch.
+
+    Args:
+        graph: the ONNX graph of the same model in the same precision; inputs and outputs have its names.
+    """
+    precision = graph.precision
     about = {"id": f"torch-tensorrt-{precision}", "format": "torch-tensorrt", "precision": precision}
     target = plan_torch_tensorrt(device)
     if isinstance(target, Unavailable):
@@ -96,6 +101,8 @@ def compile_in_torch(
             "status": "built",
             "size_bytes": (bundle / file).stat().st_size,
             "sha256": sha256_of(bundle / file),
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
             "parity": _unknown(precision, device.name),
             "built_for": built_for,
             "built_with": {k: v for k, v in library_versions().items() if k in ("torch", "torch-tensorrt")},

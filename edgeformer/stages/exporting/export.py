@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tokenizers import Tokenizer
 
-from edgeformer.models.half import half_for_export
 from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.schema.files import replacing_folder, sha256_of, write_json
@@ -20,15 +20,23 @@ from edgeformer.schema.progress import Progress, Silent
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import BUNDLE_FILE, RECIPE_FILE, read_run
 from edgeformer.stages.exporting.classifier import open_classifier
+from edgeformer.stages.exporting.engine import size_note
 from edgeformer.stages.exporting.engines import build_engines, compile_in_torch, engine_device
 from edgeformer.stages.exporting.exportable import Exportable, write_companions
-from edgeformer.stages.exporting.graphs import Graphs, quantized, trace, write
+from edgeformer.stages.exporting.graphs import write
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.language_model import open_language_model
 from edgeformer.stages.exporting.overflow import largest_activation
 from edgeformer.stages.exporting.trimmed import TrimmedSubject, trim_subject, write_trimmed_companions
 from edgeformer.stages.exporting.validation import Validation, open_validation
 from edgeformer.stages.exporting.variant import TRIMMED_FOLDER, Variant
+from edgeformer.stages.exporting.variants import Asked, Made, make_variants
+
+
+_FP16_NOTE = (
+    "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
+    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` completes this on the target"
+)
 
 
 @dataclass(frozen=True)
@@ -78,18 +86,21 @@ class _Work:
 def export(run: Path, options: ExportOptions | None = None, progress: Progress | None = None) -> BundleManifest:
     """Write ``run``'s bundle: FP32 ONNX always, the rest as ``options`` say, each checked against torch FP32.
 
-    An artifact that fails its bar is kept, marked ``rejected`` with the reason, and nothing after it is built unless
-    ``keep_going``. The previous bundle is replaced only when the new one is complete.
+    An artifact that fails its bar is listed as ``rejected`` with the reason, without a file, and nothing after it is
+    built unless ``keep_going``. The previous bundle is replaced only when the new one is complete.
 
     Raises:
         ArtifactError: the run is unfinished or damaged.
         InputError: the model leaks future tokens, or has no such exit.
     """
     options, progress = options or ExportOptions(), progress or Silent()
+    for name, given in (("--target", options.target), ("--trt-via", options.trt_via != "onnx")):
+        if given and not options.trt:
+            raise InputError(f"{name}: says what engines are built for or by; add --trt")
     manifest = _finished(run)
     subject = _open(run, manifest, options.allow_leak)
     exits = _exits(options, subject)
-    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
+    tokenizer = _tokenizer(run / "model" / "tokenizer.json")
     device = engine_device(options.target, subject.recipe.target) if options.trt else None
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     validations, notes = _validations(run, manifest, options, (subject, trimmed, tokenizer), progress)
@@ -97,13 +108,26 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     with replacing_folder(run / "bundle") as folder:
         write_companions(folder, run, subject.golden)
         if trimmed is not None:
-            smallest: Precision = "int8" if options.int8 else "fp16" if options.fp16 else "fp32"
-            write_trimmed_companions(folder / TRIMMED_FOLDER, run, trimmed, smallest)
+            (folder / TRIMMED_FOLDER).mkdir()
+        if options.fp16:
+            notes.append(_FP16_NOTE)
         work = _Work(folder, options, subject, trimmed, validations, device, largest, {}, notes, progress)
         artifacts = _build(work, exits)
+        if trimmed is not None:
+            _complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
         bundle = _manifest(folder, manifest, subject, artifacts, tuple(notes))
         write_json(folder / BUNDLE_FILE, bundle)
     return bundle
+
+
+def _complete_trimmed(folder: Path, run: Path, trimmed: TrimmedSubject, artifacts: Sequence[ArtifactManifest]) -> None:
+    """What stands beside the trimmed graphs, naming one that was built; without any there is no such repository."""
+    built = [artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"]
+    if built:
+        order: tuple[Precision, ...] = ("int8", "fp16", "fp32")
+        write_trimmed_companions(folder, run, trimmed, min(built, key=order.index))
+    else:
+        shutil.rmtree(folder)
 
 
 def _validations(
@@ -126,6 +150,13 @@ def _validations(
         if missing is not None and missing not in notes:
             notes.append(missing)
     return found, notes
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
 
 
 def _finished(run: Path) -> RunManifest:
@@ -161,41 +192,73 @@ def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
 
 def _build(work: _Work, exits: list[int]) -> list[ArtifactManifest]:
     artifacts: list[ArtifactManifest] = []
-    for variant, subject, graphs in _variants(work):
-        wanted = [subject.last] if variant.trimmed else exits
-        validation = work.validations[variant.trimmed]
-        vocabulary = work.trimmed.vocabulary if work.trimmed is not None and variant.trimmed else None
-        with write(work.folder, variant, graphs, wanted, subject.last) as written:
-            judge = Judge(work.folder, subject, variant, validation, vocabulary, work.largest, work.baseline)
-            for artifact in judge.all(written):
+    for made in _made(work):
+        try:
+            for artifact in _variant(work, made, exits):
                 artifacts.append(artifact)
                 if _stops(work, artifact):
                     break
-            else:
-                if written.steps:
-                    work.notes.append(judge.step_note(written))
-        if _stops(work, artifacts[-1]):
+        except EdgeformerError as error:
+            if made.variant == Variant("fp32"):
+                raise  # there is no bundle without it
+            artifacts.append(_not_made(made.variant, str(error)))
+        if any(_stops(work, artifact) for artifact in artifacts):
             break
     else:
         artifacts += _engines(work, artifacts)
-    _drop_unlisted(work.folder, artifacts)
-    return artifacts
+    return _without_rejected(work.folder, artifacts)
+
+
+def _made(work: _Work) -> Iterator[Made]:
+    options = work.options
+    asked = Asked(options.int8, options.fp16, steps=options.exits == "all")
+    return make_variants(work.subject, work.trimmed.subject if work.trimmed is not None else None, asked, work.progress)
+
+
+def _variant(work: _Work, made: Made, exits: list[int]) -> Iterator[ArtifactManifest]:
+    """The artifacts of one variant, each written and judged."""
+    variant, subject = made.variant, made.subject
+    wanted = [subject.last] if variant.trimmed else exits
+    validation = work.validations[variant.trimmed]
+    vocabulary = work.trimmed.vocabulary if work.trimmed is not None and variant.trimmed else None
+    with write(work.folder, variant, made.graphs(), wanted, subject.last) as written:
+        judge = Judge(work.folder, subject, variant, validation, vocabulary, work.largest, work.baseline)
+        yield from judge.all(written)
+        if written.steps and len(subject.states) > 1:
+            work.notes.append(judge.step_note(written))
+
+
+def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
+    return ArtifactManifest(
+        id=variant.id(),
+        file=None,
+        format="onnx",
+        precision=variant.precision,
+        trimmed=variant.trimmed,
+        status="rejected",
+        reason=reason,
+    )
 
 
 def _engines(work: _Work, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
     if work.device is None:
         return []
     precision: Precision = "fp16" if work.options.fp16 else "fp32"
-    if work.options.trt_via == "torch-tensorrt":
-        return [compile_in_torch(work.folder, work.subject, precision, work.device, work.progress)]
     graphs = [a for a in artifacts if a.precision == precision and a.role in ("full", "exit") and not a.trimmed]
     graphs = [graph for graph in graphs if graph.status == "built"]
     if not graphs:
         return []
+    if work.trimmed is not None:
+        work.notes.append("engines are built of the graphs with the whole vocabulary only")
     cache = work.options.cache.parent / "tensorrt" if work.options.cache is not None else None
     built: list[ArtifactManifest] = []
+    if work.options.trt_via == "torch-tensorrt":
+        # Beside TensorRT's own engine, so that profile can compare the two.
+        built.append(compile_in_torch(work.folder, work.subject, graphs[0], work.device, work.progress))
     for engine in build_engines(work.folder, work.subject, graphs, work.device, cache, work.progress):
         built.append(engine)
+        larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
+        work.notes += [larger] if larger is not None else []
         if _stops(work, engine):
             break
     return built
@@ -205,42 +268,18 @@ def _stops(work: _Work, artifact: ArtifactManifest) -> bool:
     return artifact.status == "rejected" and not work.options.keep_going
 
 
-def _drop_unlisted(folder: Path, artifacts: list[ArtifactManifest]) -> None:
-    """Graphs that were written together with one that was rejected, and so never judged."""
-    listed = {file for artifact in artifacts for file in (artifact.file, *artifact.parts.values())}
-    for path in folder.rglob("*.onnx"):
+def _without_rejected(folder: Path, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
+    """The entries, without the files that were rejected or never judged.
+
+    Clients look for graphs by name, not in bundle.json: what failed its bar must not lie where they would take it.
+    """
+    gone: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
+    kept = [entry if entry.status == "built" else entry.model_copy(update=gone) for entry in artifacts]
+    listed = {file for artifact in kept for file in (artifact.file, *artifact.parts.values())}
+    for path in [*folder.rglob("*.onnx"), *(folder / "engines").glob("*")]:
         if path.relative_to(folder).as_posix() not in listed:
             path.unlink()
-
-
-def _variants(work: _Work) -> Iterator[tuple[Variant, Exportable, Graphs]]:
-    """FP16 comes last: it is made of the FP32 model in place, so that there is one copy of the weights, not two."""
-    subject, options, small = work.subject, work.options, work.trimmed
-    steps = options.exits == "all"
-    graphs = _traced(work, subject, "FP32", steps)
-    yield Variant("fp32"), subject, graphs
-    if options.int8:
-        yield Variant("int8"), subject, quantized(graphs)
-    if small is not None:
-        trimmed = _traced(work, small.subject, "trimmed FP32", False)
-        if options.int8:
-            yield Variant("int8", True), small.subject, quantized(trimmed)
-        elif not options.fp16:
-            yield Variant("fp32", True), small.subject, trimmed
-    if options.fp16:
-        half_for_export(subject.model)
-        yield Variant("fp16"), subject, _traced(work, subject, "FP16", steps)
-        if small is not None:
-            half_for_export(small.subject.model)
-            yield Variant("fp16", True), small.subject, _traced(work, small.subject, "trimmed FP16", False)
-
-
-def _traced(work: _Work, subject: Exportable, name: str, steps: bool) -> Graphs:
-    work.progress.start(f"Tracing the {name} graphs", None)
-    try:
-        return trace(subject, steps=steps)
-    finally:
-        work.progress.finish()
+    return kept
 
 
 def _manifest(

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,16 @@ T = TypeVar("T")
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
 
+class Scoring(Protocol):
+    """How good logits are on the golden inputs."""
+
+    def __call__(
+        self, exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None
+    ) -> ClassificationScore | LanguageScore:
+        """Score logits [n, C] of an exit. ``rows``: which golden rows or tokens they are of; None: all."""
+        ...
+
+
 @dataclass(frozen=True)
 class Exportable:
     """A model in evaluation mode on the CPU, and what its graphs are checked against.
@@ -42,7 +52,7 @@ class Exportable:
         inputs: real validation inputs, int64 [n, S] each.
         references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
         states: loop → torch FP32 hidden states, float32 [n, S, d].
-        score: exit, logits like ``references`` → how good they are.
+        score: how good logits like ``references``, or some rows of them, are.
         golden: what golden.npz holds.
         facts: what bundle.json says of this kind of model: labels, exits, leaks, max_length, pad_id.
     """
@@ -55,7 +65,7 @@ class Exportable:
     inputs: dict[str, NDArray[np.int64]]
     references: dict[int, Logits]
     states: dict[int, Logits]
-    score: Callable[[int, Logits], ClassificationScore | LanguageScore]
+    score: Scoring
     golden: dict[str, Array]
     facts: dict[str, Any] = field(default_factory=dict)
 

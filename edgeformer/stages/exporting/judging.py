@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ class Judge:
         bundle: folder of the new bundle.
         vocabulary: what trimming did; of a trimmed variant.
         largest: largest activation of the FP32 model on the golden inputs.
-        baseline: FP32's scores per exit, which the judge of FP32 fills in; INT8 and trimmed artifacts are held to it.
+        baseline: FP32's scores per exit, which the judge of FP32 fills in; all other artifacts are held to it.
     """
 
     bundle: Path
@@ -125,12 +126,16 @@ class Judge:
         with OnnxSession(self.bundle / written.decode) as session:
             logits = decode_windows(session, ids, half)
             provider = session.provider
-        reference = self.subject.references[last].reshape(*ids.shape, -1)[:, half - 1 :]
-        parity = measure_parity(
-            self.subject.rows(logits), self.subject.rows(reference), self.variant.precision, provider
-        )
+        # Flat positions of the tokens that it answers for: of every window, the second half's and the one before.
+        rows = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
+        found, reference = self.subject.rows(logits), self.subject.references[last][rows]
+        parity = measure_parity(found, reference, self.variant.precision, provider)
         reason = out_of_tolerance(parity) or self._overflow()
-        facts: dict[str, object] = {"parity": parity, "reason": reason, "role": "decode"}
+        score = None if parity.max_abs_error is None else self.subject.score(last, found, rows)
+        if reason is None and score is not None and self.variant.precision != "fp32":
+            wanted = self.subject.score(last, reference, rows)
+            reason = lost(score, wanted, self.variant.precision, trimmed=self.variant.trimmed)
+        facts: dict[str, object] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
 
@@ -147,17 +152,21 @@ class Judge:
     def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
         """Parity and scores; ``run`` is left out where the golden inputs are enough."""
         parity = measure_parity(logits, self.subject.references[exit_], self.variant.precision, provider)
+        reason = out_of_tolerance(parity) or self._overflow()
+        if parity.max_abs_error is None:  # no score can be made of what is not a number
+            return {"parity": parity, "reason": reason}
         golden = self.subject.score(exit_, logits)
         score = self.validation.score(run, exit_) if self.validation is not None and run is not None else None
-        if self.variant.precision == "fp32" and not self.variant.trimmed:
+        if score is not None and not isfinite(score.loss):
+            return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
+        if self.variant == Variant("fp32"):
             self.baseline.setdefault(exit_, (golden, score))
-        reason = out_of_tolerance(parity) or self._overflow()
-        if reason is None and (self.variant.precision == "int8" or self.variant.trimmed):
+        elif reason is None and exit_ in self.baseline:  # a rejected FP32 graph may have no score
             wanted, on_validation = self.baseline[exit_]
             found = golden
             if score is not None and on_validation is not None:
                 found, wanted = score, on_validation
-            reason = lost(found, wanted, trimmed=self.variant.trimmed)
+            reason = lost(found, wanted, self.variant.precision, trimmed=self.variant.trimmed)
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def _overflow(self) -> str | None:

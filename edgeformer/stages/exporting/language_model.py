@@ -41,6 +41,10 @@ def open_language_model(
     exits = CRTExits(model)
     logits, states = run_exits(exits, inputs)
     targets = arrays["targets"].reshape(-1)
+
+    def scored(exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None) -> LanguageScore:
+        return _score(exit_, logits, targets if rows is None else targets[rows])
+
     return Exportable(
         recipe=recipe,
         model=model,
@@ -50,7 +54,7 @@ def open_language_model(
         inputs=inputs,
         references={loop: found.flatten(0, 1).numpy() for loop, found in logits.items()},
         states=states,
-        score=lambda loop, logits: _score(loop, logits, targets),
+        score=scored,
         golden={**arrays, **_golden(logits)},
         facts={
             "exits": model.exits,

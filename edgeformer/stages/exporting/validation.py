@@ -13,7 +13,7 @@ from edgeformer.data.language import TextRows, prepare_text_set
 from edgeformer.data.prepare import prepare_test
 from edgeformer.schema.errors import DataError, InputError, MissingDependencyError
 from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import RunManifest
+from edgeformer.schema.manifest import Precision, RunManifest
 from edgeformer.schema.progress import Progress
 from edgeformer.schema.recipes import AnyRecipe
 from edgeformer.schema.scores import ClassificationScore, LanguageScore
@@ -22,11 +22,14 @@ from edgeformer.tasks.language_modeling import LanguageMeter
 from edgeformer.tasks.scoring import LOGITS_BYTES, Run, cut_batches, run_rows, run_texts
 
 Score = ClassificationScore | LanguageScore
-CLASSIFIER_LOSS, TRIMMED_LOSS = 0.003, 0.005
-"""Accuracy that an INT8 artifact may lose against FP32 on the same rows, and one with a trimmed vocabulary."""
+CLASSIFIER_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
+"""Accuracy that an artifact of each precision may lose against FP32 on the same rows."""
 
-LANGUAGE_LOSS = 0.02
-"""Share by which the perplexity of an INT8 language model may rise."""
+TRIMMED_LOSS = 0.005
+"""The same for one with a trimmed vocabulary, whatever its precision."""
+
+LANGUAGE_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02}
+"""Share by which the perplexity of a language model may rise."""
 
 LANGUAGE_TOKENS = 2048
 """Tokens of a language model's validation text that every artifact is scored on: enough to see a loss of 2 %."""
@@ -63,7 +66,13 @@ def open_validation(
             return _texts(rows, pad, recipe.model.vocab_size, progress), None
         encoded = prepare_test(recipe.data, own, recipe.data.max_length, cache, "validation", trained_on)
     except (DataError, InputError, MissingDependencyError) as error:
-        return None, f"the validation split cannot be read ({error}), so task scores are those of the golden inputs"
+        few = f"{CLASSIFIER_LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
+        if isinstance(recipe, LanguageRecipe):
+            few = "they are few"
+        return None, (
+            f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
+            f"golden inputs; {few}"
+        )
 
     def judge(run: Run, loop: int) -> Score:
         progress.start("Scoring on the validation split", len(encoded), "rows")
@@ -94,18 +103,21 @@ def _texts(rows: TextRows, boundary: int, vocabulary: int, progress: Progress) -
     return Validation(used, judge)
 
 
-def lost(found: Score, reference: Score, *, trimmed: bool) -> str | None:
-    """What an INT8 or trimmed artifact loses beyond its bar; None when it is within.
+def lost(found: Score, reference: Score, precision: Precision, *, trimmed: bool) -> str | None:
+    """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within.
 
     On ``n`` rows one row more or less is no loss that could be told from chance, so that much is always allowed.
     """
     if isinstance(found, ClassificationScore) and isinstance(reference, ClassificationScore):
-        drop, bar = reference.accuracy - found.accuracy, TRIMMED_LOSS if trimmed else CLASSIFIER_LOSS
-        if drop > max(bar, 1.5 / reference.n):
-            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; at most {bar} may go"
+        drop = reference.accuracy - found.accuracy
+        bar = max(TRIMMED_LOSS if trimmed else CLASSIFIER_LOSS[precision], 1.5 / reference.n)
+        if drop > bar:
+            most = f"at most {bar:.4f} may be lost"
+            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
         return None
     assert isinstance(found, LanguageScore) and isinstance(reference, LanguageScore)
     rise = found.perplexity / reference.perplexity - 1
-    if not rise <= LANGUAGE_LOSS:
-        return f"perplexity {found.perplexity:.2f} is {rise:.1%} above FP32's; at most {LANGUAGE_LOSS:.0%} are allowed"
+    bar = LANGUAGE_LOSS[precision]
+    if not rise <= bar:
+        return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
     return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeformer.runtime.opening import cannot_run, open_checked
 from edgeformer.runtime.session import Session
@@ -123,5 +124,12 @@ def _logits(session: Session, golden: Golden, artifact: ArtifactManifest) -> Log
     most = min((shape[-1][0] for shape in shapes.values()), default=rows)
     pieces = []
     for start in range(0, rows, most):
-        pieces.append(session.run({name: array[start : start + most] for name, array in inputs.items()})["logits"])
+        pieces.append(_answer(session, {name: array[start : start + most] for name, array in inputs.items()}))
     return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _answer(session: Session, inputs: dict[str, NDArray[np.int64]]) -> Logits:
+    outputs = session.run(inputs)
+    if "logits" not in outputs:
+        raise ArtifactError(f"it has no output `logits`, but {', '.join(outputs) or 'none'}; export the run again")
+    return outputs["logits"]

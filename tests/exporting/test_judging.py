@@ -1,0 +1,136 @@
+"""What export does with artifacts that are wrong: each is found, named and left out; the others stay."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edgeformer.models.build import load_encoder
+from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.schema.scores import ClassificationScore
+from edgeformer.schema.shipped import load_recipe
+from edgeformer.schema.workspace import read_bundle
+from edgeformer.stages.exporting import judging, variants
+from edgeformer.stages.exporting.export import ExportOptions, export
+from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
+from edgeformer.stages.exporting.validation import lost
+from edgeformer.tasks.classification import score
+from tests.exporting.language_run import write_language_run
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
+    return tmp_path / "run"
+
+
+def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest]:
+    return {artifact.id: artifact for artifact in artifacts}
+
+
+def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "large")
+    weights = load_file(run / "model" / "model.safetensors")
+    name = next(name for name, tensor in weights.items() if tensor.ndim == 2 and "head" in name)
+    weights[name][0, 0] = 1e5
+    save_file(weights, run / "model" / "model.safetensors")
+    artifacts = by_id(export(run, ExportOptions(fp16=True, keep_going=True)).artifacts)
+    assert artifacts["onnx-fp32"].status == "built"
+    assert artifacts["onnx-fp16"].status == "rejected" and "overflow" in str(artifacts["onnx-fp16"].reason)
+    assert read_bundle(run / "bundle").artifacts[-1].status == "rejected"  # it could be written, and read again
+    assert not list((run / "bundle" / "onnx").glob("*fp16.onnx")), "a client would open it by its name"
+
+
+def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itself(run: Path) -> None:
+    recipe = load_recipe(str(run / "recipe.yaml"))
+    model = load_encoder(recipe.model, recipe.classes, run / "model" / "model.safetensors")
+    ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
+    assert largest_activation(model, ids, mask) < FP16_LARGEST
+    attention = model.layers[0].attention
+    size = attention.heads * attention.head_size
+    with torch.no_grad():
+        attention.qkv.weight[: 2 * size] *= 1500  # queries and keys stay in range, their products do not
+    seen: list[float] = []
+    hook = attention.qkv.register_forward_hook(lambda _, __, given: seen.append(float(given.abs().max())))
+    assert largest_activation(model, ids, mask) > FP16_LARGEST
+    hook.remove()
+    assert max(seen) < FP16_LARGEST
+
+
+def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_language_run(tmp_path / "nonsense")
+    decode = judging.decode_windows
+
+    def nonsense(session: object, ids: np.ndarray, half: int) -> np.ndarray:
+        logits: np.ndarray = decode(session, ids, half)  # type: ignore[arg-type]
+        int8 = "int8" in str(session.path)  # type: ignore[attr-defined]
+        return np.random.default_rng(0).normal(0, 9, logits.shape).astype(np.float32) if int8 else logits
+
+    monkeypatch.setattr(judging, "decode_windows", nonsense)
+    artifacts = by_id(export(run, ExportOptions(int8=True)).artifacts)
+    assert artifacts["onnx-fp32-decode"].status == "built" and artifacts["onnx-int8"].status == "built"
+    assert artifacts["onnx-int8-decode"].status == "rejected"
+    assert "above FP32's" in str(artifacts["onnx-int8-decode"].reason)
+
+
+def test_what_cannot_be_made_stops_the_rest_unless_told_to_go_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(graphs: object) -> None:
+        raise EdgeformerError("INT8: these weights would stay FP32: w")
+
+    monkeypatch.setattr(variants, "quantized", refuse)
+    options = ExportOptions(int8=True, fp16=True)
+    stopped = export(run, options).artifacts
+    assert [(artifact.id, artifact.status) for artifact in stopped] == [
+        ("onnx-fp32", "built"),
+        ("onnx-int8", "rejected"),
+    ]
+    went_on = by_id(export(run, ExportOptions(int8=True, fp16=True, vocab_trim=True, keep_going=True)).artifacts)
+    assert {name: artifact.status for name, artifact in went_on.items()} == {
+        "onnx-fp32": "built",
+        "onnx-int8": "rejected",
+        "onnx-int8-trim": "rejected",
+        "onnx-fp16": "built",
+        "onnx-fp16-trim": "built",
+    }
+    config = (run / "bundle" / "trimmed" / "config.json").read_text(encoding="utf-8")
+    assert '"fp16"' in config and '"int8"' not in config, "a client would look for a graph that is not there"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
+    tokenizer = run / "model" / "tokenizer.json"
+    text = tokenizer.read_text(encoding="utf-8")
+    tokenizer.unlink() if damage == "missing" else tokenizer.write_text(text[:100], encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: missing or damaged"):
+        export(run)
+
+
+@pytest.mark.parametrize("options", [ExportOptions(target="rtx4050"), ExportOptions(trt_via="torch-tensorrt")])
+def test_options_of_engines_need_engines(run: Path, options: ExportOptions) -> None:
+    with pytest.raises(InputError, match="add --trt"):
+        export(run, options)
+
+
+def scored(right: int, rows: int = 10_000) -> ClassificationScore:
+    labels = np.arange(rows) % 2
+    answers = np.where(np.arange(rows) < right, labels, 1 - labels)
+    return score(np.eye(2, dtype=np.float32)[answers], labels)
+
+
+@pytest.mark.parametrize(("precision", "trimmed", "bar"), [("fp16", False, 10), ("int8", False, 30), ("int8", True, 50)])
+def test_accuracy_may_fall_as_far_as_the_bar_and_no_further(precision: str, trimmed: bool, bar: int) -> None:
+    reference = scored(9000)
+    assert lost(scored(9000 - bar + 1), reference, precision, trimmed=trimmed) is None  # type: ignore[arg-type]
+    reason = lost(scored(9000 - bar - 1), reference, precision, trimmed=trimmed)  # type: ignore[arg-type]
+    assert reason is not None and "below FP32's on 10,000 rows" in reason
+
+
+def test_one_row_of_few_is_no_loss_but_two_are() -> None:
+    assert lost(scored(59, 64), scored(60, 64), "int8", trimmed=False) is None
+    assert "at most 0.0234 may be lost" in str(lost(scored(58, 64), scored(60, 64), "int8", trimmed=False))
