@@ -1,35 +1,82 @@
-"""edgeformer compare: runs side by side."""
+"""edgeformer compare: runs, or two reports, side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json
+from edgeformer.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from edgeformer.schema.report import Report
+
+Style = Literal["plain", "markdown", "csv", "json"]
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Two or more runs (names or folders).")],
-    style: Annotated[
-        Literal["plain", "markdown", "csv", "json"], typer.Option("--format", help="How to print the table.")
-    ] = "plain",
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Compare the rows of two runs' reports for this device.", show_default=False),
+    ] = None,
+    style: Annotated[Style, typer.Option("--format", help="How to print the table.")] = "plain",
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Put runs side by side: parameters, scores, sizes and the latency of their reports.
 
-    Example:
+    Two reports are compared row by row, with ratios; a difference that is smaller than the noise is marked as such.
+
+    Examples:
 
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --format markdown
+
+      edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --device host
+
+      edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.cli.console import print_json
     from edgeformer.reporting.compare import compare_runs, format_comparison
+    from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.schema.workspace import locate
 
-    rows = compare_runs([locate(run, artifacts) for run in runs])
+    reports = _reports(runs, device, artifacts)
+    if reports is None:
+        rows = compare_runs([locate(run, artifacts) for run in runs])
+        if as_json or style == "json":
+            print_json({"runs": rows})
+        else:
+            typer.echo(format_comparison(rows, style))
+        return
+    compared = compare_reports(*reports)
     if as_json or style == "json":
-        print_json({"runs": rows})
+        print_json(compared)
     else:
-        typer.echo(format_comparison(rows, style))
+        typer.echo(format_pairs(compared, style))
+
+
+def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
+    """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
+    from edgeformer.reporting.compare_reports import read_report, report_of
+    from edgeformer.schema.workspace import locate
+
+    files = [argument for argument in arguments if argument.endswith(".json")]
+    if not files and device is None:
+        return None
+    if len(arguments) != 2:
+        raise InputError(f"compare: reports are compared two at a time, not {len(arguments)}")
+    if files and device is not None:
+        raise InputError("--device: chooses among a run's reports; report files are what they are, leave it out")
+    if len(files) == 1:
+        raise InputError(f"compare: {files[0]} is a file and the other argument is not; give two reports or two runs")
+    if files:
+        return read_report(Path(files[0])), read_report(Path(files[1]))
+    assert device is not None
+    first, second = (report_of(locate(run, artifacts), device) for run in arguments)
+    return first, second

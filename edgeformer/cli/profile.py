@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run, integers
 from edgeformer.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from edgeformer.schema.calibration import EstimateError
+    from edgeformer.schema.device import DeviceProfile
+    from edgeformer.schema.manifest import BundleManifest
+    from edgeformer.stages.profiling.search import SearchOptions
+
+Minimize = Literal["latency", "size", "memory", "energy"]
 
 
 def command(
@@ -17,18 +27,39 @@ def command(
         str | None,
         typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target."),
     ] = None,
-    batch: Annotated[str, typer.Option(metavar="N,N…", help="Batch sizes to measure.")] = "1,16",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of --validate 1,8.", show_default=False
+        ),
+    ] = None,
     seq: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's.", show_default=False
+            metavar="N,N…",
+            help="Sequence lengths to measure. Default: the device budget's; of --validate 16,64,128.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N…",
+            help="Threads of one operator; several: each is measured. Default: the physical cores that this process "
+            "may use.",
+            show_default=False,
         ),
     ] = None,
     artifact: Annotated[
         list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.", show_default=False)
     ] = None,
     max_latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Fail above this p50, e.g. 5ms; of language models: per decoded token.",
+            show_default=False,
+        ),
     ] = None,
     max_vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.", show_default=False)
@@ -36,73 +67,209 @@ def command(
     max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.", show_default=False)
     ] = None,
+    max_energy: Annotated[
+        str | None,
+        typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.", show_default=False),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Name the artifact to deploy: the cheapest that keeps every limit.")
+    ] = False,
+    min_accuracy: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="--search: lowest accuracy on validation, e.g. 0.91.", show_default=False),
+    ] = None,
+    max_perplexity: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.", show_default=False),
+    ] = None,
+    minimize: Annotated[
+        Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Instead of judging: teach the estimator this host's processor, with this bundle."
+        ),
+    ] = False,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate", help="Instead of judging: measure on this host what the estimator says of it, and compare."
+        ),
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads of one operator. Default: the physical cores that this process may use.",
-            show_default=False,
-        ),
-    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
-    Each artifact runs in a fresh process on real inputs. For a device that is not this host, sizes are judged and
-    times are this host's own: nothing measured elsewhere is passed off as the device's. Exit code 3 when a budget
-    fails.
+    Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
+    estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
+    whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
+
+    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
+    every count of --threads, and prints the Pareto front of score, latency and size.
+
+    --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
+    --validate then says how wrong such estimates are at --batch and --seq.
 
     Examples:
 
       edgeformer profile --device rtx4050
 
-      edgeformer profile --device host --batch 1 --seq 16,128 --max-latency 10ms
+      edgeformer profile --device host --batch 1 --seq 16,128 --max-latency 10ms --threads 1,2
+
+      edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
+
+      edgeformer profile --calibrate --validate
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report
+    from edgeformer.reporting.search_tables import print_search
     from edgeformer.schema.shipped import load_profile
     from edgeformer.schema.workspace import locate, read_bundle
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
     location = locate(run, artifacts)
-    chosen = device or read_bundle(location.require_bundle()).target
+    manifest = read_bundle(location.require_bundle())
+    wanted = _search(search, min_accuracy, max_perplexity, minimize, manifest)
+    counts = integers(threads, "--threads") if threads else ()
+    batches = integers(batch, "--batch") if batch else ()
+    seqs = integers(seq, "--seq") if seq else ()
+    if calibrate or validate:
+        limits = {
+            "--max-latency": max_latency,
+            "--max-vram": max_vram,
+            "--max-size": max_size,
+            "--max-energy": max_energy,
+        }
+        _refuse("--calibrate and --validate judge nothing", {"--search": search, "--artifact": artifact, **limits})
+        asked = _Calibration(calibrate, validate, batches or (1, 8), seqs or (16, 64, 128), counts, strict)
+        _calibrate(location.require_bundle(), device or "host", asked, artifacts / "profiles", as_json)
+        return
+    chosen = device or manifest.target
     if chosen is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
+    profile = load_profile(chosen, artifacts / "profiles")
     options = ProfileOptions(
-        batches=integers(batch, "--batch"),
-        seqs=integers(seq, "--seq") if seq else (),
-        max_latency_ms=_quantity(max_latency, "--max-latency", "ms"),
-        max_size_bytes=_whole(_quantity(max_size, "--max-size", "bytes")),
-        max_memory_bytes=_whole(_quantity(max_vram, "--max-vram", "bytes")),
+        batches=batches or (1, 16),
+        seqs=seqs,
+        max_latency_ms=_quantity(max_latency, "--max-latency"),
+        max_size_bytes=_whole(_quantity(max_size, "--max-size")),
+        max_memory_bytes=_whole(_quantity(max_vram, "--max-vram")),
+        max_energy_mj=_quantity(max_energy, "--max-energy"),
         strict=strict,
-        threads=threads,
+        threads=counts,
         artifacts=tuple(artifact or ()),
         allow_leak=allow_leak,
+        search=wanted,
+        estimate_error=_estimate_error(profile, artifacts / "profiles"),
     )
-    report = profile_bundle(location, load_profile(chosen), options, show_progress())
+    report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
     if as_json:
         print_json(report)
     else:
         print_report(report, written, stdout())
-    if report.verdict.status == "fail":
+        if report.search is not None:
+            print_search(report.search, stdout())
+    if report.verdict.status == "fail" if report.search is None else report.search.pick is None:
         raise typer.Exit(3)
 
 
-def _quantity(text: str | None, option: str, kind: str) -> float | None:
-    from edgeformer.schema.units import parse_bytes, parse_milliseconds
+def _estimate_error(profile: DeviceProfile, folder: Path) -> EstimateError | None:
+    """What validating has shown: of this profile, else of this host, where the estimator may have been checked."""
+    from edgeformer.schema.shipped import load_profile
 
+    calibration = profile.calibration or load_profile("host", folder).calibration
+    return calibration.error if calibration is not None else None
+
+
+@dataclass(frozen=True)
+class _Calibration:
+    """What --calibrate and --validate were asked for."""
+
+    calibrate: bool
+    validate: bool
+    batches: tuple[int, ...]
+    seqs: tuple[int, ...]
+    threads: tuple[int, ...]
+    strict: bool
+
+
+def _calibrate(bundle: Path, device: str, asked: _Calibration, folder: Path, as_json: bool) -> None:
+    """Fit the estimator to this host, or compare it with measurements, or both; ``folder`` gets the profile."""
+    from edgeformer.cli.console import print_json, stdout
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.calibration_tables import print_calibration
+    from edgeformer.schema.shipped import load_profile
+    from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
+    from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error
+    from edgeformer.stages.profiling.measure import MeasureRules
+
+    if len(asked.threads) > 1:
+        raise InputError("--threads: a calibration is for one number of threads")
+    if asked.threads and not asked.calibrate:
+        raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
+    profile, written = load_profile(device, folder), None
+    if asked.calibrate:
+        threads = asked.threads[0] if asked.threads else None
+        profile = calibrate(bundle, profile, threads=threads, progress=show_progress())
+        written = write_profile(profile, folder)  # kept also where validating fails
+    if asked.validate:
+        shapes, rules = tuple(product(asked.batches, asked.seqs)), MeasureRules.strict() if asked.strict else None
+        cases = validate_estimates([bundle], profile, shapes, rules=rules, progress=show_progress())
+        profile = with_error(profile, cases)
+        written = write_profile(profile, folder)
+    assert profile.calibration is not None
+    if as_json:
+        print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
+    else:
+        print_calibration(profile.calibration, written, stdout())
+
+
+def _refuse(why: str, options: dict[str, object]) -> None:
+    """Raise InputError for the first of ``options`` that was given."""
+    for option, value in options.items():
+        if value:
+            raise InputError(f"{option}: {why}; run it by itself")
+
+
+def _search(
+    wanted: bool,
+    min_accuracy: float | None,
+    max_perplexity: float | None,
+    minimize: Minimize | None,
+    manifest: BundleManifest,
+) -> SearchOptions | None:
+    """What to search for, checked against the bundle before minutes of measuring."""
+    from edgeformer.stages.profiling.search import SearchOptions, check_options
+
+    if not wanted:
+        asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}
+        given = [option for option, value in asked.items() if value is not None]
+        if given:
+            raise InputError(f"{given[0]}: says what to search for; add --search")
+        return None
+    options = SearchOptions(min_accuracy, max_perplexity, minimize or "latency")
+    check_options(options, manifest)
+    return options
+
+
+def _quantity(text: str | None, option: str) -> float | None:
+    """The number of a limit's option in the unit that reports use: ms, bytes or mJ."""
+    from edgeformer.schema.units import parse_bytes, parse_millijoules, parse_milliseconds
+
+    parse = {"--max-latency": parse_milliseconds, "--max-energy": parse_millijoules}.get(option, parse_bytes)
     if text is None:
         return None
     try:
-        return parse_milliseconds(text) if kind == "ms" else float(parse_bytes(text))
+        return float(parse(text))
     except ValueError as error:
         raise InputError(f"{option}: {error}") from None
 

@@ -15,6 +15,9 @@ BLUE, ORANGE, GREY, RED = "#2f6fb3", "#d9822b", "#8a8f98", "#c23b3b"
 PALETTE = (BLUE, ORANGE, "#3f9a6b", "#8b5fb0", GREY, "#b5894a", "#4ba3b8", "#d46a9f", "#5b6770", "#a3b534")
 """One colour per artifact; no red, which is for limits and for what fails."""
 
+INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
+"""Text and marks; grids; what lies on a bar. A page replaces these and the colours above by its own."""
+
 
 @contextmanager
 def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
@@ -23,10 +26,16 @@ def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> I
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#e4e6ea", linewidth=0.8)
-        axis.set_axisbelow(True)
+        bare(axis)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     yield axes
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
+
+
+def bare(axis: Any) -> Any:
+    """The same axes without what draws the eye away from the data."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color=FAINT, linewidth=0.8)
+    axis.set_axisbelow(True)
+    return axis

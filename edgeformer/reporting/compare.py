@@ -87,10 +87,13 @@ def _latencies(location: Location) -> dict[str, Any]:
         if report.created < exported:
             continue  # of an earlier bundle
         found["measured_on"] = report.host.get("cpu")
+        sweep = len({row.threads for row in report.rows if row.threads is not None}) > 1
         for row in report.rows:
-            if row.where == "host" and row.phase == "steady" and row.latency_ms.p50 is not None:
+            if row.where == "host" and row.phase != "cold" and row.latency_ms.status == "measured":
                 unstable = "" if row.latency_ms.stable else "_unstable"
-                found[f"{row.artifact}_{row.batch}x{row.seq}{unstable}_p50_ms"] = row.latency_ms.p50
+                decode = "_decode" if row.phase == "decode" else ""
+                threads = f"_{row.threads}threads" if sweep and row.threads is not None else ""
+                found[f"{row.artifact}{decode}_{row.batch}x{row.seq}{threads}{unstable}_p50_ms"] = row.latency_ms.p50
     return found
 
 

@@ -1,4 +1,4 @@
-"""A profile report on the terminal: what was measured, the checks, the verdict, and where the files are."""
+"""A profile report on the terminal: what was measured and estimated, the checks, the verdict, the files."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.reporting.badge import badge_markdown
 from edgeformer.reporting.caution import cautions
+from edgeformer.reporting.report_words import (
+    estimate_words,
+    in_words,
+    latency_words,
+    memory_words,
+    quantity,
+    shape_words,
+    state_words,
+    value_words,
+)
 from edgeformer.reporting.tables import DASH, coloured, new_table
-from edgeformer.schema.report import Check, Report, Row
+from edgeformer.schema.report import Report, Row
 from edgeformer.schema.units import format_bytes, format_milliseconds
+
+_KINDS = {".png": "picture", ".svg": "badge  "}
 
 
 def print_report(report: Report, files: list[Path], console: Console) -> None:
     """Print the whole report."""
     console.print(measurement_table(report))
+    if estimated_rows(report):
+        console.print(estimate_table(report))
     console.print(check_table(report))
     console.print(f"[bold]Verdict for {report.device}:[/bold] {coloured(report.verdict.status)}. {in_words(report)}\n")
-    warnings = [f"{r.artifact} {r.batch} × {r.seq}: {w}" for r in report.rows for w in r.latency_ms.warnings]
+    warned = [row for row in report.rows if row.latency_ms.warnings]
+    warnings = [f"{r.artifact} {shape_words(r, report)}: {'; '.join(r.latency_ms.warnings)}" for r in warned]
     for note in (*report.notes, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if not any(path.suffix == ".png" for path in files):
-        console.print("no picture: matplotlib is not installed (it comes with edgeformer[train])")
+        console.print("no pictures: matplotlib is not installed (pip install 'edgeformer[plots]')", markup=False)
     for path in files:
-        console.print(f"{'picture' if path.suffix == '.png' else 'report '} {path}", soft_wrap=True)
+        console.print(f"{_KINDS.get(path.suffix, 'report ')} {path}", soft_wrap=True, markup=False)
+        if path.suffix == ".svg":
+            console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
 
 
-def in_words(report: Report) -> str:
-    """One sentence that a newcomer understands."""
-    failed = [check for check in report.verdict.checks if check.status == "fail"]
-    unknown = sorted({check.name for check in report.verdict.checks if check.status == "unknown"})
-    if failed:
-        return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}" for c in failed) + "."
-    if unknown:
-        passed = sorted({check.name for check in report.verdict.checks if check.status == "pass"})
-        done = f"{' and '.join(passed)} within budget; " if passed else ""
-        where = "" if report.on_target else f", because no {report.device_title} is in this machine"
-        return f"{done}{' and '.join(unknown)} not known{where}."
-    return "Every check is within budget." if report.verdict.checks else "Nothing was checked."
+def estimated_rows(report: Report) -> list[Row]:
+    """Rows of the device that the estimator filled."""
+    return [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
 
 
 def measurement_table(report: Report) -> Table:
@@ -60,50 +69,55 @@ def measurement_table(report: Report) -> Table:
         "memory",
         "",
     )
-    table = new_table(title, *columns, right=columns[1:8])
-    cold = {row.artifact: row for row in report.rows if row.phase == "cold" and row.where == "host"}
-    seen: set[str] = set()
+    table = new_table(escape(title), *columns, right=columns[1:8])
+    cold = {(row.artifact, row.threads): row for row in report.rows if row.phase == "cold" and row.where == "host"}
+    seen: set[tuple[str, int | None]] = set()
     for row in report.rows:
         if row.where != "host" or row.phase == "cold":
             continue
-        first = cold.get(row.artifact) if row.artifact not in seen else None
-        seen.add(row.artifact)
-        table.add_row(*_cells(row, first))
+        key = (row.artifact, row.threads)
+        first = cold.get(key) if key not in seen else None
+        seen.add(key)
+        table.add_row(*_cells(row, first, shape_words(row, report)))
     return table
 
 
-def _cells(row: Row, cold: Row | None) -> list[str]:
+def _cells(row: Row, cold: Row | None, shape: str) -> list[str]:
     latency = row.latency_ms
+    start = [escape(row.artifact), format_bytes(row.size_bytes), shape]
+    state = f"[yellow]{escape(state_words(row))}[/]" if state_words(row) else ""
     if latency.status != "measured":
-        reason = f"[yellow]{latency.status}: {escape(latency.reason or '')}[/]"
-        shape = f"{row.batch} × {row.seq}"
-        return [row.artifact, format_bytes(row.size_bytes), shape, DASH, DASH, DASH, DASH, DASH, reason]
+        return [*start, DASH, DASH, DASH, DASH, DASH, state]
     first = _ms(cold.latency_ms.p50) if cold else ""
-    state = "" if latency.stable else "[yellow]unstable[/]"
     throughput = f"{row.throughput_per_s:,.0f}" if row.throughput_per_s is not None else DASH
-    memory = format_bytes(row.memory_bytes.peak)
-    shape = f"{row.batch} × {row.seq}"
-    times = [first, _ms(latency.p50), _ms(latency.p90)]
-    return [row.artifact, format_bytes(row.size_bytes), shape, *times, throughput, memory, state]
+    return [*start, first, _ms(latency.p50), _ms(latency.p90), throughput, memory_words(row.memory_bytes), state]
 
 
 def _ms(value: float | None) -> str:
     return DASH if value is None else f"{format_milliseconds(value)} ms"
 
 
-def check_table(report: Report) -> Table:
-    """Each limit of the device against what is known."""
-    table = new_table(
-        f"Budget of {report.device}", "check", "artifact", "limit", "value", "result", right=("limit", "value")
-    )
-    for check in report.verdict.checks:
-        result = coloured(check.status)
-        table.add_row(check.name, check.artifact, quantity(check.limit, check), quantity(check.value, check), result)
+def estimate_table(report: Report) -> Table:
+    """Rows that were estimated for the device: middle and range, never a percentile."""
+    columns = ("artifact", "batch × tokens", "typical, estimated", "memory, estimated")
+    title = f"NOT MEASURED: estimated for {report.device_title}"
+    table = new_table(escape(title), *columns, right=columns[1:])
+    for row in estimated_rows(report):
+        latency, memory = latency_words(row.latency_ms), memory_words(row.memory_bytes)
+        table.add_row(
+            *(escape(row.artifact), shape_words(row, report), f"[italic]{latency}[/]", f"[italic]{memory}[/]")
+        )
+    table.caption = escape(estimate_words(report) or "")
+    table.caption_justify = "left"
     return table
 
 
-def quantity(value: float | None, check: Check) -> str:
-    """A check's limit or value in its unit."""
-    if value is None:
-        return DASH
-    return format_bytes(value) if check.unit == "bytes" else f"{format_milliseconds(value)} {check.unit}"
+def check_table(report: Report) -> Table:
+    """Each limit of the device against what is known."""
+    columns = ("check", "artifact", "limit", "value", "known by", "result")
+    table = new_table(f"Budget of {escape(report.device)}", *columns, right=("limit", "value"))
+    for check in report.verdict.checks:
+        basis = check.basis if check.value is not None else None
+        cells = (check.name, escape(check.artifact), quantity(check.limit, check), value_words(check), basis or DASH)
+        table.add_row(*cells, coloured(check.status))
+    return table

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamSynchronize": (c_void_p,),
     "cuStreamDestroy_v2": (c_void_p,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "cuEventDestroy_v2": (c_void_p,),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
@@ -146,6 +151,23 @@ class Cuda:
     def synchronise(self) -> None:
         """Wait until everything in the stream is done. Errors of kernels surface here."""
         self.call("cuStreamSynchronize", self._stream)
+
+    def timed_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds that the stream takes for what ``work`` puts into it, between two events; waits for the end."""
+        events = [c_void_p(), c_void_p()]
+        elapsed = c_float(0)
+        for event in events:
+            self.call("cuEventCreate", byref(event), 0)
+        try:
+            self.call("cuEventRecord", events[0], self._stream)
+            work()
+            self.call("cuEventRecord", events[1], self._stream)
+            self.synchronise()
+            self.call("cuEventElapsedTime", byref(elapsed), events[0], events[1])
+        finally:
+            for event in events:
+                self.call("cuEventDestroy_v2", event)
+        return float(elapsed.value)
 
     def close(self) -> None:
         """Destroy the stream and let go of the context; a second call does nothing."""

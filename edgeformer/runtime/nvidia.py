@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+_DEVICE_TREE = Path("/proc/device-tree")
+_WDDM = 0  # NVML_DRIVER_WDDM
+# nvml.h, nvmlClocksEventReasons; those that say "slower than it could be". Idle and application clocks are not.
+_SLOWED = {
+    0x04: "power limit",
+    0x08: "hardware slowdown (heat or power)",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "external power brake",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +33,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One card at one moment. What a platform does not report is None."""
+    """One card at one moment. What a platform does not report is None.
+
+    ``slowed_by``: why its clocks are lower than they could be. ``process_ids``: computing and drawing processes.
+    """
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -30,6 +45,7 @@ class GpuState:
     throttle_reasons: str | None
     energy_mj: int | None
     process_ids: tuple[int, ...]
+    slowed_by: tuple[str, ...] = ()
 
 
 def gpus() -> list[Gpu]:
@@ -70,6 +86,30 @@ def process_memory_bytes(pid: int) -> int | None:
         return total
 
 
+def card_used_bytes(uuid: str) -> int | None:
+    """Memory in use on one card, by everybody; None without NVML, and where the card shares the system's memory."""
+    with _nvml() as nvml:
+        handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if nvml is not None else None
+        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
+        return int(memory.used) if memory is not None else None
+
+
+def hides_process_memory(uuid: str) -> bool:
+    """Windows' WDDM driver model manages the card's memory itself and tells nobody which process holds how much."""
+    with _nvml() as nvml:
+        handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if nvml is not None else None
+        model = _ask(nvml, "nvmlDeviceGetCurrentDriverModel", handle) if handle is not None else None
+        return model is not None and int(model) == _WDDM
+
+
+def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
+    """Whether this is a Jetson: its GPU has no memory of its own, and NVML (where it is there) no figure of it."""
+    try:
+        return b"nvidia,tegra" in (root / "compatible").read_bytes()
+    except OSError:
+        return False
+
+
 def state(uuid: str) -> GpuState | None:
     """Clocks, temperature, limits, energy counter and other processes of one card; None without NVML."""
     with _nvml() as nvml:
@@ -78,7 +118,10 @@ def state(uuid: str) -> GpuState | None:
             return None
         limit_mw = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
+        processes = [
+            *(_ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []),
+            *(_ask(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle) or []),
+        ]
         return GpuState(
             sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
@@ -86,7 +129,8 @@ def state(uuid: str) -> GpuState | None:
             power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
             throttle_reasons=hex(reasons) if reasons is not None else None,
             energy_mj=_ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
-            process_ids=tuple(sorted(int(process.pid) for process in processes)),
+            process_ids=tuple(sorted({int(process.pid) for process in processes})),
+            slowed_by=tuple(text for bit, text in _SLOWED.items() if reasons is not None and reasons & bit),
         )
 
 

@@ -16,11 +16,13 @@ _KEPT = ("past_key", "past_value", "past_conv")
 
 
 class OnnxDecoder(ABC):
-    """One text, or several of the same length, read and written token by token.
+    """One text, or several of the same length, read and written token by token, through at most ``loops`` loops.
 
     Args:
         first: the graph that reads the tokens; it knows the longest text, where that is known.
     """
+
+    loops: int
 
     def __init__(self, first: OnnxSession) -> None:
         self.provider = first.provider
@@ -33,13 +35,17 @@ class OnnxDecoder(ABC):
 
     def read_rows(self, ids: Array) -> None:
         """The same for the next tokens of every text, int64 [B, n]."""
+        self._take(self._placed(ids))
+        self.length += ids.shape[1]
+
+    def _placed(self, ids: Array) -> dict[str, Array]:
+        """The next tokens int64 [B, n] with their places."""
         rows, new = ids.shape
         end = self.length + new
         if self._max_positions is not None and end > self._max_positions:
             raise InputError(f"the text has {end} tokens; the model takes at most {self._max_positions}")
         places = np.repeat(np.arange(self.length, end, dtype=np.int64)[None], rows, axis=0)
-        self._take({"input_ids": ids, "position_ids": places})
-        self.length = end
+        return {"input_ids": ids, "position_ids": places}
 
     def logits(self, loop: int) -> Array:
         """Logits float32 [V] of the exit after ``loop``, the one that was advanced to last."""
@@ -57,6 +63,24 @@ class OnnxDecoder(ABC):
     @abstractmethod
     def row_logits(self, loop: int) -> Array:
         """Logits float32 [B, V], as :meth:`logits`."""
+
+    @abstractmethod
+    def peek(self, ids: Array, loop: int) -> Array:
+        """What the next tokens would give after ``loop``, without reading them: calls can be repeated and timed.
+
+        It costs what reading one token of every text and advancing costs, at the place that follows the text so far.
+
+        Args:
+            ids: one token per text, int64 [B, 1].
+            loop: where to stop.
+
+        Returns:
+            Logits float32 [B, V].
+
+        Raises:
+            InputError: the text would get longer than the model takes.
+            ValueError: earlier tokens still wait in front of a loop, or this decoder never stops there.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -77,6 +101,7 @@ class StepDecoder(OnnxDecoder):
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts.embed)
         self._parts = parts
+        self.loops = parts.loops
         self._embedding: Array | None = None
         self._kept: list[dict[str, Array] | None] = [None] * parts.loops
         self._waiting: list[Array | None] = [None] * (parts.loops + 1)
@@ -106,27 +131,43 @@ class StepDecoder(OnnxDecoder):
         result: Array = self._parts.readout(self._newest, loop)[:, -1]
         return result
 
+    def peek(self, ids: Array, loop: int) -> Array:
+        """Run one token per text through the loops up to ``loop`` and forget it. See :meth:`OnnxDecoder.peek`."""
+        if any(state is not None for state in self._waiting[:loop]):
+            raise ValueError(f"tokens wait in front of a loop before {loop}; advance to it first")
+        state = self._embed(self._placed(ids))["state"]
+        for number in range(loop):
+            state = self._call(number, state)["next_state"]
+        result: Array = self._parts.readout(state, loop)[:, -1]
+        return result
+
     def close(self) -> None:
         """Free the memory of all graphs."""
         self._parts.close()
 
     def _take(self, text: Mapping[str, Array]) -> None:
-        embed = self._parts.embed
-        if self._embedding is None:
-            self._embedding = embed.empty("past_conv", len(text["input_ids"]))
-        found = embed.run({**text, "past_conv": self._embedding})
+        found = self._embed(text)
         self._embedding, self._newest = found["present_conv"], None
         self._wait(0, found["state"])
+
+    def _embed(self, text: Mapping[str, Array]) -> dict[str, Array]:
+        embed, kept = self._parts.embed, self._embedding
+        if kept is None:
+            kept = embed.empty("past_conv", len(text["input_ids"]))
+        return embed.run({**text, "past_conv": kept})
 
     def _wait(self, number: int, state: Array) -> None:
         before = self._waiting[number]
         self._waiting[number] = state if before is None else np.concatenate((before, state), axis=1)
 
-    def _run(self, number: int, state: Array) -> Array:
+    def _call(self, number: int, state: Array) -> dict[str, Array]:
         graph, kept = self._parts.loop, self._kept[number]
         if kept is None:
             kept = {name: graph.empty(name, len(state)) for name in _KEPT}
-        found = graph.run({"state": state, "loop": np.array([number], dtype=np.int64), **kept})
+        return graph.run({"state": state, "loop": np.array([number], dtype=np.int64), **kept})
+
+    def _run(self, number: int, state: Array) -> Array:
+        found = self._call(number, state)
         self._kept[number] = {name: found[name.replace("past", "present")] for name in _KEPT}
         return found["next_state"]
 
@@ -151,15 +192,10 @@ class FullDepthDecoder(OnnxDecoder):
 
     def advance(self, loop: int) -> None:
         """Compute the newest token up to the last loop."""
-        if loop != self.loops:
-            raise ValueError(f"the decode graph runs all {self.loops} loops and cannot stop after loop {loop}")
+        self._require_last(loop)
         if self._pending is None:
             raise ValueError(f"no token waits in front of loop {loop}; read one first")
-        kept = self._kept
-        if kept is None:
-            rows = len(self._pending["input_ids"])
-            kept = {name: self._graph.empty(name, rows) for name in self._outputs}
-        found = self._graph.run({**self._pending, **kept})
+        found = self._call(self._pending)
         self._kept = {name: found[output] for name, output in self._outputs.items()}
         self._newest, self._pending = found["logits"][:, -1], None
 
@@ -169,9 +205,27 @@ class FullDepthDecoder(OnnxDecoder):
             raise ValueError("nothing was computed yet: read tokens and advance first")
         return self._newest
 
+    def peek(self, ids: Array, loop: int) -> Array:
+        """One call that leaves the caches as they are. See :meth:`OnnxDecoder.peek`."""
+        self._require_last(loop)
+        if self._pending is not None:
+            raise ValueError(f"tokens wait in front of loop {loop}; advance to it first")
+        result: Array = self._call(self._placed(ids))["logits"][:, -1]
+        return result
+
     def close(self) -> None:
         """Free the graph's memory."""
         self._graph.close()
+
+    def _require_last(self, loop: int) -> None:
+        if loop != self.loops:
+            raise ValueError(f"the decode graph runs all {self.loops} loops and cannot stop after loop {loop}")
+
+    def _call(self, text: Mapping[str, Array]) -> dict[str, Array]:
+        kept = self._kept
+        if kept is None:
+            kept = {name: self._graph.empty(name, len(text["input_ids"])) for name in self._outputs}
+        return self._graph.run({**text, **kept})
 
     def _take(self, text: Mapping[str, Array]) -> None:
         before = self._pending

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cannot_run", "check_artifact", "check_companion", "default_provider", "open_artifact", "open_checked",
-    "open_decoder",
+    "open_checked_decoder", "open_decoder",
 ]  # fmt: skip
 
 REMEDY = "export the run again, or copy the whole bundle again"
@@ -130,14 +130,27 @@ def open_decoder(
     loops = manifest.exits[-1]
     if artifact.role == "decode" and set(exits) != {loops}:
         raise InputError(f"{bundle}: artifact {artifact.id!r} always runs all {loops} loops; use a step artifact")
-    path = check_artifact(bundle, manifest, artifact)
+    return open_checked_decoder(check_artifact(bundle, manifest, artifact), artifact, exits, provider, threads)
+
+
+def open_checked_decoder(
+    path: Path,
+    artifact: ArtifactManifest,
+    exits: Collection[int] | None = None,
+    provider: str | None = None,
+    threads: int | None = None,
+) -> OnnxDecoder:
+    """The same for a file that :func:`check_artifact` has passed; ``exits`` None: the last loop only."""
     from edgeformer.runtime.onnx_decoder import FullDepthDecoder, StepDecoder
     from edgeformer.runtime.step_session import StepParts
 
+    bundle = _bundle_of(path, artifact)
+    manifest = read_bundle(bundle)
     open_part = _opener(provider, threads, manifest.max_positions, in_turns=artifact.role == "step")
     if artifact.role == "decode":
         return FullDepthDecoder(open_part(path))
-    return StepDecoder(StepParts(_parts(bundle, artifact), loops, exits, open_part))
+    loops = manifest.exits[-1]
+    return StepDecoder(StepParts(_parts(bundle, artifact), loops, exits or (loops,), open_part))
 
 
 def _opener(

@@ -16,10 +16,18 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Efficiency(Frozen):
-    """How much of the device's peak rates one class of operators reaches, and what an operator costs at least."""
+    """How much of the device's peak rates one class of operators reaches, and what an operator costs at least.
+
+    Its time is the sum of the overhead and of what each rate takes.
+    """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
-    of_bandwidth: Positive | None = Field(None, description="share of the bandwidth; above 1 where a cache serves it")
+    of_bandwidth: Positive | None = Field(
+        None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
+    )
+    of_memory: Positive | None = Field(
+        None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
+    )
     overhead_us: Annotated[float, Field(ge=0)] = Field(0.0, description="per operator, doing nothing")
 
 
@@ -54,6 +62,10 @@ class Calibration(Frozen):
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
+    operators: dict[str, dict[str, Efficiency]] = Field(
+        {}, description="precision → operator → efficiency, where it was seen often enough to differ from its class"
+    )
     call_overhead_us: Annotated[float, Field(ge=0)] = Field(0.0, description="per call, whatever the graph")
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
-    error: EstimateError | None = Field(None, description="on cases that were not fitted; None: never validated")
+    validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
+    error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")

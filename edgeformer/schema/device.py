@@ -75,6 +75,12 @@ class DeviceProfile(Frozen):
     match: str | None = Field(
         None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
     )
+    match_not: tuple[str, ...] = Field(
+        (), strict=False, description="words of names that contain `match` and are other devices, e.g. SUPER, Laptop"
+    )
+    boards: tuple[str, ...] = Field(
+        (), strict=False, description="Jetson: part numbers in /proc/device-tree/compatible, one of which must be there"
+    )
     compute_capability: Fact[str] | None = None
     memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
     memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -50,15 +51,77 @@ def code_version() -> str:
     return f"{__version__}+{done.stdout.strip()}"
 
 
-def cpu_name() -> str:
-    """The processor as the operating system names it."""
+def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
+    """The processor as the operating system names it; on boards without such a name, the board.
+
+    Args:
+        root: where the system's files lie.
+        system: ``sys.platform`` of the system that lies there.
+    """
+    if system == "win32":
+        found = _windows_cpu()
+    elif system == "darwin":
+        found = _answer_of(str(root / "usr/sbin/sysctl"), "-n", "machdep.cpu.brand_string")
+    else:
+        found = _linux_cpu(root)
+    return found or platform.processor() or platform.machine()
+
+
+def board_names(root: Path = Path("/")) -> tuple[str, ...]:
+    """What the device tree says about a board (Jetson, Raspberry Pi): its model, then the names it is compatible with.
+
+    Empty on computers without a device tree, and in containers that hide it.
+    """
+    tree = root / "proc/device-tree"
+    return tuple(name for file in ("model", "compatible") for name in _texts(tree / file).split("\0") if name)
+
+
+def _texts(file: Path) -> str:
+    """The content of a system file; empty where it does not exist or cannot be read."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""
+
+
+def _linux_cpu(root: Path) -> str:
+    """x86 processors have a name in /proc/cpuinfo; ARM kernels have none there, or only "ARMv8 Processor"."""
+    fields: dict[str, str] = {}
+    for line in _texts(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name", "")
+    if name and not name.startswith("ARMv"):
+        return name
+    board = board_names(root)[:1] or (fields.get("Model"),)  # the second is the Raspberry Pi's, in containers too
+    if board[0]:
+        return board[0]
+    # Servers without a device tree: the identification register still tells two processors apart.
+    if "CPU part" in fields:
+        return f"{platform.machine()} (implementer {fields.get('CPU implementer', '?')}, part {fields['CPU part']})"
+    return name
+
+
+def _windows_cpu() -> str:
+    """``platform.processor()`` says "Intel64 Family 6 Model 190" there; the registry has the name on the box."""
+    if sys.platform != "win32":
+        return ""
+    import winreg
+
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    except OSError:
+        return ""
+
+
+def _answer_of(*command: str) -> str:
+    """What a program prints; empty where it is absent or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def describe_host() -> dict[str, Any]:

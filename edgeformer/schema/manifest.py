@@ -206,6 +206,9 @@ class ArtifactManifest(Frozen):
         None, description="on the validation split, or as many of its first rows as `n` says"
     )
     sharing: Sharing | None = None
+    parts_bytes: dict[str, int] = Field(
+        {}, description="ONNX: what `size_bytes` is made of: embeddings, block, heads, other. Empty: not known"
+    )
     drift: Drift | None = Field(None, description="looped models")
     quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")

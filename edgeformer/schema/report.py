@@ -137,6 +137,10 @@ class Candidate(Frozen):
     feasible: bool
     on_front: bool = Field(description="nothing else is at least as good in score, latency and size and better in one")
     reason: str | None = Field(None, description="why it is not feasible")
+    low_ms: float | None = Field(None, description="estimates: lower end of latency_ms")
+    high_ms: float | None = Field(None, description="estimates: upper end of latency_ms")
+    unknown: tuple[str, ...] = Field((), strict=False, description="limits of which nobody can say whether it keeps")
+    scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
 
 
 class Search(Frozen):
@@ -148,6 +152,11 @@ class Search(Frozen):
     candidates: tuple[Candidate, ...] = Field(strict=False)
     pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
     reason: str
+    basis: Literal["measured", "estimated", "host"] = Field(
+        "measured",
+        description="times of the candidates: measured on the device, estimated for it (at least one of them), or this "
+        "host's own for want of both, which do not count against the device's limits",
+    )
     not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
 
 

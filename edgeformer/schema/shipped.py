@@ -1,4 +1,5 @@
-"""Finding recipes and device profiles: a path first, then the ones that ship with edgeformer, with or without .yaml."""
+"""Finding recipes and device profiles, with or without .yaml: a path first, then the user's own profiles, then the ones
+that ship with edgeformer."""
 
 from __future__ import annotations
 
@@ -28,17 +29,21 @@ def shipped_names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
-def find(kind: Kind, name: str) -> Path:
+def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     """The file that ``name`` (a path or a shipped name) stands for.
+
+    Args:
+        local: a folder of the user's own files; one of the same name is used instead of the shipped one.
 
     Raises:
         RecipeError: neither exists; the message lists the shipped names.
     """
-    shipped = shipped_folder(kind)
     bare = Path(name).name
     candidates = [Path(name), *(Path(name + suffix) for suffix in _SUFFIXES)]
     if bare == name:  # a path that does not exist must not turn into a shipped recipe of the same name
-        candidates += [shipped / bare, *(shipped / (bare + suffix) for suffix in _SUFFIXES)]
+        for folder in (local, shipped_folder(kind)):
+            if folder is not None:
+                candidates += [folder / bare, *(folder / (bare + suffix) for suffix in _SUFFIXES)]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
@@ -61,6 +66,9 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> AnyRecipe:
     return validate_recipe(load_recipe_document(name, overrides or []))
 
 
-def load_profile(name: str) -> DeviceProfile:
-    """Find, read and validate a device profile. Raises RecipeError."""
-    return validate(DeviceProfile, read_yaml(find("profiles", name)))
+def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
+    """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
+
+    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
+    """
+    return validate(DeviceProfile, read_yaml(find("profiles", name, local)))

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
+_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # upper or lower case: MJ is a millijoule here
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -28,6 +29,11 @@ def parse_bytes(text: str) -> int:
 def parse_milliseconds(text: str) -> float:
     """``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
     return _parse(text, _MILLISECONDS, "5ms")
+
+
+def parse_millijoules(text: str) -> float:
+    """``"10mJ"`` → millijoules. Raises ValueError naming the allowed units."""
+    return _parse(text, _MILLIJOULES, "10mJ")
 
 
 def format_bytes(value: float | None) -> str:

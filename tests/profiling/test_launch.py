@@ -4,71 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
-from tiny_bundle import artifact_of, write_bundle
+from tiny_bundle import write_bundle
 
 from edgeformer.schema.progress import Silent
-from edgeformer.schema.report import Row
 from edgeformer.stages.profiling import launch
 from edgeformer.stages.profiling.launch import child_environment, measure_in_child
-from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import ChildSpec, Measured, Refused, Started, unavailable_row
-
-RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
+from edgeformer.stages.profiling.messages import Measured, Refused, Started, unavailable_row
+from tests.profiling.measuring_child import RULES, Recorder, make_spec, reasons, run_as
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("launch") / "bundle")
-
-
-def make_spec(bundle: Path, **changes: object) -> ChildSpec:
-    artifact = artifact_of(bundle, "onnx/model.onnx")
-    return ChildSpec(
-        bundle=str(bundle),
-        file=str(bundle / "onnx" / "model.onnx"),
-        size_bytes=artifact.size_bytes or 0,
-        artifact=artifact,
-        max_positions=24,
-        provider="CPUExecutionProvider",
-        threads=1,
-        shapes=((1, 8), (2, 8)),
-        rules=asdict(RULES),
-    ).model_copy(update=changes)
-
-
-class Recorder(Silent):
-    def __init__(self) -> None:
-        self.advanced = 0
-        self.messages: list[str] = []
-        self.open = False
-
-    def start(self, description: str, total: int | None, unit: str = "") -> None:
-        self.open = True
-
-    def advance(self, amount: int = 1, **fields: float) -> None:
-        self.advanced += amount
-
-    def finish(self) -> None:
-        self.open = False
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-
-def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
-    """The rows that are left when the child runs ``program`` instead of measuring."""
-    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", program])
-    return measure_in_child(make_spec(bundle, **changes), 1.0, Silent())
-
-
-def reasons(rows: list[Row]) -> list[str]:
-    assert all(row.latency_ms.status == row.memory_bytes.status == "unavailable" for row in rows)
-    return [str(row.latency_ms.reason) for row in rows]
 
 
 def test_a_real_child_measures_every_shape(bundle: Path) -> None:
@@ -84,11 +35,14 @@ def test_a_real_child_measures_every_shape(bundle: Path) -> None:
         assert row.memory_bytes.status == "measured" and (row.memory_bytes.peak or 0) > 0
         assert row.memory_bytes.method and (row.memory_bytes.baseline or 0) > 2**20
         assert row.where == "host" and row.provider == "CPUExecutionProvider"
-        assert row.conditions["threads"] == 1
+        assert row.threads == row.conditions["threads"] == 1 and row.device_ms is None
     assert rows[0].load_ms is not None and rows[0].load_ms > 0
     assert rows[0].latency_ms.n == 1
     assert rows[1].latency_ms.n >= 100 and rows[1].throughput_per_s is not None
-    assert (progress.advanced, progress.open, progress.messages) == (2, False, [])
+    assert len(rows[1].latency_ms.quantiles_ms) == 41
+    assert rows[1].latency_ms.quantiles_ms[20] == pytest.approx(rows[1].latency_ms.p50, abs=1e-6)
+    assert not progress.open and progress.messages == []
+    assert 2 <= progress.advanced <= 4, "and once more for each that was stable"
 
 
 def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path) -> None:

@@ -93,7 +93,22 @@ def test_throttling_while_measured_is_not_stable() -> None:
     artifact = FakeArtifact(lambda index: 10.0 if index < 200 else 13.0)
     sample = measure(artifact, MeasureRules(), artifact.clock)
     assert not sample.stable
-    assert sample.warnings == ("drifted while it was measured: median 10 ms at first, 13 ms in the second half",)
+    assert sample.warnings == (
+        "drifted while it was measured: median 10 ms at first, 13 ms at the end, 10 to 13 ms over 10 parts",
+    )
+
+
+def test_other_work_that_comes_and_goes_is_not_stable() -> None:
+    """Both halves have the same median; a part in the middle has not."""
+    artifact = FakeArtifact(lambda index: 12.0 if 205 <= index < 245 else 10.0)
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert not sample.stable
+    assert "10 to 12 ms over 10 parts" in sample.warnings[0]
+
+
+def test_single_slow_calls_are_no_drift() -> None:
+    artifact = FakeArtifact(lambda index: 50.0 if index % 30 == 0 else 10.0)
+    assert measure(artifact, MeasureRules(), artifact.clock).stable
 
 
 def test_windows_agree_within_ten_percent_of_the_smallest() -> None:

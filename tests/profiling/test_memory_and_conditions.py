@@ -13,7 +13,6 @@ from edgeformer.stages.profiling.memory import (
     PolledPeak,
     WindowsPeak,
     added,
-    gpu_memory,
     peak_meter,
     resident_bytes,
 )
@@ -63,10 +62,6 @@ def test_a_peak_that_could_not_be_reset_says_what_it_holds() -> None:
     assert (memory.status, memory.peak, memory.baseline) == ("measured", 300, 200)
     assert "cannot reset" in str(memory.method)
     assert "cannot reset" not in str(added(Fixed(), baseline_bytes=200, since_reset=True).method)
-
-
-def test_gpu_memory_is_asked_for_gpu_providers_only() -> None:
-    assert gpu_memory("CPUExecutionProvider") is None
 
 
 def test_foreign_work_is_told_apart_from_our_own() -> None:

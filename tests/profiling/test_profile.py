@@ -18,7 +18,7 @@ from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
-FAST = ProfileOptions(rules=RULES, threads=1)
+FAST = ProfileOptions(rules=RULES, threads=(1,))
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,19 @@ def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(
     host, device = report.rows[1], report.rows[2]
     assert host.latency_ms.status == "measured" and host.provider == "CPUExecutionProvider"
     assert device.provider == "CUDAExecutionProvider"
-    for measurement in (device.latency_ms, device.memory_bytes, device.energy_mj):
-        assert measurement.status == "unavailable"
-        assert "not present on this host" in str(measurement.reason)
-        assert "estimates are not built yet" in str(measurement.reason)
+    assert device.latency_ms.status == device.memory_bytes.status == "estimated"
+    assert device.latency_ms.low < device.latency_ms.p50 < device.latency_ms.high  # type: ignore[operator]
+    assert device.memory_bytes.low < device.memory_bytes.peak < device.memory_bytes.high  # type: ignore[operator]
+    assert device.latency_ms.p90 is None and device.latency_ms.n == 0 and device.throughput_per_s is None
+    assert device.energy_mj.status == "unavailable" and "never estimated" in str(device.energy_mj.reason)
+    assert report.estimated_for == "cuda" and report.estimate_error is None
+    assert any("not present on this host" in note for note in report.notes)
     assert device.size_bytes == host.size_bytes > 1000
     checks = {check.name: check for check in report.verdict.checks}
     assert checks["size"].status == "fail"
-    assert checks["latency"].status == checks["memory"].status == "unknown"
+    assert checks["size"].basis == "measured"
+    assert checks["latency"].status == checks["memory"].status == "pass"  # eight weights
+    assert checks["latency"].basis == checks["memory"].basis == "estimated"
     assert report.verdict.status == "fail"
 
 
@@ -101,11 +106,10 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     options = replace(FAST, artifacts=("model",), batches=(1,), provider="CPUExecutionProvider")
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
     assert report.on_target is True
-    assert report.rows[-1].where == "device"
-    assert "measured with CPUExecutionProvider: CUDAExecutionProvider is needed" in str(
-        report.rows[-1].latency_ms.reason
-    )
-    assert {check.name: check.status for check in report.verdict.checks}["latency"] == "unknown"
+    assert (report.rows[-1].where, report.rows[-1].latency_ms.status) == ("device", "estimated")
+    wanted = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
+    assert any(wanted in note and "estimated instead" in note for note in report.notes)
+    assert {check.name: check.basis for check in report.verdict.checks}["latency"] == "estimated"
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,9 +120,13 @@ def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, m
     write_manifest(bundle, [engine])
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), FAST)
     assert {row.where for row in report.rows} == {"host", "device"}
-    assert all("engine was built for" in str(row.latency_ms.reason) for row in report.rows)
+    host = [row for row in report.rows if row.where == "host"]
+    assert all("engine was built for" in str(row.latency_ms.reason) for row in host)
+    device = [row for row in report.rows if row.where == "device"]
+    assert all("bundle has none for engine" in str(row.latency_ms.reason) for row in device)
     latency = next(check for check in report.verdict.checks if check.name == "latency")
-    assert latency.status == "unknown" and "cannot run here" in str(latency.reason)
+    assert latency.status == "unknown" and "need an ONNX graph" in str(latency.reason)
+    assert any("cannot run here" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])
@@ -158,6 +166,7 @@ def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
             spinner.wait()
     latency = next(row.latency_ms for row in report.rows if row.phase == "steady")
     assert any("other processes used" in warning for warning in latency.warnings)
+    assert latency.stable is False
 
 
 def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:

@@ -18,7 +18,7 @@ from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from tests.exporting.language_run import POSITIONS, exported_language_run
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
-FAST = ProfileOptions(rules=RULES, threads=1, batches=(2,), seqs=(5,), artifacts=("onnx-fp32",))
+FAST = ProfileOptions(rules=RULES, threads=(1,), batches=(2,), seqs=(5,), artifacts=("onnx-fp32",))
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def test_whole_calls_are_measured_at_every_shape(report: Report) -> None:
         assert (row.memory_bytes.peak or 0) > 0
 
 
-def test_latency_per_decoded_token_is_unknown_with_the_reason(report: Report) -> None:
+def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass(report: Report) -> None:
     checks = {check.name: check for check in report.verdict.checks}
     assert checks["size"].status == checks["memory"].status == "pass"
-    assert checks["latency"].status == "unknown"
-    assert "per decoded token; decoding is not measured yet" in str(checks["latency"].reason)
-    assert report.verdict.status == "unknown"
+    assert checks["latency"].status == "pass" and checks["latency"].basis == "measured"
+    assert "whole" in str(checks["latency"].reason), checks["latency"].reason
+    assert report.verdict.status == "pass"
     assert not any("leaks" in note for note in report.notes)
 
 

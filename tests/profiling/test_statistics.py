@@ -33,6 +33,13 @@ def test_figures_of_a_known_sample() -> None:
     assert latency.status == "measured"
 
 
+def test_the_distribution_is_kept_at_41_even_steps() -> None:
+    latency = summarise([float(value) for value in range(1000, -1, -1)], stable=True)
+    assert latency.quantiles_ms == tuple(25.0 * step for step in range(41))
+    assert summarise([1.0, 3.0], stable=True).quantiles_ms[::20] == (1.0, 2.0, 3.0)
+    assert summarise([1.0], stable=None).quantiles_ms == (), "one call has no distribution"
+
+
 def test_the_spread_warns_above_two_and_a_half_percent() -> None:
     quiet = summarise([99.0, 101.0] * 50, stable=True)
     assert quiet.cv == pytest.approx(0.01, rel=0.02)

@@ -13,7 +13,7 @@ from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.model_card import model_card
 from edgeformer.reporting.report_files import as_csv, as_markdown, write_report
-from edgeformer.reporting.report_tables import in_words
+from edgeformer.reporting.report_words import in_words
 from edgeformer.schema.report import Check, Energy, Latency, Memory, Report, Row, Verdict
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.workspace import locate, read_run
@@ -83,9 +83,11 @@ def test_report_files(tmp_path: Path, finished_run: Path) -> None:
     location = locate(str(finished_run), finished_run.parent)
     location = type(location)(tmp_path, location.bundle)
     written = write_report(report((SIZE, SPEED)), location)
-    assert [path.name for path in written] == [f"rtx4050.{kind}" for kind in ("json", "md", "csv", "png")]
+    assert [path.name for path in written] == [
+        f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
+    ]
     assert Report.model_validate_json(written[0].read_bytes(), strict=False) == report((SIZE, SPEED))
-    assert written[3].read_bytes().startswith(b"\x89PNG")
+    assert written[5].read_bytes().startswith(b"\x89PNG")
 
 
 def test_learning_curve(finished_run: Path) -> None:

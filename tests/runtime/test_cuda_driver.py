@@ -36,6 +36,14 @@ int cuDevicePrimaryCtxRelease_v2(int device) { return device; }
 int cuCtxSetCurrent(void *context) { return context == CONTEXT ? 0 : 201; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = STREAM; return flags; }
 int cuStreamSynchronize(void *stream) { return stream == STREAM ? 0 : 400; }
+static int events;
+static float clock_ms;
+int open_events(void) { return events; }
+void let_pass(float milliseconds) { clock_ms += milliseconds; }
+int cuEventCreate(void **event, unsigned flags) { *event = malloc(sizeof(float)); events++; return flags; }
+int cuEventRecord(void *event, void *stream) { *(float *)event = clock_ms; return stream == STREAM ? 0 : 400; }
+int cuEventElapsedTime(float *ms, void *first, void *last) { *ms = *(float *)last - *(float *)first; return 0; }
+int cuEventDestroy_v2(void *event) { free(event); events--; return 0; }
 int cuStreamDestroy_v2(void *stream) { return stream == STREAM ? 0 : 400; }
 int cuMemAlloc_v2(Address *address, size_t size) {
     if (size > 1ull << 33) return 2;
@@ -98,6 +106,22 @@ def test_arrays_go_there_and_back_and_memory_is_given_back(driver: Path) -> None
     assert ctypes.CDLL(str(driver)).open_blocks() == 0
     cuda.close()
     cuda.close()
+
+
+def test_work_is_timed_between_two_events_that_are_given_back(driver: Path) -> None:
+    library = ctypes.CDLL(str(driver))
+    library.let_pass.argtypes = (ctypes.c_float,)
+    cuda = Cuda()
+    library.let_pass(100.0)
+    assert cuda.timed_ms(lambda: library.let_pass(2.5)) == pytest.approx(2.5)
+    with pytest.raises(EdgeformerError, match="refused"):
+        cuda.timed_ms(_refuse)
+    assert library.open_events() == 0
+    cuda.close()
+
+
+def _refuse() -> None:
+    raise EdgeformerError("refused")
 
 
 def test_an_error_has_the_drivers_words(driver: Path) -> None:

@@ -149,3 +149,41 @@ def test_what_cannot_write_is_refused(bundle: Path) -> None:
     rejected = artifact_of(bundle, "onnx-fp32-step").model_copy(update={"status": "rejected", "reason": "overflow"})
     with pytest.raises(ArtifactError, match=r"was not built \(rejected: overflow\)"):
         open_decoder(bundle, rejected, (LOOPS,))
+
+
+@pytest.mark.parametrize("kind", ["step", "decode"])
+@pytest.mark.parametrize("read", [0, 1, 20])
+def test_peeking_gives_the_next_tokens_logits_and_leaves_everything_as_it_was(
+    bundle: Path, ids: np.ndarray, uncached: dict[int, np.ndarray], kind: str, read: int
+) -> None:
+    decoder = opened(bundle, f"onnx-fp32-{kind}")
+    if read:
+        decoder.read_rows(ids[:, :read])
+        decoder.advance(LOOPS)
+    for _ in range(2):
+        found = decoder.peek(ids[:, read : read + 1], LOOPS)
+        assert np.abs(found - uncached[LOOPS][:, read]).max() < TOLERANCE["fp32"]
+    assert decoder.length == read
+    decoder.read_rows(ids[:, read : read + 1])
+    with pytest.raises(ValueError, match="wait in front of"):
+        decoder.peek(ids[:, :1], LOOPS)
+    decoder.advance(LOOPS)
+    assert np.abs(decoder.row_logits(LOOPS) - uncached[LOOPS][:, read]).max() < TOLERANCE["fp32"]
+    decoder.close()
+
+
+@pytest.mark.parametrize("kind", ["step", "decode"])
+def test_peeking_behind_the_last_place_is_refused(bundle: Path, ids: np.ndarray, kind: str) -> None:
+    decoder = opened(bundle, f"onnx-fp32-{kind}")
+    decoder.read_rows(ids)
+    decoder.advance(LOOPS)
+    with pytest.raises(InputError, match=f"{POSITIONS + 1} tokens; the model takes at most {POSITIONS}"):
+        decoder.peek(ids[:, :1], LOOPS)
+    decoder.close()
+
+
+def test_a_decode_graph_cannot_peek_at_an_exit(bundle: Path, ids: np.ndarray) -> None:
+    decoder = opened(bundle, "onnx-fp32-decode")
+    with pytest.raises(ValueError, match=f"runs all {LOOPS} loops"):
+        decoder.peek(ids[:, :1], EXIT)
+    decoder.close()

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.schema.units import format_bytes, format_duration, format_milliseconds, parse_bytes, parse_milliseconds
+from edgeformer.schema.units import (
+    format_bytes,
+    format_duration,
+    format_milliseconds,
+    parse_bytes,
+    parse_millijoules,
+    parse_milliseconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +39,14 @@ def test_formatting() -> None:
     assert format_milliseconds(12.345) == "12.3"
     assert format_milliseconds(123.4) == "123"
     assert format_duration(725) == "12 min 05 s"
+
+
+@pytest.mark.parametrize(("text", "value"), [("10mJ", 10.0), ("0.5 J", 500.0), ("250uj", 0.25)])
+def test_millijoules(text: str, value: float) -> None:
+    assert parse_millijoules(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["10", "10W", "10mAh", "mJ"])
+def test_what_is_no_energy(text: str) -> None:
+    with pytest.raises(ValueError, match="write a number and a unit"):
+        parse_millijoules(text)

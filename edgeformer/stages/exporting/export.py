@@ -258,7 +258,7 @@ def _engines(work: _Work, artifacts: list[ArtifactManifest]) -> list[ArtifactMan
     for engine in build_engines(work.folder, work.subject, graphs, work.device, cache, work.progress):
         built.append(engine)
         larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
-        work.notes += [larger] if larger is not None else []
+        work.notes.extend([larger] if larger is not None else [])
         if _stops(work, engine):
             break
     return built

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +14,78 @@ import psutil
 
 from edgeformer.runtime import nvidia
 from edgeformer.runtime.power import power_source
+from edgeformer.runtime.providers import on_gpu
 
 _CPU = Path("/sys/devices/system/cpu")
-# Foreign work on more than this share of one core shows in the percentiles.
+# Foreign work on more than this share of one core shows in the percentiles…
 FOREIGN_CORES = 0.2
+# …and on more than this share of the machine in the median: then the figures cannot be had again.
+FOREIGN_SHARE = 0.1
+# A thread that computes, beside the busiest one, in cores: ONNX Runtime's workers look out for work in a loop, which
+# counts, and on a full machine every thread gets a part of a core only.
+_BUSY_SHARE, _BUSY_CORES = 0.3, 0.05
+_OWN_TOLERANCE = 0.3
+_CLOCK_FALL = 0.1
+# With these drivers "powersave" is the ordinary setting, which still goes up to the highest clock.
+_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
+_CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Processor seconds so far: of the whole machine, of this process, and stolen by the hypervisor."""
+    """Processor seconds so far: of the whole machine, of this process, and stolen by the hypervisor.
+
+    ``thread_s``: of each of this process's threads; ``mhz``: the fastest core's clock; absent where the system does not
+    say.
+    """
 
     at_s: float
     busy_s: float
     own_s: float
     stolen_s: float
     throttled: int | None
+    thread_s: Mapping[int, float] = field(default_factory=dict)
+    mhz: float | None = None
 
 
 def read_cpu() -> CpuReading:
     """One reading; take one before and one after."""
     times = psutil.cpu_times()
-    own = psutil.Process().cpu_times()
+    process = psutil.Process()
+    own = process.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts a guest's time in user time as well.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     stolen = getattr(times, "steal", 0.0)
-    return CpuReading(time.perf_counter(), total - idle - stolen, own.user + own.system, stolen, _throttle_count())
+    return CpuReading(
+        at_s=time.perf_counter(),
+        busy_s=total - idle - stolen,
+        own_s=own.user + own.system,
+        stolen_s=stolen,
+        throttled=_throttle_count(),
+        thread_s=_thread_seconds(),
+        mhz=_fastest_mhz(),
+    )
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """What happened between two readings, in cores."""
+    """What happened between two readings, in cores.
+
+    ``busy_threads``: threads of this process that computed, beside the one that calls the artifact. ``strangers``: of
+    them, those that cannot be the artifact's, because they were there before it was opened.
+    """
 
     own_cores: float
     foreign_cores: float
     stolen_cores: float
     throttled: bool
+    busy_threads: Mapping[int, float] = field(default_factory=dict)
+    strangers: frozenset[int] = frozenset()
+    clock_fall: float = 0.0
 
-    def warnings(self) -> list[str]:
-        """What should make a reader doubt the figures."""
+    def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
+        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowded`."""
         noted: list[str] = []
         if self.foreign_cores > FOREIGN_CORES:
             noted.append(f"other processes used {self.foreign_cores:.1f} cores while this was measured")
@@ -58,16 +93,97 @@ class CpuUse:
             noted.append(f"the hypervisor took {self.stolen_cores:.1f} cores away while this was measured")
         if self.throttled:
             noted.append("the processor throttled because of heat while this was measured")
+        if self.clock_fall > _CLOCK_FALL:
+            noted.append(f"the processor's clock fell by {self.clock_fall:.0%} while this was measured")
+        if threads is not None and self.crowded(threads, pools):
+            noted.append(self._crowd(threads))
         return noted
 
+    def crowded(self, threads: int, pools: int = 1) -> bool:
+        """Whether more than the artifact's ``threads`` computed in this process.
 
-def used_between(before: CpuReading, after: CpuReading) -> CpuUse:
-    """Cores used between two readings, told apart by whose they were."""
+        Cores alone do not tell: on two cores, two threads and a third that spins use two cores together.
+
+        Args:
+            threads: of one operator, the calling one among them.
+            pools: graphs that run in turns, each with threads of its own beside the calling one.
+        """
+        others = len(self.busy_threads) > (threads - 1) * pools or bool(self.strangers)
+        return others or self.own_cores > threads + _OWN_TOLERANCE
+
+    def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
+        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
+        foreign = self.foreign_cores + self.stolen_cores
+        busy = foreign > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
+        crowded = threads is not None and self.crowded(threads, pools)
+        return busy or self.throttled or crowded
+
+    def _crowd(self, threads: int) -> str:
+        given = f"{threads} thread{'s' if threads > 1 else ''}"
+        named = ", ".join(
+            f"{_thread_name(number)} {cores:.1f} cores"
+            for number, cores in sorted(self.busy_threads.items(), key=lambda item: -item[1])
+            if number in (self.strangers or self.busy_threads)
+        )
+        if self.strangers:
+            return f"threads of this process that are not the artifact's computed while this was measured: {named}"
+        beside = f"; beside the calling one: {named}" if named else ""
+        return f"this process used {self.own_cores:.1f} cores, where the artifact was given {given}{beside}"
+
+
+def _thread_name(number: int) -> str:
+    """``thread 4711 (python)``; Linux alone tells the name."""
+    try:
+        name = (Path("/proc/self/task") / str(number) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return f"thread {number}"
+    return f"thread {number} ({name})"
+
+
+def other_threads() -> frozenset[int]:
+    """Threads of this process beside the calling one, as they are now; empty where the system does not say."""
+    return frozenset(_thread_seconds()) - {threading.get_native_id()}
+
+
+def _thread_seconds() -> dict[int, float]:
+    """Processor seconds per thread of this process; empty where they have no numbers of the system (macOS)."""
+    found = {one.id: one.user_time + one.system_time for one in _safely(psutil.Process().threads) or ()}
+    return found if threading.get_native_id() in found else {}
+
+
+def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] = frozenset()) -> CpuUse:
+    """Cores used between two readings, told apart by whose they were.
+
+    Args:
+        before: taken by the thread that calls the artifact, as is ``after``.
+        after: the later reading.
+        earlier: :func:`other_threads` before the artifact was opened.
+    """
     elapsed_s = max(after.at_s - before.at_s, 1e-9)
     own = (after.own_s - before.own_s) / elapsed_s
     busy = (after.busy_s - before.busy_s) / elapsed_s
     throttled = None not in (before.throttled, after.throttled) and before.throttled != after.throttled
-    return CpuUse(own, max(0.0, busy - own), max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s), throttled)
+    threads = {
+        number: (seconds - before.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in after.thread_s.items()
+    }
+    enough = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
+    threads.pop(threading.get_native_id(), None)
+    others = {number: cores for number, cores in threads.items() if cores > enough}
+    fall = 1 - after.mhz / before.mhz if before.mhz and after.mhz else 0.0
+    return CpuUse(
+        own_cores=own,
+        foreign_cores=max(0.0, busy - own),
+        stolen_cores=max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s),
+        throttled=throttled,
+        busy_threads=others,
+        strangers=earlier & others.keys(),
+        clock_fall=max(0.0, fall),
+    )
+
+
+def counted_threads(provider: str, threads: int) -> int | None:
+    """The threads that may compute in this process; None where the provider brings threads of its own."""
+    return threads if provider == _CPU_PROVIDER else None
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
@@ -76,7 +192,8 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
-        "governor": _governor(),
+        "governor": _cpufreq("scaling_governor"),
+        "governor_scales": _cpufreq("scaling_driver") in _SCALING_DRIVERS or None,
         "cpu_mhz": round(frequency.current) if frequency else None,
         "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "power": power_source(),
@@ -90,9 +207,34 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
             "gpu_temperature_c": state.temperature_c,
             "gpu_power_limit_w": state.power_limit_w,
             "gpu_throttle_reasons": state.throttle_reasons,
-            "gpu_foreign_processes": [pid for pid in state.process_ids if pid != os.getpid()] or None,
+            "gpu_slowed_by": list(state.slowed_by) or None,
+            "gpu_foreign_processes": [_process(pid) for pid in state.process_ids if pid != os.getpid()] or None,
         }
     return {key: value for key, value in conditions.items() if value is not None}
+
+
+def doubts(described: Mapping[str, Any], provider: str) -> list[str]:
+    """What of :func:`describe` should make a reader doubt the figures."""
+    noted: list[str] = []
+    if str(described.get("power", "")).startswith("battery"):
+        noted.append(f"measured on {described['power']}: many laptops are slower than on mains")
+    if described.get("governor") == "powersave" and not described.get("governor_scales"):
+        noted.append("the processor's frequency governor is powersave, which keeps its lowest clock")
+    if on_gpu(provider):
+        for what in described.get("gpu_slowed_by", ()):
+            noted.append(f"the card's clocks were lowered: {what}")
+        others = described.get("gpu_foreign_processes", ())
+        if others:
+            noted.append(f"other processes had the card open: {', '.join(others)}")
+    return noted
+
+
+def _process(pid: int) -> str:
+    """``Xorg (1234)``; the number alone where the process is gone or belongs to somebody else."""
+    try:
+        return f"{psutil.Process(pid).name()} ({pid})"
+    except (psutil.Error, OSError):
+        return f"process {pid}"
 
 
 def _safely(function: Any) -> Any:
@@ -103,15 +245,21 @@ def _safely(function: Any) -> Any:
         return None
 
 
+def _fastest_mhz() -> float | None:
+    """Of all cores: those that idle say nothing about the ones that compute."""
+    cores = _safely(lambda: psutil.cpu_freq(percpu=True)) or []
+    return max((core.current for core in cores), default=None)
+
+
 def _hottest() -> float | None:
     sensors = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
     values = [entry.current for entries in sensors.values() for entry in entries if entry.current]
     return max(values) if values else None
 
 
-def _governor(root: Path = _CPU) -> str | None:
+def _cpufreq(name: str, root: Path = _CPU) -> str | None:
     try:
-        return (root / "cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+        return (root / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
     except OSError:
         return None
 

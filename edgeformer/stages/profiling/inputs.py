@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeformer.schema.errors import ArtifactError
+from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.stages.profiling.messages import ChildSpec, Item, Phase
 
 Tokens = npt.NDArray[np.int64]
 GOLDEN_FILE = "golden.npz"
@@ -28,6 +30,24 @@ class GoldenRows:
 
     rows: tuple[Tokens, ...]
     masked: bool = True
+
+
+def phases_of(artifact: ArtifactManifest, bundle: Path) -> tuple[Phase, ...]:
+    """What can be measured of an artifact.
+
+    A decode graph writes token by token; a language model's step bundle does that too, and takes whole texts. Raises
+    ArtifactError as :func:`read_golden`, which tells a language model from a classifier.
+    """
+    if artifact.role == "decode":
+        return ("decode",)
+    writes = artifact.role == "step" and not read_golden(bundle / artifact.companions).masked
+    return ("steady", "decode") if writes else ("steady",)
+
+
+def items_of(spec: ChildSpec) -> tuple[Item, ...]:
+    """Everything that is to be measured, in this order: shape by shape, and at each of them phase by phase."""
+    phases = phases_of(spec.artifact, Path(spec.bundle))
+    return tuple((phase, *shape) for shape in spec.shapes for phase in phases)
 
 
 def read_golden(bundle: Path) -> GoldenRows:

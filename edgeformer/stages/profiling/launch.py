@@ -10,28 +10,33 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO
 
 from edgeformer.runtime.child_probes import exit_text
+from edgeformer.runtime.providers import on_gpu
 from edgeformer.schema.progress import Progress
 from edgeformer.schema.report import Row
+from edgeformer.stages.profiling.inputs import items_of
+from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import (
     ChildSpec,
     Done,
     Failed,
+    Item,
     Measured,
     Message,
     Refused,
-    Shape,
     Started,
     parse_message,
     unavailable_row,
 )
+from edgeformer.stages.profiling.repeating import confirmed, item_of, stable_items
 
 # On top of the loops' own bound: opening a large artifact, and a last slow call.
 _ALLOWANCE_S = 120.0
+_KILLED = -9  # SIGKILL
 
 
 def child_command() -> list[str]:
@@ -42,69 +47,146 @@ def child_command() -> list[str]:
 def measure_in_child(spec: ChildSpec, longest_shape_s: float, progress: Progress) -> list[Row]:
     """Rows of one artifact, in the order of ``spec.shapes``; what could not be measured says why.
 
+    Language models' step and decode artifacts get a row per decoded token (``phase: decode``) at every shape. Where a
+    child dies, another one goes on behind the shape that killed it, until two in a row have died without an answer.
+    What was stable is measured once more, for a third of the time, by a process of its own; see :mod:`.repeating`.
+
     Args:
         spec: what to measure.
         longest_shape_s: upper bound of one shape's loops; a child that says nothing for longer is ended.
-        progress: advanced once per shape.
+        progress: advanced once per shape and phase, and once more where it is measured again.
+
+    Raises:
+        ArtifactError: the golden inputs are missing or damaged.
     """
+    items, silence_s = items_of(spec), longest_shape_s + _ALLOWANCE_S
+    progress.start(f"measuring {spec.artifact.id}", len(items), "shape")
+    rows = _measure_items(spec, items, silence_s, progress)
+    for row in rows:
+        if row.latency_ms.status == "unavailable":
+            what = "" if row.phase == "steady" else f", {row.phase}"
+            reason = row.latency_ms.reason
+            progress.message(f"{spec.artifact.id} at {row.batch}×{row.seq}{what}: not measured: {reason}")
+    calm = stable_items(rows)
+    if not calm:
+        return rows
+    rules = MeasureRules.from_fields(spec.rules)
+    others = tuple(item for item in items if item not in calm)
+    second = spec.model_copy(update={"rules": asdict(rules.repeated()), "answered": others})
+    progress.start(f"measuring {spec.artifact.id} again", len(calm), "shape")
+    again = {item_of(row): row for row in _measure_items(second, calm, silence_s, progress)}
+    return [
+        confirmed(row, again[item], rules.repeat_tolerance) if (item := item_of(row)) in calm else row for row in rows
+    ]
+
+
+def _measure_items(spec: ChildSpec, items: Sequence[Item], silence_s: float, progress: Progress) -> list[Row]:
+    """Rows of ``items``, all that ``spec.answered`` leaves over, and a cold row; ends what the caller has started."""
     heard = _Heard()
-    progress.start(f"measuring {spec.artifact.id}", len(spec.shapes), "shape")
     try:
-        ending = _listen(spec, longest_shape_s + _ALLOWANCE_S, heard, progress)
+        endings = _work_through(spec, items, silence_s, heard, progress)
     finally:
         progress.finish()
     rows: list[Row] = []
-    for shape in spec.shapes:
-        rows += heard.rows.get(shape, [])
-        if not any(row.phase == "steady" for row in heard.rows.get(shape, [])):
-            reason = heard.refused.get(shape) or heard.failed or ending
-            provider = heard.provider or spec.provider or "none"
-            rows.append(unavailable_row(spec.artifact, spec.size_bytes, shape, provider, "host", reason))
-            progress.message(f"{spec.artifact.id} at {shape[0]}×{shape[1]}: not measured: {reason}")
+    for item in items:
+        rows += heard.rows.get(item, [])
+        if item not in heard.measured:
+            reason = heard.refused.get(item) or heard.failed or endings[item]
+            rows.append(_missing(spec, item, heard.provider or spec.provider or "none", reason))
     return rows
+
+
+def _missing(spec: ChildSpec, item: Item, provider: str, reason: str) -> Row:
+    phase, *shape = item
+    row = unavailable_row(spec.artifact, spec.size_bytes, (shape[0], shape[1]), provider, "host", reason)
+    return row.model_copy(update={"phase": phase, "threads": None if on_gpu(provider) else spec.threads})
 
 
 @dataclass
 class _Heard:
-    """What the child has said so far."""
+    """What the children have said so far. ``at``: what the present one is measuring."""
 
-    rows: dict[Shape, list[Row]] = field(default_factory=dict)
-    refused: dict[Shape, str] = field(default_factory=dict)
+    rows: dict[Item, list[Row]] = field(default_factory=dict)
+    measured: set[Item] = field(default_factory=set)
+    refused: dict[Item, str] = field(default_factory=dict)
     failed: str | None = None
     provider: str | None = None
+    at: Item | None = None
     done: bool = False
 
     def take(self, message: Message, progress: Progress) -> None:
         """Keep one message."""
         if isinstance(message, Started):
             self.provider = message.provider
+            self.at = (message.phase, message.batch, message.seq)
         elif isinstance(message, Measured):
-            row = message.row
-            self.rows.setdefault((row.batch, row.seq), []).append(row)
-            if row.phase == "steady":
-                progress.advance(1, p50_ms=row.latency_ms.p50 or 0.0)
+            self._keep(message.row, progress)
         elif isinstance(message, Refused):
-            self.refused[message.batch, message.seq] = message.reason
+            self.refused[message.phase, message.batch, message.seq] = message.reason
             progress.advance(1)
         elif isinstance(message, Failed):
             self.failed = message.reason
         else:
             self.done = True
 
+    def _keep(self, row: Row, progress: Progress) -> None:
+        if row.phase == "cold":
+            # A child that goes on after another one has a first call, too; one such row is enough.
+            if not any(kept.phase == "cold" for rows in self.rows.values() for kept in rows):
+                self.rows.setdefault(self.at or ("steady", row.batch, row.seq), []).append(row)
+            return
+        item: Item = (row.phase, row.batch, row.seq)
+        self.rows.setdefault(item, []).append(row)
+        self.measured.add(item)
+        progress.advance(1, p50_ms=row.latency_ms.p50 or 0.0)
 
-def _listen(spec: ChildSpec, silence_s: float, heard: _Heard, progress: Progress) -> str:
-    """Run the child to its end; returns why it ended, for the shapes that it did not answer for."""
+    def answered(self) -> set[Item]:
+        """Items that need no other child."""
+        return self.measured | set(self.refused)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """Why a child ended before it had answered everything. ``died``: by itself, so that another one may go on."""
+
+    reason: str
+    died: bool = False
+
+
+def _work_through(
+    spec: ChildSpec, items: Sequence[Item], silence_s: float, heard: _Heard, progress: Progress
+) -> dict[Item, str]:
+    """Run children until every item is answered or given up; returns why, for those that were given up."""
+    lost: dict[Item, str] = {}
+    barren = 0
+    while True:
+        before = heard.answered()
+        skipped = (*spec.answered, *(item for item in items if item in before or item in lost))
+        heard.at, heard.done = None, False
+        ending = _listen(spec.model_copy(update={"answered": skipped}), silence_s, heard, progress)
+        left = [item for item in items if item not in heard.answered() and item not in lost]
+        barren = barren + 1 if heard.answered() == before else 0
+        if not ending.died or heard.failed is not None or barren > 1:
+            return {**lost, **dict.fromkeys(left, ending.reason)}
+        if left:
+            fatal = heard.at if heard.at is not None and heard.at in left else left[0]
+            lost[fatal] = ending.reason
+        if set(left) <= set(lost):
+            return lost
+
+
+def _listen(spec: ChildSpec, silence_s: float, heard: _Heard, progress: Progress) -> _Ending:
+    """Run one child to its end; returns why it ended, for the items that it did not answer for."""
     with tempfile.TemporaryFile() as errors, _started(spec, errors) as process:
         lines = _reading(process)
         try:
-            ending = _follow(lines, silence_s, heard, progress)
-            if ending is None:
-                ending = _wait(process, heard)
+            reason = _follow(lines, silence_s, heard, progress)
+            ending = _Ending(reason) if reason is not None else _wait(process, heard)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        return _with_last_words(ending, errors)
+        return replace(ending, reason=_with_last_words(ending.reason, errors))
 
 
 def _started(spec: ChildSpec, errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -176,17 +258,18 @@ def _until_silent(lines: queue.Queue[bytes | None], silence_s: float) -> Iterato
             return
 
 
-def _wait(process: subprocess.Popen[bytes], heard: _Heard) -> str:
-    """Let the child end by itself, but not take for ever; why it ended, for shapes without an answer."""
+def _wait(process: subprocess.Popen[bytes], heard: _Heard) -> _Ending:
+    """Let the child end by itself, but not take for ever; why it ended, for items without an answer."""
     deadline = time.monotonic() + 10
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     if heard.done:
-        return "the measuring process did not measure this shape"
+        return _Ending("the measuring process did not measure this shape")
     code = process.poll()
     if code is None:
-        return "the measuring process closed its output without a result"
-    return f"the measuring process ended early: {exit_text(code)}"
+        return _Ending("the measuring process closed its output without a result")
+    hint = ", which is what a system does that runs out of memory" if code == _KILLED else ""
+    return _Ending(f"the measuring process ended early: {exit_text(code)}{hint}", died=True)
 
 
 def _with_last_words(ending: str, errors: IO[bytes]) -> str:

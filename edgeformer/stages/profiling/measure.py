@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+_PARTS, _PART_CALLS = 10, 10
 
 Clock = Callable[[], int]
 """Nanoseconds from a clock that never goes back."""
@@ -34,6 +40,26 @@ class MeasureRules:
     max_s: float = 60.0
     idle_s: float = 1.0
     energy_s: float = 2.0
+    repeat_tolerance: float = 0.05
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, float]) -> MeasureRules:
+        """From what :func:`dataclasses.asdict` gave; JSON does not tell 10 from 10.0."""
+        whole = ("warmup_min_calls", "window_calls", "windows", "min_calls")
+        kept: dict[str, Any] = {name: int(value) if name in whole else value for name, value in fields.items()}
+        return cls(**kept)
+
+    def repeated(self) -> MeasureRules:
+        """For the second process: a third of the time and of the calls, and no energy."""
+        return replace(
+            self,
+            warmup_max_s=self.warmup_max_s / 3,
+            min_s=self.min_s / 3,
+            min_calls=math.ceil(self.min_calls / 3),
+            max_s=self.max_s / 3,
+            idle_s=0.0,
+            energy_s=0.0,
+        )
 
     @classmethod
     def strict(cls) -> MeasureRules:
@@ -101,14 +127,19 @@ def windows_agree(times_ms: Sequence[float], rules: MeasureRules) -> bool:
 
 
 def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
-    """Says so when the sample's halves disagree: a clock that throttles, or other work that came or went."""
-    half = len(samples_ms) // 2
-    if half < 10:
+    """Says so when parts of the sample disagree: a clock that throttles, or other work that comes and goes.
+
+    The sample is cut into up to ten parts, in the order of the calls. Ten calls are the fewest that a part's median
+    can be trusted with; fewer than twenty in all cannot drift.
+    """
+    count = min(_PARTS, len(samples_ms) // _PART_CALLS)
+    if count < 2:
         return None
-    first, second = statistics.median(samples_ms[:half]), statistics.median(samples_ms[half:])
-    if max(first, second) <= min(first, second) * (1 + tolerance):
+    medians = [float(np.median(part)) for part in np.array_split(np.asarray(samples_ms), count)]
+    if max(medians) <= min(medians) * (1 + tolerance):
         return None
-    return f"drifted while it was measured: median {first:.3g} ms at first, {second:.3g} ms in the second half"
+    ends = f"median {medians[0]:.3g} ms at first, {medians[-1]:.3g} ms at the end"
+    return f"drifted while it was measured: {ends}, {min(medians):.3g} to {max(medians):.3g} ms over {count} parts"
 
 
 def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Protocol
 
 import psutil
 
-from edgeformer.runtime.providers import on_gpu
 from edgeformer.schema.report import Memory
 
 _POLL_S = 0.010
@@ -159,19 +157,3 @@ def release_unused() -> None:
             ctypes.CDLL(None).malloc_trim(0)
         except (OSError, AttributeError):  # not glibc
             return
-
-
-def gpu_memory(provider: str) -> Memory | None:
-    """GPU memory of this process where the provider computes on a GPU; None for the others."""
-    if not on_gpu(provider):
-        return None
-    from edgeformer.runtime.nvidia import process_memory_bytes
-
-    used = process_memory_bytes(os.getpid())
-    if used is None:
-        reason = (
-            "the driver does not tell this process's GPU memory (Windows' WDDM hides it, Jetsons share the "
-            "system memory, containers may hide process numbers)"
-        )
-        return Memory(status="unavailable", reason=reason)
-    return Memory(status="measured", peak=used, baseline=0, method="GPU memory of the process (NVML), at the end")

@@ -16,6 +16,12 @@ from edgeformer.schema.report import Energy, Latency, Memory, Row
 Shape = tuple[int, int]
 """(batch, seq)"""
 
+Phase = Literal["steady", "decode"]
+"""Whole inputs in one call; or the next token of a text, with what was kept of the tokens before it."""
+
+Item = tuple[Phase, int, int]
+"""What gets one answer: (phase, batch, seq)."""
+
 
 class ChildSpec(Frozen):
     """One artifact, the shapes to measure it at, and the rules."""
@@ -28,6 +34,7 @@ class ChildSpec(Frozen):
     provider: str | None = Field(description="None: CUDA where it works, else the CPU")
     threads: int
     shapes: tuple[Shape, ...] = Field(strict=False)
+    answered: tuple[Item, ...] = Field((), strict=False, description="by an earlier child, or what killed it")
     rules: dict[str, float] = Field(description="fields of MeasureRules")
     gpu_uuid: str | None = None
 
@@ -36,6 +43,7 @@ class Started(Frozen):
     """A shape is being opened and measured."""
 
     kind: Literal["started"] = "started"
+    phase: Phase = "steady"
     batch: int
     seq: int
     provider: str
@@ -52,6 +60,7 @@ class Refused(Frozen):
     """One shape cannot be measured; the others go on."""
 
     kind: Literal["refused"] = "refused"
+    phase: Phase = "steady"
     batch: int
     seq: int
     reason: str

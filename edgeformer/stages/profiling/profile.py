@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgeformer.runtime.opening import cannot_run, check_artifact, check_companion
 from edgeformer.runtime.providers import on_gpu
@@ -11,14 +12,16 @@ from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.host import describe_host, library_versions, now
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.report import Report, Row
+from edgeformer.schema.report import Report, Row, SizeParts
 from edgeformer.schema.workspace import Location, read_bundle
-from edgeformer.stages.profiling.inputs import GOLDEN_FILE, read_golden
+from edgeformer.stages.profiling.estimating.estimate import estimate
+from edgeformer.stages.profiling.inputs import GOLDEN_FILE, phases_of, read_golden
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import ChildSpec, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, resolve
+from edgeformer.stages.profiling.search import search
 from edgeformer.stages.profiling.target import Target, find_target
-from edgeformer.stages.profiling.verdict import Judged, judge
+from edgeformer.stages.profiling.verdict import Judged, judge, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
 
@@ -34,6 +37,7 @@ class _Bundle:
     device: DeviceProfile
     target: Target
     request: Request
+    notes: list[str] = field(default_factory=list)
 
 
 def profile_bundle(
@@ -60,15 +64,20 @@ def profile_bundle(
     judged: list[Judged] = []
     for artifact, file in files:
         measured = _measure(bundle, artifact, file, progress or Silent())
-        on_device, why_none = _on_device(bundle, measured)
-        judged.append(Judged(artifact.id, _size_bytes(artifact, file), on_device, why_none))
+        of_device, why_none = _on_device(bundle, measured)
         rows += measured
-        if not on_device:
-            rows += _device_rows(bundle, artifact, file, why_none)
+        if not of_device:
+            if bundle.target.present:
+                bundle.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
+            of_device = _estimate(bundle, artifact, progress or Silent())
+            rows += of_device
+        whole_texts = artifact.role in ("full", "exit")
+        judged.append(Judged(artifact.id, _size_bytes(artifact, file), of_device, why_none, whole_texts))
     return _report(bundle, rows, judged)
 
 
 def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: Progress) -> list[Row]:
+    """The host's rows of one artifact, for every number of threads."""
     request, gpu, size_bytes = bundle.request, bundle.target.gpu, _size_bytes(artifact, file)
     refusal = cannot_run(artifact)
     if refusal is not None:
@@ -76,31 +85,49 @@ def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: 
         return [
             unavailable_row(artifact, size_bytes, shape, artifact.format, "host", refusal) for shape in request.shapes
         ]
-    spec = ChildSpec(
-        bundle=str(bundle.folder.resolve()),
-        file=str(file.resolve()),
-        size_bytes=size_bytes,
-        artifact=artifact,
-        max_positions=bundle.manifest.max_positions,
-        provider=request.provider,
-        threads=request.threads,
-        shapes=request.shapes,
-        rules=asdict(request.rules),
-        gpu_uuid=gpu.uuid if gpu is not None else None,
-    )
-    return measure_in_child(spec, request.rules.longest_s, progress)
+    rows: list[Row] = []
+    for threads in request.threads:
+        spec = ChildSpec(
+            bundle=str(bundle.folder.resolve()),
+            file=str(file.resolve()),
+            size_bytes=size_bytes,
+            artifact=artifact,
+            max_positions=bundle.manifest.max_positions,
+            provider=request.provider,
+            threads=threads,
+            shapes=request.shapes,
+            rules=asdict(request.rules),
+            gpu_uuid=gpu.uuid if gpu is not None else None,
+        )
+        measured = measure_in_child(spec, request.rules.longest_s, progress)
+        rows += measured
+        if any(on_gpu(row.provider) for row in measured):
+            break  # the threads of the CPU make no difference there
+    return rows
+
+
+def _estimate(bundle: _Bundle, artifact: ArtifactManifest, progress: Progress) -> list[Row]:
+    """The device's rows of one artifact, from its graph and the profile's facts."""
+    phases = phases_of(artifact, bundle.folder)
+    items = [(phase, *shape) for shape in bundle.request.shapes for phase in phases]
+    progress.start(f"estimating {artifact.id} on {bundle.device.name}", None)
+    try:
+        return estimate(bundle.folder, bundle.manifest, artifact, bundle.device, items)
+    finally:
+        progress.finish()
 
 
 def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     """The host's rows that were measured on the device itself, and why there are none."""
     provider = _PROVIDERS[bundle.device.kind]
     if not bundle.target.present:
-        return [], f"{bundle.target.reason}; estimates are not built yet"
+        return [], bundle.target.reason
     # Engines and ONNX Runtime's other providers for NVIDIA cards measure the card just as well.
     others = [row for row in rows if on_gpu(row.provider) and row.latency_ms.status == "measured"]
     found = others if bundle.device.kind == "cuda" and others else [row for row in rows if row.provider == provider]
     if found:
-        return found, _missing(bundle)
+        limits = bundle.request.limits
+        return found, f"{limits.batch}×{limits.seq} was not measured"
     measured_with = [row.provider for row in rows if row.latency_ms.status == "measured"]
     if not measured_with:
         return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
@@ -110,18 +137,6 @@ def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     )
 
 
-def _missing(bundle: _Bundle) -> str:
-    limits = bundle.request.limits
-    if limits.phase == "decode":
-        return "the budget is per decoded token; decoding is not measured yet"
-    return f"{limits.batch}×{limits.seq} was not measured"
-
-
-def _device_rows(bundle: _Bundle, artifact: ArtifactManifest, file: Path, reason: str) -> list[Row]:
-    provider, size_bytes = _PROVIDERS[bundle.device.kind], _size_bytes(artifact, file)
-    return [unavailable_row(artifact, size_bytes, shape, provider, "device", reason) for shape in bundle.request.shapes]
-
-
 def _size_bytes(artifact: ArtifactManifest, file: Path) -> int:
     """With its share of the weights that lie beside the graph."""
     return artifact.size_bytes or file.stat().st_size
@@ -129,12 +144,16 @@ def _size_bytes(artifact: ArtifactManifest, file: Path) -> int:
 
 def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:
     target, manifest = bundle.target, bundle.manifest
-    verdict = judge(judged, bundle.request.limits)
-    notes = [*bundle.request.notes]
+    limits, options = bundle.request.limits, bundle.request.search
+    verdict = judge(judged, limits)
+    notes = [*bundle.request.notes, *bundle.notes]
     if not target.present:
-        notes.append(f"{target.reason}: the host's rows say nothing about its speed")
+        notes.append(f"{target.reason}: rows `host` were measured here, rows `device` are estimated for it")
     if not verdict.checks:
         notes.append("nothing was judged: neither the profile nor the command sets a limit")
+    spared = spared_of_latency(judged, limits)
+    if spared:
+        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")
     if manifest.synthetic:
         notes.append("the model was trained on generated text")
     return Report(
@@ -143,7 +162,7 @@ def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:
         host={
             **describe_host(),
             "gpu": target.gpu.name if target.gpu is not None else None,
-            "threads": bundle.request.threads,
+            "threads": max(bundle.request.threads),
             "versions": library_versions(),
         },
         on_target=target.present,
@@ -156,4 +175,24 @@ def _report(bundle: _Bundle, rows: list[Row], judged: list[Judged]) -> Report:
         rows=tuple(rows),
         verdict=verdict,
         notes=tuple(notes),
+        **_estimated(bundle, rows),
+        sizes=tuple(_size_parts(artifact) for artifact in bundle.request.artifacts if artifact.size_bytes),
+        search=search(manifest, rows, limits, options, kind=bundle.device.kind, on_target=target.present)
+        if options is not None
+        else None,
+        profile=bundle.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
+
+
+def _estimated(bundle: _Bundle, rows: list[Row]) -> dict[str, Any]:
+    """For which kind of device rows were estimated, and how wrong the estimator was where it could be checked."""
+    if not any(row.latency_ms.status == "estimated" for row in rows):
+        return {}
+    return {"estimated_for": bundle.device.kind, "estimate_error": bundle.request.estimate_error}
+
+
+def _size_parts(artifact: ArtifactManifest) -> SizeParts:
+    """What the artifact's bytes are for; all of them are `other` where export did not count (engines)."""
+    parts, size_bytes = artifact.parts_bytes, artifact.size_bytes or 0
+    known = {name: parts.get(name, 0) for name in ("embeddings", "block", "heads")}
+    return SizeParts(artifact=artifact.id, **known, other=max(0, size_bytes - sum(known.values())))

@@ -9,11 +9,13 @@ from typing import TypeVar
 import psutil
 
 from edgeformer.runtime.threads import default_threads
+from edgeformer.schema.calibration import EstimateError
 from edgeformer.schema.device import Budget, DeviceProfile
 from edgeformer.schema.errors import InputError
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
+from edgeformer.stages.profiling.search import SearchOptions, check_options
 from edgeformer.stages.profiling.verdict import Limits
 
 T = TypeVar("T")
@@ -29,12 +31,15 @@ class ProfileOptions:
         max_latency_ms: p50 at the budget's shape.
         max_size_bytes: of the artifact's file.
         max_memory_bytes: peak on the device at the budget's shape.
+        max_energy_mj: per call above idle at the budget's shape.
         strict: the rules for figures to publish; ``rules`` wins over it.
-        threads: of one operator; None: the physical cores that this process may use.
+        threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids to profile; empty: all that were built.
         provider: an ONNX Runtime execution provider; None: what fits the device's kind and works here.
         rules: when to stop measuring; None: DESIGN.md's.
         allow_leak: also measure a language model that looks ahead; the report says so.
+        search: also name the artifact to deploy.
+        estimate_error: how wrong estimates were where they could be checked, to be stated beside them.
     """
 
     batches: tuple[int, ...] = (1, 16)
@@ -42,25 +47,30 @@ class ProfileOptions:
     max_latency_ms: float | None = None
     max_size_bytes: int | None = None
     max_memory_bytes: int | None = None
+    max_energy_mj: float | None = None
     strict: bool = False
-    threads: int | None = None
+    threads: tuple[int, ...] = ()
     artifacts: tuple[str, ...] = ()
     provider: str | None = None
     rules: MeasureRules | None = None
     allow_leak: bool = False
+    search: SearchOptions | None = None
+    estimate_error: EstimateError | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options, resolved against one bundle and one device. ``shapes`` go from small to large."""
+    """The options, resolved against one bundle and one device. ``shapes`` go from small to large, ``threads`` too."""
 
     shapes: tuple[Shape, ...]
     limits: Limits
     rules: MeasureRules
-    threads: int
+    threads: tuple[int, ...]
     provider: str | None
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...]
+    search: SearchOptions | None = None
+    estimate_error: EstimateError | None = None
 
 
 def resolve(
@@ -78,6 +88,8 @@ def resolve(
             "profile it all the same, marked as leaking, with --allow-leak"
         )
     _require_counts(options, manifest)
+    if options.search is not None:
+        check_options(options.search, manifest)
     budget = device.budgets.for_task(manifest.task)
     limits = _limits(options, device, manifest, budget)
     shapes = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
@@ -94,20 +106,17 @@ def resolve(
         shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
         limits=limits,
         rules=rules,
-        threads=options.threads or default_threads(),
+        threads=tuple(sorted({*options.threads})) or (default_threads(),),
         provider=options.provider or ("CPUExecutionProvider" if device.kind == "cpu" else None),
         artifacts=artifacts,
         notes=(*notes, *left_out),
+        search=options.search,
+        estimate_error=options.estimate_error,
     )
 
 
 def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
-    threads = () if options.threads is None else (options.threads,)
-    for name, values in (
-        ("batch", options.batches),
-        ("seq", options.seqs),
-        ("threads", threads),
-    ):
+    for name, values in (("batch", options.batches), ("seq", options.seqs), ("threads", options.threads)):
         if any(value < 1 for value in values):
             raise InputError(f"{name} must be 1 or more, not {min(values)}")
     if not options.batches:
@@ -127,7 +136,8 @@ def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleMani
     return Limits(
         size_bytes=_first(options.max_size_bytes, budget.size_bytes),
         latency_ms=_first(options.max_latency_ms, budget.latency_p50_ms),
-        memory_bytes=_first(options.max_memory_bytes, usable.value if usable else here),
+        memory_bytes=_first(options.max_memory_bytes, budget.memory_bytes or (usable.value if usable else here)),
+        energy_mj=_first(options.max_energy_mj, budget.energy_mj),
         batch=budget.batch,
         seq=seq,
         # A language model's budget is per decoded token, not per forward pass over the whole text.
@@ -150,14 +160,10 @@ def _artifacts(
         if name not in by_id:
             raise InputError(f"no artifact {name!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
     wanted = [by_id[name] for name in dict.fromkeys(asked)] or list(manifest.artifacts)
-    built = tuple(known for known in wanted if known.status == "built" and known.role != "decode")
-    notes = [f"{known.id}: {_left_out(known)}" for known in wanted if known not in built]
+    built = tuple(known for known in wanted if known.status == "built")
+    notes = [
+        f"{known.id}: {known.status}: {known.reason or 'no reason given'}" for known in wanted if known not in built
+    ]
     if not built:
         raise InputError(f"nothing to profile in {manifest.run!r}: {'; '.join(notes) or 'its bundle has no artifacts'}")
     return built, notes
-
-
-def _left_out(artifact: ArtifactManifest) -> str:
-    if artifact.status == "built":
-        return "takes a text token by token with caches, which profile does not measure yet; generate prints its speed"
-    return f"{artifact.status}: {artifact.reason or 'no reason given'}"

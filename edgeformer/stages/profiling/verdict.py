@@ -1,19 +1,25 @@
-"""Budgets against values: what passes, what fails, and what nobody can know without the device."""
+"""Budgets against values: what passes, what fails, and what nobody can know without the device.
+
+A value that was measured on the device is compared as it is. An estimate is a range: it passes when the whole range is
+within the limit, fails when the whole range is beyond it, and is unknown in between.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Literal
 
-from edgeformer.schema.report import Check, CheckStatus, Row, Verdict
+from edgeformer.schema.report import Check, CheckStatus, MeasurementStatus, Row, Verdict
+from edgeformer.schema.units import format_bytes, format_milliseconds
 
 
 @dataclass(frozen=True)
 class Limits:
     """What an artifact may cost, and at which shape it is judged. An absent limit is not checked.
 
-    ``phase`` is what the latency is of; memory is always that of whole calls.
+    ``phase`` is what latency and energy are of: a whole call, or one decoded token.
     """
 
     size_bytes: int | None
@@ -23,21 +29,42 @@ class Limits:
     seq: int
     phase: Literal["steady", "decode"] = "steady"
     shape_note: str | None = None
+    energy_mj: float | None = None
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One artifact: its file's size and the rows that were measured on the device itself."""
+    """One artifact: its file's size and its rows of the device, measured there or estimated for it.
+
+    Attributes:
+        rows: also those at other shapes and of several thread counts; measured ones win over estimates, and of the
+            thread counts the one that meets most limits is judged, then the fastest.
+        why_no_rows: the reason of what is unknown because there is no row.
+        whole_texts: a language model's graph without caches, to which every token costs a pass over the whole text.
+    """
 
     artifact: str
     size_bytes: int
     rows: Sequence[Row]
     why_no_rows: str
+    whole_texts: bool = False
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is known of one quantity. Estimates have a range and, as ``value``, its geometric middle."""
+
+    value: float | None
+    basis: MeasurementStatus
+    reason: str
+    low: float | None = None
+    high: float | None = None
 
 
 def judge(artifacts: Sequence[Judged], limits: Limits) -> Verdict:
     """Check every artifact. ``fail`` outweighs ``unknown``, that outweighs ``pass``; no check is unknown."""
-    checks = [check for artifact in artifacts for check in _checks(artifact, limits)]
+    spared = spared_of_latency(artifacts, limits)
+    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
     statuses = {check.status for check in checks}
     status: CheckStatus = "pass"
     if "fail" in statuses:
@@ -47,39 +74,154 @@ def judge(artifacts: Sequence[Judged], limits: Limits) -> Verdict:
     return Verdict(status=status, checks=tuple(checks))
 
 
-def _checks(artifact: Judged, limits: Limits) -> list[Check]:
+def spared_of_latency(artifacts: Sequence[Judged], limits: Limits) -> tuple[str, ...]:
+    """Artifacts whose latency and energy are not held against a limit per decoded token.
+
+    Graphs for whole texts score texts; where the bundle has graphs that decode, those answer for decoding. Where it has
+    none, a token costs a whole pass, and that is judged.
+    """
+    if limits.phase != "decode" or all(artifact.whole_texts for artifact in artifacts):
+        return ()
+    return tuple(artifact.artifact for artifact in artifacts if artifact.whole_texts)
+
+
+def latency_of(row: Row) -> Quantity:
+    """Typical milliseconds of one call; for a decode row, of one token."""
+    latency = row.latency_ms
+    if latency.status == "measured":
+        unstable = "" if latency.stable else "; the measurement is not stable"
+        return Quantity(latency.p50, "measured" if latency.p50 is not None else "unavailable", unstable)
+    if latency.status == "estimated":
+        return _estimate(latency.low, latency.high, latency.p50)
+    return Quantity(None, "unavailable", latency.reason or "not measured")
+
+
+def memory_of(row: Row) -> Quantity:
+    """Peak bytes."""
+    memory = row.memory_bytes
+    if memory.status == "measured" and memory.peak is not None:
+        return Quantity(memory.peak, "measured", "")
+    if memory.status == "estimated":
+        return _estimate(memory.low, memory.high, memory.peak)
+    return Quantity(None, "unavailable", memory.reason or "not measured")
+
+
+def energy_of(row: Row) -> Quantity:
+    """Millijoules of one call above idle."""
+    energy = row.energy_mj
+    if energy.status == "unavailable" or energy.value is None:
+        return Quantity(None, "unavailable", energy.reason or "not measured")
+    return Quantity(energy.value, energy.status, "")
+
+
+def _estimate(low: float | None, high: float | None, middle: float | None) -> Quantity:
+    if low is None or high is None:
+        return Quantity(middle, "estimated", "", None, None)
+    return Quantity(middle if middle is not None else sqrt(low * high), "estimated", "", low, high)
+
+
+def _checks(artifact: Judged, limits: Limits, per_call: bool) -> list[Check]:
+    """All checks of one artifact; ``per_call``: latency and energy too."""
     checks: list[Check] = []
     if limits.size_bytes is not None:
-        checks.append(_compare("size", artifact.artifact, limits.size_bytes, artifact.size_bytes, "bytes", None))
-    judged = {row.phase: row for row in artifact.rows if (row.batch, row.seq) == (limits.batch, limits.seq)}
+        size = Quantity(artifact.size_bytes, "measured", "")
+        checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
+    ways = _ways(artifact, limits)
+    rows: list[Row | None] = [*ways]
+    judged = [_row_checks(artifact, row, limits, per_call, _where(row, ways, limits)) for row in rows or [None]]
+    return checks + min(judged, key=_rank)
+
+
+def _ways(artifact: Judged, limits: Limits) -> list[Row]:
+    """One row per provider and thread count at the judged shape; estimates only where nothing was measured."""
+    phases = ("steady",) if artifact.whole_texts else (limits.phase, "steady")
+    found: dict[tuple[str, str, int | None], Row] = {}
+    for row in sorted(artifact.rows, key=lambda row: row.phase not in phases[:1]):
+        if (row.batch, row.seq) == (limits.batch, limits.seq) and row.phase in phases:
+            found.setdefault((row.where, row.provider, row.threads), row)
+    for status in ("measured", "estimated"):
+        chosen = [row for row in found.values() if row.latency_ms.status == status]
+        if chosen:
+            return chosen
+    return list(found.values())
+
+
+def _rank(checks: list[Check]) -> tuple[int, int, float]:
+    statuses = [check.status for check in checks]
+    latency = next((check.value for check in checks if check.name == "latency"), None)
+    return statuses.count("fail"), statuses.count("unknown"), float("inf") if latency is None else latency
+
+
+def _where(row: Row | None, ways: Sequence[Row], limits: Limits) -> str:
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    if limits.latency_ms is not None:
-        value, reason = _latency(judged.get(limits.phase), artifact.why_no_rows, where)
-        checks.append(_compare("latency", artifact.artifact, limits.latency_ms, value, "ms", reason))
+    if row is None or row.threads is None or len({way.threads for way in ways}) < 2:
+        return where
+    return f"{where}, with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
+
+
+def _row_checks(artifact: Judged, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
+    """Checks of everything that depends on the row."""
+    missing = Quantity(None, "unavailable", artifact.why_no_rows)
+    checks: list[Check] = []
+    # A decoding artifact's whole calls say nothing about its tokens; their memory is memory all the same.
+    timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
+    if limits.latency_ms is not None and per_call:
+        what = "p50 of a whole pass, which each token costs without caches," if _passes(artifact, limits) else "p50"
+        latency = _said(latency_of(timed), what, where) if timed is not None else missing
+        checks.append(_compare("latency", artifact.artifact, limits.latency_ms, latency, "ms"))
     if limits.memory_bytes is not None:
-        memory, reason = _memory(judged.get("steady"), artifact.why_no_rows, where)
-        checks.append(_compare("memory", artifact.artifact, limits.memory_bytes, memory, "bytes", reason))
+        memory = _said(memory_of(row), "peak", where) if row is not None else missing
+        checks.append(_compare("memory", artifact.artifact, limits.memory_bytes, memory, "bytes"))
+    if limits.energy_mj is not None and per_call:
+        energy = _said(energy_of(timed), "above idle, per call", where) if timed is not None else missing
+        checks.append(_compare("energy", artifact.artifact, limits.energy_mj, energy, "mJ"))
     return checks
 
 
-def _latency(row: Row | None, why_no_rows: str, where: str) -> tuple[float | None, str]:
-    if row is None:
-        return None, why_no_rows
-    latency = row.latency_ms
-    if latency.status != "measured":
-        return None, latency.reason or "not measured"
-    return latency.p50, f"p50 {where}" + ("" if latency.stable else "; the measurement is not stable")
+def _passes(artifact: Judged, limits: Limits) -> bool:
+    return artifact.whole_texts and limits.phase == "decode"
 
 
-def _memory(row: Row | None, why_no_rows: str, where: str) -> tuple[float | None, str]:
-    if row is None:
-        return None, why_no_rows
-    memory = row.memory_bytes
-    if memory.status != "measured":
-        return None, memory.reason or "not measured"
-    return memory.peak, f"peak {where}"
+def _said(quantity: Quantity, what: str, where: str) -> Quantity:
+    """The quantity with a reason that says what and where it is; what is unavailable keeps its own."""
+    if quantity.basis == "unavailable":
+        return quantity
+    estimated = "estimated " if quantity.basis == "estimated" else ""
+    reason = f"{estimated}{what} {where}{quantity.reason}"
+    return Quantity(quantity.value, quantity.basis, reason, quantity.low, quantity.high)
 
 
-def _compare(name: str, artifact: str, limit: float, value: float | None, unit: str, reason: str | None) -> Check:
-    status: CheckStatus = "unknown" if value is None else "pass" if value <= limit else "fail"
-    return Check(name=name, artifact=artifact, limit=limit, value=value, unit=unit, status=status, reason=reason)
+def _compare(name: str, artifact: str, limit: float, quantity: Quantity, unit: str) -> Check:
+    status, why = _status(limit, quantity, unit)
+    return Check(
+        name=name,
+        artifact=artifact,
+        limit=limit,
+        value=quantity.value,
+        unit=unit,
+        status=status,
+        basis=quantity.basis,
+        low=quantity.low,
+        high=quantity.high,
+        reason=(quantity.reason + why) or None,
+    )
+
+
+def _status(limit: float, quantity: Quantity, unit: str) -> tuple[CheckStatus, str]:
+    """The status, and what the reason needs to explain it."""
+    if quantity.value is None:
+        return "unknown", ""
+    if quantity.basis == "measured":
+        return ("pass" if quantity.value <= limit else "fail"), ""
+    low, high = quantity.low, quantity.high
+    if low is None or high is None:
+        return "unknown", "; an estimate without a range decides nothing"
+    if high <= limit:
+        return "pass", ""
+    if low > limit:
+        return "fail", ""
+    return "unknown", f"; the limit lies within the range {_shown(low, unit)} to {_shown(high, unit)}"
+
+
+def _shown(value: float, unit: str) -> str:
+    return format_bytes(value) if unit == "bytes" else f"{format_milliseconds(value)} {unit}"

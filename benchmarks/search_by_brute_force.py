@@ -1,0 +1,98 @@
+"""Check the pick of `edgeformer profile --search` against a brute force that shares no code with it.
+
+Usage: python benchmarks/search_by_brute_force.py REPORT_JSON BUNDLE_JSON
+
+Reads the rows and limits of a report that was made on its own device, and the scores of the bundle, as plain JSON; goes
+through all rows, and exits with 1 unless the report's pick and Pareto front are the ones that it finds. Estimates and
+limits that nobody can decide are not covered: it says so and exits with 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+NOISE = 0.025
+
+
+def scores(bundle: dict[str, Any], metric: str) -> dict[str, float]:
+    """Artifact → score on the validation split; step bundles and decode graphs have that of their full graph."""
+    found = {a["id"]: a["validation"][metric] for a in bundle["artifacts"] if a["validation"]}
+    for artifact in bundle["artifacts"]:
+        for full in bundle["artifacts"]:
+            alike = all(full[key] == artifact[key] for key in ("format", "precision", "trimmed"))
+            if artifact["role"] in ("step", "decode") and full["role"] == "full" and alike and full["id"] in found:
+                found.setdefault(artifact["id"], found[full["id"]])
+    return found
+
+
+def cost(row: dict[str, Any], what: str) -> float | None:
+    """What a row says of latency (ms), size or memory (bytes) or energy (mJ); None: nothing."""
+    return {
+        "latency": row["latency_ms"]["p50"],
+        "size": row["size_bytes"],
+        "memory": row["memory_bytes"]["peak"],
+        "energy": row["energy_mj"]["value"],
+    }[what]
+
+
+def judged_rows(report: dict[str, Any], bundle: dict[str, Any], shape: tuple[int, int]) -> list[dict[str, Any]]:
+    """The measured rows at the budget's shape; of graphs that decode, those per token."""
+    decode = bundle["task"] == "language-modeling"
+    roles = {a["id"]: a["role"] for a in bundle["artifacts"]}
+    rows = []
+    for row in report["rows"]:
+        phase = "decode" if decode and roles[row["artifact"]] in ("step", "decode") else "steady"
+        here = row["where"] == "host" and row["phase"] == phase and (row["batch"], row["seq"]) == shape
+        if here and row["latency_ms"]["status"] == "measured":
+            rows.append(row)
+    return rows
+
+
+def beaten(point: tuple[float, ...], others: list[tuple[float, ...]]) -> bool:
+    """Whether another point is at least as small in everything, and is another one."""
+    return any(other != point and all(o <= p for o, p in zip(other, point, strict=True)) for other in others)
+
+
+def main() -> int:
+    """0: the pick and the front are right."""
+    report, bundle = (json.loads(Path(path).read_bytes()) for path in sys.argv[1:3])
+    search = report["search"]
+    if search["basis"] != "measured" or any(c["unknown"] for c in search["candidates"] if c["feasible"]):
+        print("holds estimates, or limits that nobody can decide")
+        return 2
+    metric, bound, minimize = search["metric"], search["bound"], search["minimize"]
+    sign = -1 if metric == "accuracy" else 1
+    losses = {artifact: sign * score for artifact, score in scores(bundle, metric).items()}
+    limits = {check["name"]: check["limit"] for check in report["verdict"]["checks"]}
+    budget = report["profile"].get("budgets", {}).get(bundle["task"], {})
+    shape = (budget.get("batch", 1), min(budget.get("seq", 128), bundle["max_positions"]))
+    rows = [row for row in judged_rows(report, bundle, shape) if row["artifact"] in losses]
+    points = [(losses[row["artifact"]], row["latency_ms"]["p50"], row["size_bytes"]) for row in rows]
+    front = {name(row) for row, point in zip(rows, points, strict=True) if not beaten(point, points)}
+    allowed = [row for row in rows if bound is None or losses[row["artifact"]] <= sign * bound]
+    for what, limit in limits.items():
+        allowed = [row for row in allowed if (value := cost(row, what)) is not None and value <= limit]
+    costs = [(value, row) for row in allowed if (value := cost(row, minimize)) is not None]
+    least = min((value for value, _ in costs), default=0.0) * (1 if minimize == "size" else 1 + NOISE)
+    near = [row for value, row in costs if value <= least]
+    right = {name(row) for row in near if row["size_bytes"] == min(other["size_bytes"] for other in near)}
+    candidates = search["candidates"]
+    pick = name(candidates[search["pick"]]) if search["pick"] is not None else None
+    shown = {name(candidate) for candidate in candidates if candidate["on_front"]}
+    picked_right = pick in right if right else pick is None
+    print(f"{len(rows)} measured rows at {shape[0]}×{shape[1]}, {len(allowed)} within bound and limits")
+    print(f"pick {pick}: {'right' if picked_right else f'WRONG, brute force: {right or None}'}")
+    print(f"front {sorted(shown)}: {'right' if front == shown else f'WRONG, brute force: {sorted(front)}'}")
+    return 0 if picked_right and front == shown else 1
+
+
+def name(thing: dict[str, Any]) -> tuple[str, int]:
+    """Artifact and threads of a row or a candidate."""
+    return thing["artifact"], thing["threads"] or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

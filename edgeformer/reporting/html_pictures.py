@@ -1,0 +1,137 @@
+"""Pictures as SVG that stands inside a page: no file beside it, no network, colours from the page's style sheet."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+
+from edgeformer.schema.report import Report
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the page.
+
+    Attributes:
+        name: for ids in the page.
+        svg: the drawing; None where there is none.
+        caption: what it shows and how to read it.
+        missing: why there is no drawing.
+    """
+
+    name: str
+    title: str
+    caption: str
+    svg: str | None = None
+    missing: str | None = None
+
+
+_CAPTIONS = {
+    "latency": (
+        "Latency",
+        "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
+        "half, the gap is the median.",
+    ),
+    "estimates": (
+        "Estimated latency",
+        "Not measured: every bar is the range that the estimator gives, its middle marked.",
+    ),
+    "roofline": (
+        "Roofline",
+        "How many operations per second an artifact does, against what the device's arithmetic and memory allow.",
+    ),
+    "memory": (
+        "Memory against the budget",
+        "The peak that an artifact adds to a process, at its largest shape. Solid: measured here; hatched: estimated "
+        "for the device.",
+    ),
+    "sizes": ("What the files are made of", "Bytes of embeddings, layers (a shared block once), heads and the rest."),
+    "search": ("Score against latency", "Bubbles are as large as the file; the dotted line is the Pareto front."),
+}
+_NO_MATPLOTLIB = "matplotlib is not installed (pip install 'edgeformer[plots]'); the tables hold the same figures"
+_WIDTH = 4.7
+"""Inches, not wider: the page scales pictures to its columns, and on a phone their text must stay readable."""
+
+
+def draw_pictures(report: Report) -> list[Picture]:
+    """The pictures of a report, in order; one that cannot be drawn says why."""
+    wanted = {"search": report.search is not None, "estimates": not report.on_target}
+    names = [name for name in _CAPTIONS if wanted.get(name, True)]
+    try:
+        from edgeformer.reporting import report_panels as panels
+        from edgeformer.reporting import trade_panels as trades
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        return [Picture(name, *_CAPTIONS[name], missing=_NO_MATPLOTLIB) for name in names]
+    rows, guesses = len(panels.timed_rows(report, "measured")), len(panels.timed_rows(report, "estimated"))
+    artifacts = len({row.artifact for row in report.rows})
+    peaks = sum(map(len, panels.memory_peaks(report).values()))
+    candidates = trades.drawn_candidates(report.search) if report.search is not None else []
+    drawn = {
+        "latency": (panels.draw_latency, 0.9 + 0.27 * rows, None if rows else "no time was measured"),
+        "estimates": (panels.draw_estimates, 1.0 + 0.27 * guesses, None if guesses else "nothing was estimated"),
+        "roofline": (trades.draw_roofline, 4.3, trades.no_roofline(report)),
+        "memory": (panels.draw_memory, 1.1 + 0.3 * peaks, None if peaks else "no memory is known"),
+        "sizes": (panels.draw_sizes, 1.1 + 0.3 * artifacts, None if artifacts else "there are no artifacts"),
+        "search": (
+            trades.draw_search,
+            3.7 + 0.14 * len(trades.named_below(report)),
+            None if candidates else "no candidate has a score and a time",
+        ),
+    }
+    pictures = []
+    for name in names:
+        draw, height, missing = drawn[name]
+        svg = None if missing else _svg(name, lambda axis, draw=draw: draw(axis, report), height)
+        pictures.append(Picture(name, *_CAPTIONS[name], svg=svg, missing=missing))
+    return pictures
+
+
+def _svg(name: str, draw: object, height: float) -> str:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from edgeformer.reporting.canvas import FAINT, INK, bare
+
+    assert callable(draw)
+    settings = {
+        "svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK,
+        "ytick.color": INK, "axes.edgecolor": INK, "grid.color": FAINT, "font.size": 9, "axes.labelsize": 8.5,
+        "xtick.labelsize": 8, "hatch.linewidth": 0.7,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axis = bare(figure.subplots())
+        draw(axis)
+        text = io.StringIO()
+        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    return for_page(text.getvalue(), name)
+
+
+def for_page(svg: str, name: str) -> str:
+    """Make matplotlib's SVG a part of a page.
+
+    Its declarations and references to other addresses go, its ids get the picture's name, its size is the page's
+    business, and its colours become the variables ``--c0``…, ``--ink``, ``--faint``, ``--paper`` and ``--limit``.
+    """
+    from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED
+
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-labelledby="t-{name}">', svg
+    )
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{name}-\1"', svg)
+    # A presentation attribute takes no variable; a style does.
+    svg = re.sub(r'\b(fill|stroke)="(#[0-9a-fA-F]{6})"', r'style="\1: \2"', svg)
+    names = {colour: f"c{index}" for index, colour in enumerate(PALETTE)}
+    names |= {INK: "ink", FAINT: "faint", PAPER: "paper", RED: "limit"}
+    for colour, variable in names.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    # matplotlib's own font would be looked for on the reader's machine.
+    return re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)

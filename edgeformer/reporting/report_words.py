@@ -1,0 +1,190 @@
+"""How a report's figures are written: an estimate never reads like a measurement, and what is not known says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgeformer.schema.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
+from edgeformer.schema.units import format_bytes, format_milliseconds
+
+DASH = "–"
+ABOUT = "≈"
+"""Stands before every estimated figure; its range follows."""
+
+
+def latency_words(latency: Latency) -> str:
+    """The p50: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` or a dash."""
+    if latency.p50 is None:
+        return DASH
+    middle = f"{format_milliseconds(latency.p50)} ms"
+    if latency.status != "estimated":
+        return middle
+    if latency.low is None or latency.high is None:
+        return f"{ABOUT} {middle}"
+    return f"{ABOUT} {middle} ({format_milliseconds(latency.low)} to {format_milliseconds(latency.high)})"
+
+
+def memory_words(memory: Memory) -> str:
+    """The peak: ``118.6 MiB``, ``≈ 118.6 MiB (90.0 MiB to 150.0 MiB)`` or a dash."""
+    if memory.status != "estimated":
+        return format_bytes(memory.peak)
+    middle = f"{ABOUT} {format_bytes(memory.peak)}" if memory.peak is not None else ABOUT
+    if memory.low is None or memory.high is None:
+        return middle
+    return f"{middle} ({format_bytes(memory.low)} to {format_bytes(memory.high)})"
+
+
+def quantity(value: float | None, check: Check) -> str:
+    """A check's limit in its unit; a dash where there is none."""
+    if value is None:
+        return DASH
+    return format_bytes(value) if check.unit == "bytes" else f"{format_milliseconds(value)} {check.unit}"
+
+
+def value_words(check: Check) -> str:
+    """A check's value in its unit; an estimate with its sign and range."""
+    if check.basis != "estimated" or check.value is None:
+        return quantity(check.value, check)
+    if check.low is None or check.high is None:
+        return f"{ABOUT} {quantity(check.value, check)}"
+    return f"{ABOUT} {quantity(check.value, check)} ({quantity(check.low, check)} to {quantity(check.high, check)})"
+
+
+def shape_words(row: Row, report: Report) -> str:
+    """Batch × tokens; ``per token`` of a decode row, and the threads where the report has several counts."""
+    decode = " per token" if row.phase == "decode" else ""
+    sweep = len({other.threads for other in report.rows if other.threads is not None}) > 1
+    threads = f", {row.threads} thread{'s' if row.threads != 1 else ''}" if sweep and row.threads is not None else ""
+    return f"{row.batch} × {row.seq}{decode}{threads}"
+
+
+def runtime_words(provider: str) -> str:
+    """ONNX Runtime's ``CPUExecutionProvider`` is ``CPU`` to a reader."""
+    return provider.removesuffix("ExecutionProvider")
+
+
+def state_words(row: Row) -> str:
+    """What a reader must know of this row beside its figures: unavailable and why, estimated, unstable; else empty."""
+    latency = row.latency_ms
+    if latency.status == "unavailable":
+        return f"unavailable: {latency.reason or 'no reason was given'}"
+    if latency.status == "estimated":
+        return "estimated"
+    return "unstable" if latency.stable is False else ""
+
+
+def in_words(report: Report) -> str:
+    """The verdict in one sentence that a newcomer understands."""
+    checks = report.verdict.checks
+    failed = [c for c in checks if c.status == "fail"]
+    unknown = sorted({c.name for c in checks if c.status == "unknown"})
+    if failed:
+        return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{_estimated([c])}" for c in failed) + "."
+    passed = sorted({c.name for c in checks if c.status == "pass"})
+    if unknown:
+        done = f"{_named(passed, report)} within budget; " if passed else ""
+        absent = all(c.value is None for c in checks if c.status == "unknown") and not report.on_target
+        where = f", because no {report.device_title} is in this machine" if absent else ""
+        return f"{done}{' and '.join(unknown)} not known{where}."
+    if not checks:
+        return "Nothing was checked."
+    guessed = sorted({c.name for c in checks if c.basis == "estimated"})
+    return f"Every check is within budget{f'; {_listed(guessed)} only by estimate' if guessed else ''}."
+
+
+def _named(names: Iterable[str], report: Report) -> str:
+    passed = [c for c in report.verdict.checks if c.status == "pass"]
+    return _listed([f"{name}{_estimated([c for c in passed if c.name == name])}" for name in names])
+
+
+def _estimated(checks: Iterable[Check]) -> str:
+    return " (estimated)" if any(check.basis == "estimated" for check in checks) else ""
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names)
+
+
+def has_estimates(report: Report) -> bool:
+    """Does any figure of the report come from the estimator?"""
+    rows = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
+    return rows or any(check.basis == "estimated" for check in report.verdict.checks)
+
+
+def estimate_words(report: Report) -> str | None:
+    """How far the report's estimates may be trusted; None where it holds none."""
+    if not has_estimates(report):
+        return None
+    kinds = {"cpu": "CPU", "cuda": "GPU", None: f"{report.device_title}"}
+    wanted, error = kinds[report.estimated_for], report.estimate_error
+    if error is None:
+        return f"estimated, not measured: the estimator's error is not known; it was never checked on a {wanted}"
+    found = (
+        f"in {error.cases} cases on {error.device} it was off by a factor of {2**error.median_log2:.2f} in the middle "
+        f"and {2**error.worst_log2:.2f} at worst"
+    )
+    if error.kind == report.estimated_for:
+        return f"estimated, not measured: {found}"
+    return f"estimated, not measured: checked on {kinds[error.kind]}s only ({found}); never checked on a {wanted}"
+
+
+def not_measured(report: Report) -> list[tuple[str, str]]:
+    """What the report holds no measurement of, and why; equal reasons together."""
+    found: dict[str, list[str]] = {}
+    for row in report.rows:
+        for what, reason in _row_gaps(row, report):
+            found.setdefault(reason, []).append(what)
+    split = {part.artifact for part in split_sizes(report)}
+    for name in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
+        reason = "the bundle does not say: an engine, or an export of an earlier version"
+        found.setdefault(reason, []).append(f"what the bytes of {name} are for")
+    for check in report.verdict.checks:
+        if check.status == "unknown":
+            found.setdefault(check.reason or _NO_REASON, []).append(f"check of {check.name} of {check.artifact}")
+    return [(_shortened(names), reason) for reason, names in found.items()]
+
+
+_NO_REASON = "no reason was given"
+
+
+def _row_gaps(row: Row, report: Report) -> list[tuple[str, str]]:
+    """What of one row is not measured, and why. Of a row without a time only that is said; cold rows are one call."""
+    name = f"{row.artifact} at {shape_words(row, report)}" + (" on the device" if row.where == "device" else "")
+    latency = row.latency_ms
+    if latency.status != "measured":
+        here = latency.status == "unavailable" or report.on_target
+        absent = "" if here else f"; there is no {report.device_title} in this machine"
+        return [(f"latency of {name}", (latency.reason or _NO_REASON) + absent)]
+    if row.phase == "cold":
+        return []
+    gaps = [(f"percentiles of {name}", latency.reason)] if latency.reason else []
+    for what, status, reason in (
+        ("memory", row.memory_bytes.status, row.memory_bytes.reason),
+        ("energy", row.energy_mj.status, row.energy_mj.reason),
+    ):
+        if status == "unavailable":
+            gaps.append((f"{what} of {name}", reason or _NO_REASON))
+    return gaps
+
+
+def _shortened(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def split_sizes(report: Report) -> list[SizeParts]:
+    """The artifacts of which it is known what their bytes are for; of the others, all is `other`."""
+    return [part for part in report.sizes if part.embeddings or part.block or part.heads]
+
+
+def rate_words(rate: float) -> str:
+    """Operations per second: ``84.2 T/s``, ``120 G/s``."""
+    return f"{rate / 1e12:.3g} T/s" if rate >= 1e12 else f"{rate / 1e9:.3g} G/s"
+
+
+def numbered(search: Search) -> list[tuple[int, int, Candidate]]:
+    """Number in pictures and tables, position in ``search``, candidate: the feasible ones first, fastest first."""
+    order = sorted(
+        enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
+    )
+    return [(number, position, c) for number, (position, c) in enumerate(order, start=1)]

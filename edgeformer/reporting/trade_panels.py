@@ -1,0 +1,182 @@
+"""Two pictures of what a report trades: work against the device's roofline, and score against latency.
+
+Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeformer.reporting.canvas import FAINT, GREY, INK
+from edgeformer.reporting.report_panels import colours, named, plain
+from edgeformer.reporting.report_words import ABOUT, numbered, rate_words
+from edgeformer.schema.report import Candidate, Report, Row, Search
+
+_PEAKS = {"fp32": ("fp32",), "fp16": ("fp16_fp32_accumulate", "fp16"), "int8": ("int8",)}
+"""Precision → the profile's peak that its matrix products run at, the first that is known."""
+
+
+def _fact(value: object) -> float | None:
+    """A fact of the profile as it was used: the number, or ``{value, source, verified}``."""
+    found = value.get("value") if isinstance(value, dict) else value
+    return float(found) if isinstance(found, (int, float)) and found > 0 else None
+
+
+def peak_rate(report: Report, precision: str) -> float | None:
+    """Operations per second of the device in a precision, as its profile says; None: not known."""
+    peaks = report.profile.get("peaks")
+    known = [_fact(peaks.get(name)) for name in _PEAKS.get(precision, ())] if isinstance(peaks, dict) else []
+    return next((rate for rate in known if rate is not None), None)
+
+
+def bandwidth(report: Report) -> float | None:
+    """Bytes per second of the device's memory, as its profile says; None: not known."""
+    return _fact(report.profile.get("bandwidth_bytes_per_s"))
+
+
+def roofline_rows(report: Report) -> list[Row]:
+    """Rows whose work was counted and that have a time."""
+    rows = [row for row in report.rows if row.phase != "cold" and row.work is not None]
+    return [row for row in rows if row.latency_ms.p50 and row.work and row.work.bytes_moved and row.work.operations]
+
+
+def no_roofline(report: Report) -> str | None:
+    """Why there is no roofline; None when there is one."""
+    if not roofline_rows(report):
+        return "the work of no artifact was counted"
+    if bandwidth(report) is None:
+        return f"the profile of {report.device} does not state its bandwidth"
+    if not any(peak_rate(report, row.precision) for row in roofline_rows(report)):
+        return f"the profile of {report.device} states no peak rate for these precisions"
+    return None
+
+
+def draw_roofline(axis: Any, report: Report) -> None:
+    """Operations per second over operations per byte; the roofs are the device's.
+
+    Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, which is
+    another machine and has other roofs.
+    """
+    rows, rate, of = roofline_rows(report), bandwidth(report), colours(report)
+    assert rate is not None, "ask no_roofline first"
+    intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
+    left, right = min(intensities) / 4, max(intensities) * 8
+    for precision in dict.fromkeys(row.precision for row in rows):
+        peak = peak_rate(report, precision)
+        if peak is None:
+            continue
+        right = max(right, peak / rate * 3)
+        axis.plot([left, peak / rate, right], [left * rate, peak, peak], color=INK, linewidth=1.2)
+        text = f"{precision} peak {rate_words(peak)}"
+        axis.annotate(text, (right, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        _point(axis, row, (of[row.artifact], report.on_target), seen)
+    text = f"{rate / 1e9:.4g} GB/s"
+    axis.annotate(text, (left * 1.6, left * 1.6 * rate), (6, -9), textcoords="offset points", fontsize=8, color=INK)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(left, right)
+    axis.grid(color=FAINT, linewidth=0.8)
+    axis.set(xlabel=f"operations per byte moved; roofs: {report.device}", ylabel="operations per second")
+    axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.1, 1.01), borderaxespad=0, ncols=2)
+
+
+def _point(axis: Any, row: Row, style: tuple[str, bool], seen: set[tuple[str, str]]) -> None:
+    assert row.work is not None
+    colour, on_target = style
+    latency, work = row.latency_ms, row.work
+    per_ms = work.operations * 1e3
+    x, y = work.operations / work.bytes_moved, per_ms / (latency.p50 or 1.0)
+    kind = "estimated" if latency.status == "estimated" else "measured" if on_target else "on this host"
+    label = plain(f"{named(row.artifact)}, {kind}") if (row.artifact, kind) not in seen else None
+    seen.add((row.artifact, kind))
+    if kind == "on this host":
+        axis.plot([x], [y], "x", color=colour, markersize=4, linestyle="", label=label)
+        return
+    if kind == "estimated":
+        low, high = latency.low or latency.p50 or 1.0, latency.high or latency.p50 or 1.0
+        axis.plot([x, x], [per_ms / high, per_ms / low], color=colour, linewidth=1.2, linestyle=(0, (3, 2)))
+    filled = "none" if kind == "estimated" else colour
+    axis.plot([x], [y], "D", markerfacecolor=filled, markeredgecolor=colour, markersize=6, linestyle="", label=label)
+    text = f"{row.batch}×{row.seq}"
+    axis.annotate(text, (x, y), (5, -9), textcoords="offset points", fontsize=7, color=GREY)
+
+
+def drawn_candidates(search: Search) -> list[tuple[int, int, Candidate]]:
+    """Those that have a score and a time, numbered as in the tables."""
+    return [entry for entry in numbered(search) if entry[2].score is not None and entry[2].latency_ms is not None]
+
+
+_NAMED = 5
+"""Bubbles that can carry their names; more get numbers, and the front is named below."""
+
+
+def named_below(report: Report) -> list[str]:
+    """Lines below the picture of a search: the numbers of the front and the pick, where names would not fit."""
+    search = report.search
+    candidates = drawn_candidates(search) if search is not None else []
+    if search is None or len(candidates) <= _NAMED:
+        return []
+    shown = [entry for entry in candidates if entry[2].on_front or entry[1] == search.pick]
+    return [f"{number}  {_bubble_name(c, position == search.pick)}" for number, position, c in shown]
+
+
+def draw_search(axis: Any, report: Report) -> None:
+    """Score over latency, one bubble per candidate as large as its file; the front is drawn, the pick has a ring.
+
+    Hollow and dashed: the latency is an estimate. Pale: not feasible. Perplexity falls upwards: up is always better.
+    """
+    search = report.search
+    assert search is not None
+    candidates = drawn_candidates(search)
+    for rank, (number, position, c) in enumerate(candidates):
+        area = _bubble(axis, c, report, position == search.pick)
+        if len(candidates) <= _NAMED:
+            _name_bubble(axis, c, _bubble_name(c, position == search.pick), (rank, area))
+        elif c.on_front or position == search.pick:
+            _name_bubble(axis, c, str(number), (rank, area))
+    front = sorted((c.latency_ms or 0.0, c.score or 0.0) for _, _, c in candidates if c.on_front)
+    axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
+    if search.bound is not None:
+        axis.axhline(search.bound, color=GREY, linewidth=1, linestyle="--")
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axis.annotate(f"asked for: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **place)
+    better = "lower is better, upwards" if search.metric == "perplexity" else "validation"
+    label = "\n".join(("ms per call (p50)", *named_below(report)))
+    axis.set(xlabel=plain(label), ylabel=f"{search.metric} ({better})")
+    axis.grid(color=FAINT, linewidth=0.8)
+    axis.margins(0.2)
+    if search.metric == "perplexity":
+        axis.invert_yaxis()
+
+
+def _bubble(axis: Any, c: Candidate, report: Report, picked: bool) -> float:
+    assert report.search is not None
+    colour = colours(report).get(c.artifact, GREY)
+    largest = max(other.size_bytes for other in report.search.candidates) or 1
+    area = 40 + (700 if len(report.search.candidates) <= _NAMED else 260) * c.size_bytes / largest
+    at, pale = ([c.latency_ms], [c.score]), 0.75 if c.feasible else 0.25
+    if c.latency_status == "estimated":
+        axis.scatter(*at, s=area, facecolor="none", edgecolor=colour, linewidth=1.5, linestyle=(0, (3, 2)), alpha=pale)
+    else:
+        axis.scatter(*at, s=area, facecolor=colour, edgecolor=colour, linewidth=1, alpha=pale)
+    if picked:
+        axis.scatter(*at, s=area + 220, facecolor="none", edgecolor=INK, linewidth=1.4)
+    return float(area)
+
+
+def _bubble_name(c: Candidate, picked: bool) -> str:
+    threads = f", {c.threads} thread{'s' if c.threads != 1 else ''}" if c.threads is not None else ""
+    about = f" {ABOUT}" if c.latency_status == "estimated" else ""
+    return f"{named(c.artifact)}{threads}{about}{'' if c.feasible else ' (not feasible)'}{' ← pick' if picked else ''}"
+
+
+def _name_bubble(axis: Any, c: Candidate, text: str, place: tuple[int, float]) -> None:
+    """Above and below in turn, further out every second time: neighbours are often close."""
+    rank, area = place
+    lift = (area**0.5 / 2 + 6 + 11 * (rank % 4 // 2)) * (-1 if rank % 2 else 1)
+    axis.annotate(
+        plain(text), (c.latency_ms, c.score), (0, lift), textcoords="offset points", ha="center",
+        va="top" if lift < 0 else "bottom", fontsize=8, color=INK,
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""Rows for a device that is not here: every node of the graph at the profile's rates, as a range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeformer.runtime.node_listing import ExecutedNode
+from edgeformer.schema.calibration import Calibration, EstimateError
+from edgeformer.schema.device import DeviceProfile
+from edgeformer.schema.errors import EdgeformerError
+from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.stages.profiling.estimating.listing import Listing, list_artifact
+from edgeformer.stages.profiling.estimating.memory import Footprint, estimate_memory
+from edgeformer.stages.profiling.estimating.messages import Listed
+from edgeformer.stages.profiling.estimating.rates import rates_of, refused_calibration
+from edgeformer.stages.profiling.estimating.roofline import Rates, fitted_us, range_us
+from edgeformer.stages.profiling.estimating.work import (
+    NodeWork,
+    count_nodes,
+    largest_step_bytes,
+    stored_weight_bytes,
+    total,
+)
+from edgeformer.stages.profiling.messages import Item
+
+# Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
+_UNVALIDATED_LOG2 = 0.6
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One artifact of one bundle, and the device that it is estimated for.
+
+    Attributes:
+        listed: the ONNX artifact whose nodes were listed: the artifact itself, or an engine's origin.
+        threads: CPUs: of one operator; None: those of the calibration, else all cores.
+    """
+
+    artifact: ArtifactManifest
+    listed: ArtifactManifest
+    device: DeviceProfile
+    size_bytes: int
+    threads: int | None = None
+
+
+def estimate(
+    bundle: Path,
+    manifest: BundleManifest,
+    artifact: ArtifactManifest,
+    device: DeviceProfile,
+    items: Sequence[Item],
+    threads: int | None = None,
+) -> list[Row]:
+    """One row per item (phase, batch, seq) of a built artifact, `where: device`: estimated, or unavailable and why.
+
+    The graph is run once per item, in a process of its own, to list the nodes that ONNX Runtime really executes; how
+    long that takes here has no influence. Files must have been checked against the manifest before.
+
+    Args:
+        bundle: the bundle's folder.
+        manifest: of that bundle.
+        artifact: a built one; an engine is estimated from the ONNX graph of the same exit.
+        device: facts, and a calibration if there is one.
+        items: what to estimate.
+        threads: CPUs: of one operator.
+    """
+    size_bytes = artifact.size_bytes or 0
+    listed = onnx_origin(manifest, artifact)
+    if listed is None:
+        reason = f"estimates need an ONNX graph, and the bundle has none for {artifact.id}"
+        return [_unavailable(artifact, device, size_bytes, item, reason) for item in items]
+    case = Case(artifact, listed, device, size_bytes, threads)
+    problem = _problem(case)
+    if problem is not None:
+        return [_unavailable(artifact, device, size_bytes, item, problem) for item in items]
+    try:
+        listing = list_artifact(bundle, manifest, listed, items)
+    except EdgeformerError as error:
+        return [_unavailable(artifact, device, size_bytes, item, str(error)) for item in items]
+    return [estimate_listed(case, listing, item) for item in items]
+
+
+def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> ArtifactManifest | None:
+    """The ONNX artifact that computes the same: itself, or for an engine the graph of its exit, FP16 before FP32."""
+    if artifact.format == "onnx":
+        return artifact
+    same = [
+        known
+        for known in manifest.artifacts
+        if known.format == "onnx"
+        and known.status == "built"
+        and (known.role, known.exit, known.trimmed) == (artifact.role, artifact.exit, artifact.trimmed)
+    ]
+    order = (artifact.precision, "fp16", "fp32")
+    return min(
+        (known for known in same if known.precision in order),
+        key=lambda known: order.index(known.precision),
+        default=None,
+    )
+
+
+def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
+    """The row of one item whose nodes were listed before."""
+    if item not in listing.items:
+        reason = listing.refused.get(item, "the graph's nodes were not listed")
+        return _unavailable(case.artifact, case.device, case.size_bytes, item, reason)
+    try:
+        return _row(case, listing.items[item], listing.nodes(item))
+    except EdgeformerError as error:
+        return _unavailable(case.artifact, case.device, case.size_bytes, item, str(error))
+
+
+def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
+    phase, batch, seq = listed.item
+    device, artifact = case.device, case.artifact
+    works = works_on(device, artifact, nodes)
+    rates = rates_of(device, artifact.precision, case.threads)
+    weight_bytes = stored_weight_bytes(nodes, works, case.listed)
+    feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
+    runs = sum(graph.times for graph in listed.graphs)
+    footprint = Footprint(_file_weights(case), largest_step_bytes(works), feed_bytes)
+    return Row(
+        artifact=artifact.id,
+        precision=artifact.precision,
+        provider=_provider(artifact, device),
+        where="device",
+        phase=phase,
+        batch=batch,
+        seq=seq,
+        latency_ms=_latency(case, works, rates, (weight_bytes, runs)),
+        memory_bytes=estimate_memory(artifact, footprint, device),
+        size_bytes=case.size_bytes,
+        energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
+        threads=_threads(case),
+        work=total(works),
+    )
+
+
+def works_on(device: DeviceProfile, artifact: ArtifactManifest, nodes: Sequence[ExecutedNode]) -> list[NodeWork]:
+    """The nodes' work as the device does it: GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts."""
+    return count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
+
+
+def _latency(case: Case, works: Sequence[NodeWork], rates: Rates, of_call: tuple[float, int]) -> Latency:
+    """``of_call``: bytes of the weights, each once, and how many graphs a call runs."""
+    weight_bytes, runs = of_call
+    calibration = case.device.calibration
+    precision = case.artifact.precision
+    if calibration is not None and precision in calibration.efficiencies:
+        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
+        factor = 2 ** _log2_range(calibration.error)
+        return _estimated(middle_ms / factor, middle_ms * factor, _calibrated_reason(calibration))
+    low_us, high_us = range_us(works, rates, weight_bytes, fused=case.artifact.format != "onnx")
+    return _estimated(
+        low_us / 1000,
+        high_us / 1000,
+        "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the peaks, "
+        "the high end overlaps nothing and reaches about a third of them",
+    )
+
+
+def _estimated(low_ms: float, high_ms: float, reason: str) -> Latency:
+    return Latency(status="estimated", p50=(low_ms * high_ms) ** 0.5, low=low_ms, high=high_ms, reason=reason)
+
+
+def _log2_range(error: EstimateError | None) -> float:
+    return _UNVALIDATED_LOG2 if error is None else max(error.worst_log2, 2 * error.median_log2)
+
+
+def _calibrated_reason(calibration: Calibration) -> str:
+    on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
+    if calibration.error is None:
+        return f"{on}; never validated, so the range is a guess"
+    return f"{on}; the range is the worst error on {calibration.error.cases} other cases"
+
+
+def _problem(case: Case) -> str | None:
+    """What makes every row of this artifact impossible."""
+    artifact, device = case.artifact, case.device
+    if artifact.format != "onnx" and device.kind != "cuda":
+        return f"{artifact.format} engines run on NVIDIA GPUs only"
+    built_for = (artifact.built_for or {}).get("compute_capability")
+    capability = device.compute_capability.value if device.compute_capability is not None else None
+    if built_for is not None and capability is not None and built_for != capability:
+        return f"the engine was built for compute capability {built_for}; {device.name!r} has {capability}"
+    try:
+        rates_of(case.device, case.artifact.precision, case.threads)
+    except EdgeformerError as error:
+        return str(error)
+    return refused_calibration(case.device, case.threads)
+
+
+def _file_weights(case: Case) -> float:
+    sharing = case.artifact.sharing or case.listed.sharing
+    if sharing is None:
+        return case.size_bytes
+    # An FP16 engine whose only graph in the bundle is FP32.
+    return sharing.weight_bytes / (2 if case.artifact.precision == "fp16" and case.listed.precision == "fp32" else 1)
+
+
+def _threads(case: Case) -> int | None:
+    if case.device.kind == "cuda":
+        return None
+    if case.threads is not None or case.device.calibration is None:
+        return case.threads or (case.device.cores.value if case.device.cores is not None else None)
+    return case.device.calibration.threads
+
+
+def _provider(artifact: ArtifactManifest, device: DeviceProfile) -> str:
+    return _PROVIDERS[device.kind] if artifact.format == "onnx" else artifact.format
+
+
+def _unavailable(artifact: ArtifactManifest, device: DeviceProfile, size_bytes: int, item: Item, reason: str) -> Row:
+    phase, batch, seq = item
+    return Row(
+        artifact=artifact.id,
+        precision=artifact.precision,
+        provider=_provider(artifact, device),
+        where="device",
+        phase=phase,
+        batch=batch,
+        seq=seq,
+        latency_ms=Latency(status="unavailable", reason=reason),
+        memory_bytes=Memory(status="unavailable", reason=reason),
+        size_bytes=size_bytes,
+        energy_mj=Energy(status="unavailable", reason=reason),
+    )

@@ -1,0 +1,111 @@
+"""From a device profile's facts to the rates that an estimate needs, or which fact is missing."""
+
+from __future__ import annotations
+
+from edgeformer.schema.calibration import EstimateError
+from edgeformer.schema.device import DeviceProfile, Fact
+from edgeformer.schema.errors import EdgeformerError
+from edgeformer.schema.host import cpu_name
+from edgeformer.stages.profiling.estimating.roofline import Rates
+
+# Processors without instructions for INT8 products: no faster than FP32 at worst; at best a register holds four times
+# as many numbers, of which widening to 16 and 32 bits costs half.
+_INT8_WITHOUT_INSTRUCTIONS = 2.0
+
+
+class MissingFact(EdgeformerError):
+    """The profile lacks a fact that this estimate needs; the message names it."""
+
+
+def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) -> Rates:
+    """The device's rates for an artifact of ``precision``.
+
+    Args:
+        threads: CPUs: of one operator, fewer than the cores have their share of the peaks; None: all of them.
+
+    Raises:
+        MissingFact: the profile does not say something that is needed.
+    """
+    fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
+    peak, sure_peak = _gpu_peaks(device, precision) if device.kind == "cuda" else _cpu_peaks(device, precision)
+    cores = device.cores.value if device.cores is not None else None
+    share = 1.0
+    if device.kind == "cpu" and threads is not None and cores and device.calibration is None:
+        share = min(1.0, threads / cores)
+    return Rates(
+        peak=peak * share,
+        sure_peak=sure_peak * share,
+        vector_peak=fp32 * share,
+        bandwidth=_value(device, "bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
+        cache_bytes=device.cache_bytes.value if device.cache_bytes is not None else 0,
+        overhead_us=_value(device, "launch_overhead_us", device.launch_overhead_us),
+        cores=cores,
+        gpu=device.kind == "cuda",
+    )
+
+
+def refused_calibration(device: DeviceProfile, threads: int | None = None) -> str | None:
+    """Why the profile's calibration says nothing about the device it stands for; None when it does, or has none.
+
+    A profile without ``match`` stands for this host; copied from another machine it would lie.
+    """
+    calibration = device.calibration
+    if calibration is None:
+        return None
+    expected = cpu_name() if device.match is None else device.match
+    if expected.lower() not in calibration.processor.lower():
+        return (
+            f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
+            f"{expected}); run edgeformer profile --calibrate there"
+        )
+    if threads is not None and threads != calibration.threads:
+        return (
+            f"device profile {device.name!r} was calibrated with {calibration.threads} threads per operator, "
+            f"not {threads}"
+        )
+    return None
+
+
+def _gpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
+    """The highest and the surest peak of matrix products."""
+    peaks = device.peaks
+    fp32 = _value(device, "peaks.fp32", peaks.fp32)
+    if precision == "fp32":
+        return fp32, fp32
+    if precision == "int8":
+        # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
+        return _value(device, "peaks.int8", peaks.int8), fp32
+    known = [fact.value for fact in (peaks.fp16, peaks.fp16_fp32_accumulate) if fact is not None]
+    if not known:
+        raise MissingFact(f"device profile {device.name!r} does not say peaks.fp16")
+    return max(known), min(known)
+
+
+def _cpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
+    # ONNX Runtime's CPU provider computes FP16 graphs in FP32.
+    fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
+    if precision != "int8":
+        return fp32, fp32
+    if device.peaks.int8 is not None:
+        return device.peaks.int8.value, fp32
+    return fp32 * _INT8_WITHOUT_INSTRUCTIONS, fp32
+
+
+def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:
+    if fact is None:
+        how = "; run edgeformer profile --calibrate" if device.kind == "cpu" and device.match is None else ""
+        raise MissingFact(f"device profile {device.name!r} does not say {name}{how}")
+    return fact.value
+
+
+def known_error(device: DeviceProfile, host: DeviceProfile | None = None) -> EstimateError | None:
+    """How wrong this estimator was where it was checked: on the device itself, else on this host's processor.
+
+    Args:
+        device: whose rows are estimated.
+        host: this host's calibrated profile, if there is one; another machine's says nothing and is left out.
+    """
+    for profile in (device, host):
+        if profile is not None and profile.calibration is not None and refused_calibration(profile) is None:
+            return profile.calibration.error
+    return None

@@ -1,0 +1,207 @@
+"""Time of a call from its work: every node at the device's rates. Pure functions.
+
+Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
+takes at each fitted rate. Elsewhere nobody knows how close to its peaks the device gets, so there is a range: the low
+end overlaps arithmetic with memory, fuses what can be fused and reaches nearly the peaks; the high end does neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeformer.schema.calibration import Calibration, Efficiency
+from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device can do at one precision.
+
+    Attributes:
+        peak: operations per second of matrix products; `sure_peak` is the least that the peak may be (GeForce cards
+            halve it where FP16 products are summed in FP32).
+        vector_peak: operations per second of everything else.
+        bandwidth: bytes per second of the memory.
+        cache_bytes: last-level cache; 0: none is known.
+        overhead_us: from one kernel or operator to the next.
+        cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
+    """
+
+    peak: float
+    sure_peak: float
+    vector_peak: float
+    bandwidth: float
+    cache_bytes: float
+    overhead_us: float
+    cores: int | None = None
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of its peaks a device reaches in a range's end that nobody has measured."""
+
+    of_peak: float
+    of_bandwidth: float
+    of_cache: float
+    overhead: float
+
+
+# Low end: cuBLAS, CUTLASS and oneDNN report 85–95 % of the peak for large products, STREAM reaches 80–92 % of the
+# bandwidth that data sheets state. High end: what small, odd shapes get. On the CPU on which this was checked, products
+# of 8 to 1,000 rows with weights of 256 × 768 to 1536 × 384 reached 0.3–0.95 of the peak; most element-wise operators
+# 0.7–2.9 of the memory's bandwidth, from the cache, and strided slices 0.26.
+# A last-level cache delivers about 2 to 5 times the memory's bandwidth on current GPUs and CPUs.
+OPTIMISTIC = Share(of_peak=0.90, of_bandwidth=0.90, of_cache=4.0, overhead=1.0)
+PESSIMISTIC = Share(of_peak=0.35, of_bandwidth=0.45, of_cache=1.0, overhead=2.0)
+# Real operators of a CPU runtime, which look up shapes and allocate outputs, beside one that adds two numbers: 1.4–1.9
+# against 0.4 µs on that CPU.
+_CPU_OVERHEAD_HIGH = 4.0
+_CACHE_FULL_FROM, _CACHE_USELESS_FROM = 0.25, 1.25
+# A product is cut into tiles of this size, one per streaming multiprocessor at a time; small products leave some idle.
+_TILE = 64
+# A multiprocessor that works alone in a wave still runs at its own rate; kernels that split the inner size use more.
+_LEAST_OCCUPANCY = 0.10
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Of one node: operations, bytes that a cache may hold, bytes that none holds."""
+
+    operations: float
+    near_bytes: float
+    far_bytes: float
+
+
+def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
+    """Share of ``total_bytes``, used over and over, that comes from memory: 0 up to a quarter of the cache, 1 from 1.25
+    times the cache on, and between them with the logarithm.
+
+    Seen in chains of 4 to 96 MiB of weights on a CPU with 32 MiB: their time per byte rises from 8 to 40 MiB like that.
+    """
+    if cache_bytes <= 0:
+        return 1.0
+    filled = total_bytes / cache_bytes / _CACHE_FULL_FROM
+    if filled <= 1:
+        return 0.0
+    return min(1.0, math.log(filled) / math.log(_CACHE_USELESS_FROM / _CACHE_FULL_FROM))
+
+
+def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amounts:
+    """What a node computes and moves, told apart by where its bytes come from.
+
+    Args:
+        weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
+        cache_bytes: a node whose activations are larger reads and writes memory.
+    """
+    moved_far = work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
+    far = work.weight_bytes * weights_beyond + moved_far
+    return Amounts(work.operations, work.bytes - far, far)
+
+
+def fitted_us(
+    works: Sequence[NodeWork],
+    rates: Rates,
+    calibration: Calibration,
+    precision: str,
+    weight_bytes: float,
+    runs: int = 1,
+) -> float:
+    """Microseconds of a call on a calibrated device.
+
+    Args:
+        weight_bytes: of the whole graph's products, each shared weight once.
+        runs: graphs that are run in one call, each with the cost of a call: step bundles run several.
+    """
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    return runs * calibration.call_overhead_us + sum(
+        node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
+        for work in works
+    )
+
+
+def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
+    """The operator's own efficiency where it was fitted, else its class's, else that class's in FP32."""
+    own = calibration.operators.get(precision, {}).get(work.key)
+    if own is not None:
+        return own
+    for known in (precision, "fp32"):
+        found = calibration.efficiencies.get(known, {}).get(work.cls)
+        if found is not None:
+            return found
+    return Efficiency(overhead_us=0.0, of_bandwidth=1.0)
+
+
+def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
+    """Microseconds of one node: the overhead and what each rate takes, one after the other."""
+    of_memory = efficiency.of_memory or efficiency.of_bandwidth
+    took_us = efficiency.overhead_us
+    if efficiency.of_peak is not None:
+        took_us += 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
+    if efficiency.of_bandwidth is not None:
+        took_us += 1e6 * amount.near_bytes / (rates.bandwidth * efficiency.of_bandwidth)
+    if of_memory is not None:
+        took_us += 1e6 * amount.far_bytes / (rates.bandwidth * of_memory)
+    return took_us
+
+
+def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused: bool) -> tuple[float, float]:
+    """Lowest and highest plausible microseconds of a call on a device that was never calibrated.
+
+    Args:
+        weight_bytes: of the whole graph's products, each shared weight once.
+        fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
+    """
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    low = _low_us(fuse(works) if rates.gpu else [[work] for work in works], rates, beyond)
+    parts = fuse(works) if rates.gpu and fused else [[work] for work in works if not (rates.gpu and work.host_only)]
+    high = _high_us(parts, rates, weight_bytes, fits=beyond == 0)
+    return low, max(high, low)
+
+
+def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) -> float:
+    """Arithmetic overlaps memory, chains are read and written once, weights that fit stay from one call to the next."""
+    share = OPTIMISTIC
+    near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
+    took = 0.0
+    for kernel in kernels:
+        compute_s = sum(_compute_s(work, rates.peak, rates, share) for work in kernel)
+        # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
+        moved_s = max(work.moved_bytes for work in kernel) / near
+        weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
+        took += max(compute_s, moved_s + weights_s) * 1e6 + rates.overhead_us * share.overhead
+    return took
+
+
+def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: float, fits: bool) -> float:
+    """Nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache."""
+    share = PESSIMISTIC
+    slow, near = rates.bandwidth * share.of_bandwidth, rates.bandwidth * share.of_cache
+    read = sum(work.weight_bytes for kernel in kernels for work in kernel)
+    once = min(read, weight_bytes)
+    weights_s = once / slow + (read - once) / near if fits else read / slow
+    took = weights_s * 1e6
+    for kernel in kernels:
+        compute_s = sum(
+            _compute_s(work, rates.sure_peak, rates, share) / (_occupancy(work, rates.cores) if rates.gpu else 1.0)
+            for work in kernel
+        )
+        moved_s = sum(work.moved_bytes for work in kernel) / slow
+        overhead_us = rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
+        took += (compute_s + moved_s) * 1e6 + overhead_us
+    return took
+
+
+def _compute_s(work: NodeWork, peak: float, rates: Rates, share: Share) -> float:
+    return work.operations / ((peak if work.is_product else rates.vector_peak) * share.of_peak)
+
+
+def _occupancy(work: NodeWork, cores: int | None) -> float:
+    """Share of a GPU's multiprocessors that a product's tiles keep busy, over all waves."""
+    if cores is None or not work.is_product:
+        return 1.0
+    tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
+    waves = -(-tiles // cores)
+    return max(_LEAST_OCCUPANCY, tiles / (waves * cores))

@@ -1,0 +1,261 @@
+"""Operations and bytes of executed nodes: what each one computes, and what it moves. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from edgeformer.runtime.node_listing import ExecutedNode, Tensor
+from edgeformer.schema.calibration import OperatorClass
+from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.schema.report import Work
+
+_PRODUCTS = {
+    "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
+    "MatMulNBits", "QLinearMatMul", "Conv", "FusedConv", "NhwcFusedConv", "ConvInteger",
+}  # fmt: skip
+_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv", "ConvInteger"}
+_WHOLE_ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
+_LOOKUPS = {"Gather", "GatherND", "GatherElements", "EmbedLayerNormalization"}
+# They give the same bytes another shape; runtimes let input and output share the memory.
+_RENAMES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size"}
+_MOVES = {
+    "Transpose", "Slice", "Concat", "Split", "Cast", "Expand", "Tile", "Pad", "Where", "ConstantOfShape", "Range",
+    "MemcpyFromHost", "MemcpyToHost", "ScatterND", "ScatterElements",
+}  # fmt: skip
+# They read a part of their first input, as many bytes as they write.
+_PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherND", "GatherElements"}
+# Sums over an axis: a fused kernel ends there, since every later element needs the sum.
+_REDUCTIONS = ("Softmax", "LayerNormalization", "Reduce", "LpNormalization", "InstanceNormalization", "CumSum")
+_STORED_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
+_CPU_CAST = "InsertedPrecisionFreeCast"
+_FLOATS = ("float", "float16", "bfloat16", "double")
+# Arithmetic per element written, counted as one pass of a polynomial or a few passes; only for `operations`.
+_PER_ELEMENT = {"Softmax": 5.0, "SimplifiedLayerNormalization": 4.0, "LayerNormalization": 5.0, "QuickGelu": 5.0}
+
+
+@dataclass(frozen=True)
+class NodeWork:
+    """What one node does.
+
+    Attributes:
+        key: operator, told apart where its cost per byte differs: ``Mul broadcast``.
+        operations: a multiplication and an addition are two.
+        weight_bytes: constants that it reads (matrix products only: tables are read in part).
+        moved_bytes: activations read and written.
+        rows, columns: of a product's result, batches and heads counted among the rows.
+        host_only: bookkeeping on shapes; on a GPU it happens beside the device or was folded away.
+    """
+
+    cls: OperatorClass
+    key: str
+    operations: float
+    weight_bytes: float
+    moved_bytes: float
+    rows: int = 1
+    columns: int = 1
+    host_only: bool = False
+    reduces: bool = False
+    quantized: bool = False
+
+    @property
+    def bytes(self) -> float:
+        """All bytes read and written."""
+        return self.weight_bytes + self.moved_bytes
+
+    @property
+    def is_product(self) -> bool:
+        """A matrix product, with weights or between activations."""
+        return self.cls in ("gemm", "attention") and not self.reduces
+
+
+def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
+    """The work of one node.
+
+    Args:
+        float_bytes: bytes of one float on the device where they differ from the listing's: an FP16 graph that a CPU
+            has listed computes in FP32 there. None: as listed.
+    """
+
+    def size(tensors: Iterable[Tensor]) -> float:
+        return float(sum(_bytes(tensor, float_bytes) for tensor in tensors))
+
+    cls, inputs, outputs = _class_of(node), node.inputs, node.outputs
+    written = sum(tensor.elements for tensor in outputs)
+    if node.op in _PRODUCTS or node.op in _WHOLE_ATTENTION:
+        constant = _weights(node)
+        weights = [inputs[place] for place in constant]
+        activations = [tensor for place, tensor in enumerate(inputs) if place not in constant]
+        return NodeWork(
+            cls, _key(node), _product_operations(node), size(weights), size(activations) + size(outputs),
+            rows=_rows(node), columns=_columns(node),
+            quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights),
+        )  # fmt: skip
+    if node.op in _RENAMES:
+        moved = 0.0
+    elif node.op in _PARTIAL:
+        moved = 2 * size(outputs)
+    else:
+        moved = size(inputs) + size(outputs)
+    layout = cls in ("layout", "lookup")
+    return NodeWork(
+        cls,
+        _key(node),
+        0.0 if layout else written * _PER_ELEMENT.get(node.op, 1.0),
+        0.0,
+        moved,
+        host_only=node.op == "Shape" or all(t.dtype == "int64" and t.elements <= 64 for t in outputs),
+        reduces=node.op.endswith(_REDUCTIONS[:2]) or node.op.startswith(_REDUCTIONS),
+    )
+
+
+def count_nodes(nodes: Sequence[ExecutedNode], float_bytes: int | None = None) -> list[NodeWork]:
+    """The work of a whole call. With ``float_bytes`` the casts that only CPUs need for FP16 are left out."""
+    kept = [node for node in known_weights(nodes) if float_bytes is None or _CPU_CAST not in node.name]
+    return [count_node(node, float_bytes) for node in kept]
+
+
+def known_weights(nodes: Sequence[ExecutedNode]) -> list[ExecutedNode]:
+    """The same nodes, with the weights of FP16 graphs counted as products' parameters again.
+
+    CPUs widen each of them with a cast before the product, which then reads an ordinary tensor of the same shape.
+    """
+    cast = {
+        node.outputs[0] for node in nodes if _CPU_CAST in node.name and 0 < node.inputs[0].bytes <= node.parameter_bytes
+    }
+    return [
+        replace(node, parameter_bytes=node.parameter_bytes + node.inputs[1].bytes)
+        if node.op in _PRODUCTS and node.inputs[1] in cast and not _weights(node)
+        else node
+        for node in nodes
+    ]
+
+
+def total(works: Sequence[NodeWork]) -> Work:
+    """Sum over a call."""
+    return Work(
+        operations=sum(work.operations for work in works),
+        bytes_moved=sum(work.bytes for work in works),
+        weight_bytes=sum(work.weight_bytes for work in works),
+        operators=len(works),
+        kernels=len(fuse(works)),
+    )
+
+
+def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
+    """Kernels of a compiler that fuses: a product each; what lies between products becomes one kernel, but a sum over
+    an axis (norm, softmax) begins a new one. Nodes that only name or shape data belong to none."""
+    kernels: list[list[NodeWork]] = []
+    open_chain = False
+    for work in works:
+        if work.host_only or (work.bytes == 0 and not work.is_product):
+            continue
+        if work.is_product:
+            kernels.append([work])
+            open_chain = False
+        elif open_chain and not work.reduces:
+            kernels[-1].append(work)
+        else:
+            kernels.append([work])
+            open_chain = True
+    return kernels
+
+
+def largest_step_bytes(works: Sequence[NodeWork]) -> float:
+    """Activations that one node reads and writes, at most: what must be in memory at the same time at least."""
+    return max((work.moved_bytes for work in works), default=0.0)
+
+
+def _class_of(node: ExecutedNode) -> OperatorClass:
+    if node.op in _PRODUCTS:
+        return "gemm" if _weights(node) else "attention"
+    if node.op in _WHOLE_ATTENTION or node.op.endswith("Softmax"):
+        return "attention"
+    if node.op in _LOOKUPS:
+        # Gather also picks sizes out of a shape; only rows of a table of floats are a lookup.
+        return "lookup" if node.inputs and len(node.inputs[0].shape) > 1 else "layout"
+    return "layout" if node.op in _RENAMES | _MOVES else "elementwise"
+
+
+def _weights(node: ExecutedNode) -> tuple[int, ...]:
+    """Which inputs of a product are constant. The profiler gives only their bytes together: the second input first."""
+    left = node.parameter_bytes
+    found: list[int] = []
+    for place, tensor in enumerate(node.inputs[1:], start=1):
+        if tensor.elements > 1 and tensor.bytes <= left:
+            found.append(place)
+            left -= tensor.bytes
+    # A bias alone makes no weight: Gemm between activations with a constant third input.
+    return tuple(found) if 1 in found else ()
+
+
+def _product_operations(node: ExecutedNode) -> float:
+    if node.op in _CONVOLUTIONS:
+        kernel = node.inputs[1]
+        return 2.0 * node.outputs[0].elements * kernel.elements / kernel.shape[0]
+    if node.op in _WHOLE_ATTENTION:
+        query, key = node.inputs[0].shape, node.inputs[min(1, len(node.inputs) - 1)].shape
+        length = key[-2] if len(key) > 1 else 1
+        return 4.0 * node.outputs[0].elements * length if query else 0.0
+    # [..., M, K] × [K, N]: the inner size K is the left operand's elements over its rows, whatever is transposed.
+    left, right, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    columns = out.shape[-1] if out.shape else 1
+    batches = 1
+    for size in right.shape[:-2]:
+        batches *= size
+    inner = right.elements / max(1, batches * columns)
+    return 2.0 * out.elements * inner if left.elements else 0.0
+
+
+def _rows(node: ExecutedNode) -> int:
+    out = node.outputs[0]
+    return out.elements // out.shape[-1] if out.shape and out.shape[-1] else 1
+
+
+def _columns(node: ExecutedNode) -> int:
+    out = node.outputs[0]
+    return out.shape[-1] if out.shape else 1
+
+
+def _key(node: ExecutedNode) -> str:
+    if _class_of(node) == "attention" and node.op in _PRODUCTS:
+        return "product of activations"
+    arrays = [tensor.elements for tensor in node.inputs if tensor.elements > 1]
+    broadcasts = len(arrays) > 1 and min(arrays) < max(arrays)
+    return f"{node.op} broadcast" if broadcasts and _class_of(node) == "elementwise" else node.op
+
+
+def _bytes(tensor: Tensor, float_bytes: int | None) -> int:
+    return tensor.elements * float_bytes if float_bytes is not None and tensor.dtype in _FLOATS else tensor.bytes
+
+
+def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork], artifact: ArtifactManifest) -> float:
+    """Weights of all products, each counted once however often a loop reads it, in the bytes that are computed with.
+
+    The profiler does not name weights, but the manifest says how many bytes the file stores: what is left of them
+    without the tables is what the products share.
+    """
+    read = sum(work.weight_bytes for work in works)
+    if artifact.sharing is None:
+        return read
+    nodes = known_weights(nodes)
+    products = {node.inputs[1].elements for node in nodes if _class_of(node) == "gemm"}
+    tables = {node.inputs[0] for node in nodes if _class_of(node) == "lookup" and _is_table(node)}
+    # A head that uses the embedding table as its weights reads all of it.
+    apart = sum(table.bytes for table in tables if table.elements not in products)
+    stored = float(max(0, artifact.sharing.weight_bytes - apart))
+    computed = sum(t.elements for t in _weight_tensors(nodes))
+    wider = read / computed / _STORED_BYTES[artifact.precision] if computed else 1.0
+    return min(read, max(stored * wider, _largest_weight(works)))
+
+
+def _weight_tensors(nodes: Sequence[ExecutedNode]) -> list[Tensor]:
+    return [node.inputs[place] for node in nodes if node.op in _PRODUCTS for place in _weights(node)]
+
+
+def _is_table(node: ExecutedNode) -> bool:
+    return node.parameter_bytes >= node.inputs[0].bytes
+
+
+def _largest_weight(works: Sequence[NodeWork]) -> float:
+    return max((work.weight_bytes for work in works), default=0.0)

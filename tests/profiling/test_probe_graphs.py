@@ -1,0 +1,59 @@
+"""The graphs that are written byte by byte are what the onnx package takes for them, and compute what they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from edgeformer.runtime.node_listing import Feed, ProfiledGraph
+from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
+from edgeformer.stages.profiling.estimating.messages import ProductTime
+from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain
+
+
+def test_onnx_accepts_them() -> None:
+    for content in (matmul_chain(16, 3), add_chain(300, 2)):
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+
+
+def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> None:
+    content = matmul_chain(16, 3)
+    (tmp_path / "chain.onnx").write_bytes(content)
+    weights = [numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(content).graph.initializer]
+    assert len({weight.tobytes() for weight in weights}) == 3
+    x = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)
+    session = OnnxSession(tmp_path / "chain.onnx")
+    assert session.run({"x": x})["y"] == pytest.approx(np.linalg.multi_dot([x, *weights]), abs=1e-4)
+    session.close()
+
+
+def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
+    (tmp_path / "chain.onnx").write_bytes(add_chain(4, 5))
+    x = np.arange(4, dtype=np.float32)
+    (nodes,) = ProfiledGraph(tmp_path / "chain.onnx").list_nodes([Feed({"x": x})])
+    assert [node.op for node in nodes] == ["Add"] * 5
+    session = OnnxSession(tmp_path / "chain.onnx")
+    assert session.run({"x": x})["y"] == pytest.approx(6 * x)
+    session.close()
+
+
+def times(*per_weight_us: float) -> list[ProductTime]:
+    counts = (1, 4, 8, 24)
+    return [
+        ProductTime(rows=1, width=1024, weights=count, duration_us=us)
+        for count, us in zip(counts, per_weight_us, strict=True)
+    ]
+
+
+def test_the_cache_is_what_the_system_says_or_where_products_get_slow(tmp_path: Path) -> None:
+    for number, size in enumerate(("32K", "512K", "16384K")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(size + "\n", encoding="ascii")
+    assert cache_bytes(times(100, 170, 225, 255), tmp_path) == (16 * 2**20, "as Linux says")
+    size, how = cache_bytes(times(100, 150, 225, 255), tmp_path / "elsewhere")
+    assert size == 2 * 16 * 2**20 and "products" in how

@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeformer.schema.errors import InputError
+from edgeformer.schema.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
+from edgeformer.schema.recipe import DataConfig
+from edgeformer.schema.report import Energy, Latency, Memory, Row, Search
+from edgeformer.schema.scores import ClassificationScore, ExitScore, LanguageScore
+from edgeformer.stages.profiling.search import SearchOptions, search
+from edgeformer.stages.profiling.verdict import Limits
+
+FREE = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128)
+CPU = "CPUExecutionProvider"
+
+
+def accuracy(value: float) -> ClassificationScore:
+    return ClassificationScore(n=1000, accuracy=value, precision=value, recall=value, f1=value, loss=0.3)
+
+
+def perplexity(value: float) -> LanguageScore:
+    return LanguageScore(n=1000, loss=3.0, perplexity=value, exits={"8": ExitScore(loss=3.0, perplexity=value)})
+
+
+def artifact(name: str, size: int = 500, **changes: Any) -> ArtifactManifest:
+    entry = ArtifactManifest(
+        id=name,
+        file=f"onnx/{name}.onnx",
+        format="onnx",
+        precision="fp32",
+        status="built",
+        size_bytes=size,
+        validation=accuracy(0.9),
+    )
+    return entry.model_copy(update=changes)
+
+
+def bundle(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
+    manifest = BundleManifest(
+        run="tiny",
+        task="classification",
+        created="2026-11-21T00:00:00.000+00:00",
+        max_length=128,
+        max_positions=512,
+        pad_id=0,
+        parameters=100,
+        synthetic=False,
+        data=DataConfig.model_validate(
+            {
+                "parts": {"train": [{"kind": "synthetic-reviews", "rows": 10}]},
+                "split": "random-split",
+                "labels": ["negative", "positive"],
+            },
+            strict=False,
+        ),
+        data_fingerprints={},
+        files={},
+        artifacts=artifacts,
+        code_version="1",
+    )
+    return manifest.model_copy(update=changes)
+
+
+def row(name: str, p50: float = 4.0, size: int = 500, peak: int = 1000, **changes: Any) -> Row:
+    measured = Row(
+        artifact=name,
+        precision="fp32",
+        provider=CPU,
+        where="host",
+        phase="steady",
+        batch=1,
+        seq=128,
+        latency_ms=Latency(status="measured", p50=p50, n=100, stable=True),
+        memory_bytes=Memory(status="measured", peak=peak),
+        size_bytes=size,
+        energy_mj=Energy(status="unavailable", reason="no counter"),
+        threads=2,
+    )
+    return measured.model_copy(update=changes)
+
+
+def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
+    return row(
+        name,
+        size=size,
+        where="device",
+        provider="CUDAExecutionProvider",
+        threads=None,
+        latency_ms=Latency(status="estimated", low=low, high=high, p50=(low * high) ** 0.5),
+        memory_bytes=Memory(status="estimated", low=1000, high=2000),
+    )
+
+
+def run(
+    manifest: BundleManifest,
+    rows: list[Row],
+    limits: Limits = FREE,
+    options: SearchOptions | None = None,
+    kind: Literal["cuda", "cpu"] = "cpu",
+    on_target: bool = True,
+) -> Search:
+    return search(manifest, rows, limits, options or SearchOptions(), kind=kind, on_target=on_target)
+
+
+def picked(found: Search) -> tuple[str, int | None] | None:
+    if found.pick is None:
+        return None
+    return found.candidates[found.pick].artifact, found.candidates[found.pick].threads
+
+
+def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_with_the_reason() -> None:
+    manifest = bundle(
+        artifact("exact", validation=accuracy(0.93)),
+        artifact("good", validation=accuracy(0.91)),
+        artifact("fast", validation=accuracy(0.80)),
+        artifact("big", validation=accuracy(0.95)),
+    )
+    rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
+    limits = Limits(size_bytes=600, latency_ms=20.0, memory_bytes=None, batch=1, seq=128)
+    found = run(manifest, rows, limits, SearchOptions(min_accuracy=0.9))
+    assert picked(found) == ("good", 2)
+    assert found.reason == (
+        "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms"
+    )
+    assert {c.artifact: c.reason for c in found.candidates if not c.feasible} == {
+        "fast": "accuracy 0.8000 is below 0.9",
+        "big": "size 900 B is over 600 B",
+    }
+    assert found.basis == "measured"
+
+
+def test_thread_counts_are_candidates_of_their_own() -> None:
+    rows = [row("model", p50, threads=threads) for threads, p50 in ((1, 8.0), (2, 4.5), (4, 6.0))]
+    found = run(bundle(artifact("model")), rows)
+    assert [(c.threads, c.latency_ms) for c in found.candidates] == [(1, 8.0), (2, 4.5), (4, 6.0)]
+    assert picked(found) == ("model", 2)
+    assert found.reason.startswith("model with 2 threads: smallest latency")
+
+
+@pytest.mark.parametrize(("slower", "expected"), [(4.09, "small"), (4.11, "large")])
+def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> None:
+    rows = [row("large", 4.0, size=900), row("small", slower, size=100)]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(found) == (expected, 2)
+    assert ("they are within 2.5%, and it has the smaller file (100 B)" in found.reason) == (expected == "small")
+
+
+@pytest.mark.parametrize(("low", "expected"), [(3.9, "small"), (4.2, "large")])
+def test_estimates_whose_ranges_overlap_are_no_different(low: float, expected: str) -> None:
+    rows = [estimate("large", 1.0, 4.0, 900), estimate("small", low, 9.0, 100)]
+    found = run(bundle(artifact("large"), artifact("small")), rows, kind="cuda", on_target=False)
+    assert picked(found) == (expected, None)
+    assert found.basis == "estimated" and "Its time is an estimate" in found.reason and "≈ 2.00 ms" in found.reason
+    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(1.0, 4.0), (low, 9.0)]
+
+
+def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -> None:
+    rows = [row("model", p50, threads=threads) for threads, p50 in ((4, 4.0), (2, 4.05), (1, 8.0))]
+    manifest = bundle(artifact("model"))
+    assert picked(run(manifest, rows)) == ("model", 2)
+    assert picked(run(manifest, rows, options=SearchOptions(minimize="size"))) == ("model", 4)
+    assert picked(run(manifest, rows, options=SearchOptions(minimize="memory"))) == ("model", 4)
+
+
+def test_an_unstable_measurement_is_a_reservation() -> None:
+    shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
+    found = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
+    assert "1 of the 2 measurements are not stable" in found.reason
+
+
+def test_an_estimate_that_surely_keeps_its_limit_goes_before_one_that_may_not() -> None:
+    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
+    rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
+    found = run(manifest, rows, limits, kind="cuda", on_target=False)
+    assert picked(found) == ("surely", None)
+    assert [(c.feasible, c.unknown) for c in found.candidates] == [(True, ("latency",)), (True, ()), (False, ())]
+    alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
+    assert picked(alone) == ("maybe", None)
+    assert "Not known: whether it keeps the limit of latency" in alone.reason
+
+
+def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_devices_limits() -> None:
+    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    manifest = bundle(artifact("slow"), artifact("slower"))
+    host = [row("slower", 90.0), row("slow", 80.0)]
+    found = run(manifest, host, limits, kind="cuda", on_target=False)
+    assert (picked(found), found.basis) == (("slow", 2), "host")
+    assert "Ranked by this host's times" in found.reason
+    assert {c.unknown for c in found.candidates} == {("latency",)}
+    device = [estimate("slow", 3.0, 4.0), estimate("slower", 1.0, 2.0)]
+    known = run(manifest, [*host, *device], limits, kind="cuda", on_target=False)
+    assert (picked(known), known.basis) == (("slower", None), "estimated")
+
+
+def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> None:
+    rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
+    found = run(bundle(artifact("model")), rows, kind="cuda")
+    assert [(c.provider, c.latency_ms) for c in found.candidates] == [("CUDAExecutionProvider", 3.0)]
+
+
+def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
+    engine = artifact("engine", validation=None, format="tensorrt-rtx")
+    crashed = row("crashed", latency_ms=Latency(status="unavailable", reason="ended by signal 11"))
+    manifest = bundle(artifact("model"), artifact("crashed", size=1), engine)
+    found = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
+    assert picked(found) == ("model", 2)
+    reasons = {c.artifact: c.reason for c in found.candidates}
+    assert reasons["crashed"] == "no time is known: ended by signal 11"
+    assert reasons["engine"] is not None and "never scored" in reasons["engine"]
+    nothing = run(manifest, [crashed])
+    assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")
+
+
+def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
+    manifest = bundle(artifact("a", validation=accuracy(0.8)), artifact("b", validation=accuracy(0.85)))
+    found = run(manifest, [row("a"), row("b")], options=SearchOptions(min_accuracy=0.9))
+    assert found.pick is None
+    assert found.reason.endswith("best accuracy: 0.8500 (b)")
+
+
+@pytest.mark.parametrize(("what", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
+def test_what_is_minimized_can_be_chosen(what: Literal["size", "memory", "energy"], expected: str) -> None:
+    def charged(value: float) -> Energy:
+        return Energy(status="measured", value=value)
+
+    manifest = bundle(artifact("small"), artifact("lean"), artifact("frugal"))
+    rows = [
+        row("small", 4.0, 100, 1000, energy_mj=charged(3.0)),
+        row("lean", 4.0, 200, 500, energy_mj=charged(3.0)),
+        row("frugal", 4.0, 200, 1000, energy_mj=charged(1.0)),
+    ]
+    found = run(manifest, rows, options=SearchOptions(minimize=what))
+    assert picked(found) == (expected, 2)
+
+
+def test_energy_that_nobody_measured_cannot_be_minimized() -> None:
+    found = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
+    assert found.pick is None
+    assert found.candidates[0].reason == "its energy is not known: no counter"
+
+
+def language(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
+    return bundle(*artifacts, task="language-modeling", exits=(2, 4, 8), **changes)
+
+
+def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token() -> None:
+    manifest = language(
+        artifact("full", validation=perplexity(20.0)),
+        artifact("exit2", role="exit", exit=2, validation=perplexity(30.0)),
+        artifact("decode", role="decode", validation=None, size=600),
+        artifact("half-decode", role="decode", precision="fp16", validation=None),
+    )
+    limits = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128, phase="decode")
+    rows = [
+        row("full", 50.0),
+        row("exit2", 15.0),
+        row("decode", 50.0),
+        row("decode", 3.0, phase="decode"),
+        row("half-decode", 2.0, phase="decode"),
+    ]
+    found = run(manifest, rows, limits, SearchOptions(max_perplexity=25.0))
+    assert picked(found) == ("decode", 2)
+    assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in found.candidates] == [
+        ("full", 20.0, None, 50.0),
+        ("exit2", 30.0, None, 15.0),
+        ("decode", 20.0, "full", 3.0),
+        ("half-decode", None, None, 2.0),
+    ]
+    assert found.candidates[1].reason == "perplexity 30.0000 is above 25"
+    assert [c.on_front for c in found.candidates] == [False, False, True, False]
+
+
+def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_split() -> None:
+    golden = artifact("step", role="full", validation=None, score=accuracy(1.0))
+    mixed = run(bundle(artifact("model"), golden), [row("model"), row("step", 0.1)])
+    assert picked(mixed) == ("model", 2)
+    alone = run(bundle(golden), [row("step", 0.1)], options=SearchOptions(min_accuracy=0.99))
+    assert picked(alone) == ("step", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "expected"),
+    [
+        (SearchOptions(max_perplexity=20.0), "classification", "classifier; bound it with --min-accuracy"),
+        (SearchOptions(min_accuracy=0.9), "language-modeling", "language model; bound it with --max-perplexity"),
+        (SearchOptions(min_accuracy=91.0), "classification", "0.91 for 91 %"),
+        (SearchOptions(max_perplexity=0.5), "language-modeling", "never below 1"),
+        (SearchOptions(max_perplexity=float("nan")), "language-modeling", "never below 1"),
+    ],
+)
+def test_a_bound_that_makes_no_sense_is_refused(options: SearchOptions, task: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        run(bundle(artifact("model"), task=task), [row("model")], options=options)
+
+
+def test_a_leaking_model_cannot_be_searched() -> None:
+    with pytest.raises(InputError, match="leaks future tokens"):
+        run(language(artifact("model", validation=perplexity(20.0)), leaks=True), [row("model")])
+
+
+def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -> None:
+    drift = Drift(
+        tolerance=1e-4,
+        loops=tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2)),
+        first_beyond=None,
+    )
+    rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
+    found = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
+    assert found.not_in_bundle == (
+        "FP16 graphs: edgeformer export tiny --int8 --fp16",
+        "exit after loop 1: edgeformer export tiny --int8 --exit all",
+        "trimmed vocabulary: edgeformer export tiny --int8 --vocab-trim",
+        "onnx-int8: rejected: accuracy lost",
+    )
+    score = perplexity(20.0)
+    with_exits = language(artifact("full", validation=score), artifact("exit2", role="exit", exit=2, validation=score))
+    assert run(with_exits, [row("full")]).not_in_bundle[2:] == (
+        "exit after loop 4: edgeformer export tiny --exit all",
+        "decoding with caches: edgeformer export tiny --exit all",
+    )
+
+
+Case = tuple[float, float, int, int, float]
+"""accuracy, p50, bytes of the file, bytes of memory, stated energy"""
+
+# Few values, so that equal and nearly equal ones are common.
+CASES = st.lists(
+    st.tuples(
+        st.sampled_from([0.80, 0.90, 0.91, 0.95]),
+        st.sampled_from([1.0, 1.02, 1.03, 2.0, 5.0]),
+        st.sampled_from([100, 200, 400]),
+        st.sampled_from([1000, 1010, 2000]),
+        st.sampled_from([0.5, 1.0, 3.0]),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def brute_force(cases: list[Case], limits: Limits, bound: float | None, minimize: str) -> tuple[set[int], set[int]]:
+    """Positions that may be picked, and the Pareto front, straight from the definitions."""
+    column = {"latency": 1, "size": 2, "memory": 3, "energy": 4}[minimize]
+    allowed = []
+    for position, (score, p50, size, peak, energy) in enumerate(cases):
+        if bound is not None and score < bound:
+            continue
+        if limits.latency_ms is not None and p50 > limits.latency_ms:
+            continue
+        if limits.size_bytes is not None and size > limits.size_bytes:
+            continue
+        if limits.memory_bytes is not None and peak > limits.memory_bytes:
+            continue
+        if limits.energy_mj is not None and energy > limits.energy_mj:
+            continue
+        allowed.append(position)
+    front = set()
+    for position, mine in enumerate(cases):
+        beaten = False
+        for other in cases:
+            no_worse = other[0] >= mine[0] and other[1] <= mine[1] and other[2] <= mine[2]
+            better = other[0] > mine[0] or other[1] < mine[1] or other[2] < mine[2]
+            beaten = beaten or (no_worse and better)
+        if not beaten:
+            front.add(position)
+    if not allowed:
+        return set(), front
+    least = min(cases[position][column] for position in allowed)
+    near = [p for p in allowed if cases[p][column] <= least * (1.025 if minimize != "size" else 1)]
+    smallest = min(cases[position][2] for position in near)
+    return {position for position in near if cases[position][2] == smallest}, front
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    cases=CASES,
+    bound=st.sampled_from([None, 0.85, 0.90, 0.93]),
+    minimize=st.sampled_from(["latency", "size", "memory", "energy"]),
+    bounds=st.tuples(
+        st.sampled_from([None, 1.02, 4.0]),
+        st.sampled_from([None, 100, 300]),
+        st.sampled_from([None, 1005]),
+        st.sampled_from([None, 1.0]),
+    ),
+)
+def test_the_pick_and_the_front_are_those_of_a_brute_force(
+    cases: list[Case],
+    bound: float | None,
+    minimize: Literal["latency", "size", "memory", "energy"],
+    bounds: tuple[float | None, int | None, int | None, float | None],
+) -> None:
+    latency, size, memory, energy = bounds
+    limits = Limits(size_bytes=size, latency_ms=latency, memory_bytes=memory, batch=1, seq=128, energy_mj=energy)
+    manifest = bundle(*(artifact(f"a{n}", validation=accuracy(case[0])) for n, case in enumerate(cases)))
+    rows = [
+        row(f"a{n}", case[1], case[2], case[3], energy_mj=Energy(status="measured", value=case[4]))
+        for n, case in enumerate(cases)
+    ]
+    found = run(manifest, rows, limits, SearchOptions(min_accuracy=bound, minimize=minimize))
+    expected, front = brute_force(cases, limits, bound, minimize)
+    assert (found.pick is None) == (not expected)
+    assert found.pick is None or found.pick in expected
+    assert {position for position, candidate in enumerate(found.candidates) if candidate.on_front} == front
