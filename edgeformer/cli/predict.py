@@ -23,6 +23,17 @@ def command(
     artifact: Annotated[
         str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.", show_default=False)
     ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="P",
+            help="Looped models: stop looping for a text at probability P, e.g. 0.95; needs the step bundle "
+            "(export --exit all).",
+            show_default=False,
+        ),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -41,7 +52,7 @@ def command(
     from edgeformer.stages.evaluating.predict import predict
 
     location, texts = _split(list(words or []), artifacts)
-    chosen, predictions = predict(location, texts, artifact)
+    chosen, predictions = predict(location, texts, artifact, confidence)
     if as_json:
         rows = [prediction.as_dict() for prediction in predictions]
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})

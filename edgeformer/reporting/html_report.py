@@ -89,7 +89,9 @@ def _cells(row: Row, report: Report) -> list[str]:
     spread = f"{t.cv:.1%}" if t.cv is not None else DASH
     about = [row.artifact, row.precision, runtime_words(row.provider), row.phase, shape_words(row, report), t.status]
     times = [latency_words(t), _ms(t.p90), _ms(t.p99), spread, f"{t.n:,}", throughput]
-    return [*about, *times, memory_words(row.memory_bytes), energy, format_bytes(row.size_bytes), state_words(row)]
+    # The reason of an absent figure can be long; it stands under "What was not measured".
+    state = "see below" if row.latency_ms.status == "unavailable" else state_words(row)
+    return [*about, *times, memory_words(row.memory_bytes), energy, format_bytes(row.size_bytes), state]
 
 
 def _device_cells(row: Row, report: Report) -> list[str]:

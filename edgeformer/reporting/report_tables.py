@@ -36,7 +36,8 @@ def print_report(report: Report, files: list[Path], console: Console) -> None:
     console.print(f"[bold]Verdict for {report.device}:[/bold] {coloured(report.verdict.status)}. {in_words(report)}\n")
     warned = [row for row in report.rows if row.latency_ms.warnings]
     warnings = [f"{r.artifact} {shape_words(r, report)}: {'; '.join(r.latency_ms.warnings)}" for r in warned]
-    for note in (*report.notes, *warnings):
+    absent = {f"{r.artifact}: {state_words(r)}": None for r in report.rows if r.latency_ms.status == "unavailable"}
+    for note in (*report.notes, *absent, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if not any(path.suffix == ".png" for path in files):
         console.print("no pictures: matplotlib is not installed (pip install 'edgeformer[plots]')", markup=False)
@@ -85,7 +86,9 @@ def measurement_table(report: Report) -> Table:
 def _cells(row: Row, cold: Row | None, shape: str) -> list[str]:
     latency = row.latency_ms
     start = [escape(row.artifact), format_bytes(row.size_bytes), shape]
-    state = f"[yellow]{escape(state_words(row))}[/]" if state_words(row) else ""
+    # A long reason would make the table a narrow tower; it stands below it.
+    word = latency.status if latency.status == "unavailable" else state_words(row)
+    state = f"[yellow]{escape(word)}[/]" if word else ""
     if latency.status != "measured":
         return [*start, DASH, DASH, DASH, DASH, DASH, state]
     first = _ms(cold.latency_ms.p50) if cold else ""

@@ -147,11 +147,14 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, Any]]) -> Table:
     """Label and probability per text."""
-    table = new_table(f"{name} · {artifact}", "label", "probability", "text", right=("probability",))
+    early = any(prediction["loops"] is not None for prediction in predictions)
+    columns = ("label", "probability", *(["loops"] if early else []), "text")
+    table = new_table(f"{name} · {artifact}", *columns, right=("probability", "loops"))
     for prediction in predictions:
         note = " [yellow](cut to the model's length)[/]" if prediction["truncated"] else ""
         text = escape(str(prediction["text"])) + note
-        table.add_row(f"[bold]{escape(prediction['label'])}[/]", f"{prediction['probability']:.3f}", text)
+        loops = [str(prediction["loops"])] if early else []
+        table.add_row(f"[bold]{escape(prediction['label'])}[/]", f"{prediction['probability']:.3f}", *loops, text)
     return table
 
 

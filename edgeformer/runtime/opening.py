@@ -18,6 +18,7 @@ from edgeformer.schema.workspace import BUNDLE_FILE, read_bundle
 if TYPE_CHECKING:
     from edgeformer.runtime.onnx_decoder import OnnxDecoder
     from edgeformer.runtime.onnx_session import OnnxSession
+    from edgeformer.runtime.step_session import Early
 
 __all__ = [
     "cannot_run", "check_artifact", "check_companion", "default_provider", "open_artifact", "open_checked",
@@ -28,7 +29,11 @@ REMEDY = "export the run again, or copy the whole bundle again"
 
 
 def open_artifact(
-    bundle: Path, artifact: ArtifactManifest, provider: str | None = None, threads: int | None = None
+    bundle: Path,
+    artifact: ArtifactManifest,
+    provider: str | None = None,
+    threads: int | None = None,
+    early: Early | None = None,
 ) -> Session:
     """Check the artifact's file against the manifest, then open it.
 
@@ -37,15 +42,16 @@ def open_artifact(
         artifact: one of the artifacts of its manifest.
         provider: an ONNX Runtime execution provider; None takes :func:`default_provider`. Engines have none.
         threads: threads of one operator; None takes what this process may use.
+        early: when rows leave a classifier's step bundle; see :class:`~edgeformer.runtime.step_session.StepSession`.
 
     Raises:
         ArtifactError: nothing was built, or the file is missing, truncated, changed or not runnable.
-        InputError: the provider is not available here.
+        InputError: the provider is not available here, or rows cannot leave this artifact early.
         MissingDependencyError: the format needs a runtime that is not here.
     """
     manifest = read_bundle(bundle)
     path = check_artifact(bundle, manifest, artifact)
-    return open_checked(path, artifact, manifest.max_positions, provider, threads)
+    return open_checked(path, artifact, manifest.max_positions, provider, threads, early)
 
 
 def check_artifact(bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest) -> Path:
@@ -94,8 +100,11 @@ def open_checked(
     max_positions: int | None = None,
     provider: str | None = None,
     threads: int | None = None,
+    early: Early | None = None,
 ) -> Session:
     """Open a file that :func:`check_artifact` has passed, and its parts. Raises what :func:`open_artifact` raises."""
+    if early is not None and artifact.role != "step":
+        raise InputError(f"artifact {artifact.id!r} always runs all of its loops; rows can leave a step artifact early")
     if artifact.format != "onnx":
         return open_engine(path, artifact)
     from edgeformer.runtime.onnx_decoder import DecodeSession
@@ -104,7 +113,7 @@ def open_checked(
     open_part = _opener(provider, threads, max_positions, in_turns=artifact.role == "step")
     if artifact.role == "step":
         bundle = _bundle_of(path, artifact)
-        return StepSession(_parts(bundle, artifact), _loops(bundle, read_bundle(bundle)), open_part)
+        return StepSession(_parts(bundle, artifact), _loops(bundle, read_bundle(bundle)), open_part, early=early)
     return DecodeSession(open_part(path)) if artifact.role == "decode" else open_part(path)
 
 

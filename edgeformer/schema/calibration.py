@@ -36,6 +36,7 @@ class FittedCase(Frozen):
 
     run: str
     artifact: str
+    precision: str = "fp32"
     batch: int
     seq: int
     measured_ms: float

@@ -18,6 +18,7 @@ from edgeformer.models.build import load_model
 from edgeformer.models.encoder import count_parameters
 from edgeformer.schema.workspace import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
+from edgeformer.stages.exporting.export import ExportOptions, export
 from tests.docs.document import programs
 from tests.exporting.language_run import write_language_run
 
@@ -132,6 +133,20 @@ def test_transformers_js(bundle: Path, node: Path, precision: str) -> None:
     assert '"fp32"' in program
     (node / "chosen.mjs").write_text(program.replace('"fp32"', f'"{precision}"'), encoding="utf-8")
     same(run("node", "chosen.mjs", bundle, *SENTENCES, cwd=node), expected(bundle, SENTENCES, f"onnx-{precision}"))
+
+
+@pytest.mark.node
+@pytest.mark.parametrize(("folder", "artifact"), [(".", "onnx-int8"), ("trimmed", "onnx-int8-trim")])
+def test_transformers_js_opens_int8_and_the_trimmed_repository(
+    finished_run: Path, node: Path, tmp_path: Path, folder: str, artifact: str
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
+    export(tmp_path / "run", ExportOptions(int8=True, vocab_trim=True))
+    bundle = tmp_path / "run" / "bundle"
+    (node / "int8.mjs").write_text(PROGRAMS["pipeline.mjs"].replace('"fp32"', '"int8"'), encoding="utf-8")
+    # One by one: rows of an INT8 call share the scale of their activations.
+    for text in SENTENCES[:4]:
+        same(run("node", "int8.mjs", bundle / folder, text, cwd=node), expected(bundle, [text], artifact))
 
 
 @pytest.mark.node

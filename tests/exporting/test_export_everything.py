@@ -95,6 +95,30 @@ def test_the_bundle_verifies_and_predicts_with_its_own_tokenizers(exported: tupl
     assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["accuracy"] > 0.7, outcome.err
 
 
+def test_texts_leave_the_step_bundle_as_soon_as_they_are_sure(exported: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = exported
+    texts = ("the staff was friendly", "the food was not good", "great place and i will come back")
+
+    def predictions(*options: str) -> list[dict[str, Any]]:
+        outcome = edgeformer("predict", "small", *texts, "--json", *options, cwd=folder)
+        assert outcome.code == 0, outcome.err
+        found: list[dict[str, Any]] = json.loads(outcome.out)["predictions"]
+        return found
+
+    every_loop = predictions("--artifact", "onnx-fp32")
+    sure = predictions("--confidence", "1.0")
+    assert [row["loops"] for row in sure] == [2, 2, 2] and [row["loops"] for row in every_loop] == [None] * 3
+    for patient, full in zip(sure, every_loop, strict=True):
+        assert patient["probability"] == pytest.approx(full["probability"], abs=1e-5)
+    first = predictions("--artifact", "onnx-fp32-exit1")
+    hasty = predictions("--confidence", "0.0")
+    assert [row["loops"] for row in hasty] == [1, 1, 1]
+    for early, exit1 in zip(hasty, first, strict=True):
+        assert early["probability"] == pytest.approx(exit1["probability"], abs=1e-5)
+    refused = edgeformer("predict", "small", "a", "--confidence", "0.9", "--artifact", "onnx-fp32", cwd=folder)
+    assert refused.code == 2 and "always runs all of its loops" in refused.err
+
+
 def test_a_target_that_no_builder_here_supports_is_unavailable_not_an_error(finished_run: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run, tmp_path / "run")
     engine = export(tmp_path / "run", ExportOptions(trt=True, target="jetson-orin-nano-8gb")).artifacts[-1]

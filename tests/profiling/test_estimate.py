@@ -11,7 +11,7 @@ import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.runtime.opening import open_artifact
-from edgeformer.schema.calibration import Calibration, Efficiency, EstimateError
+from edgeformer.schema.calibration import Calibration, Efficiency, EstimateError, FittedCase
 from edgeformer.schema.device import DeviceProfile, Fact, Peaks
 from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.host import cpu_name
@@ -25,6 +25,7 @@ from edgeformer.stages.profiling.estimating.graphs import feed_for
 from edgeformer.stages.profiling.estimating.listing import list_artifact
 from edgeformer.stages.profiling.messages import Item
 
+CHECKED = FittedCase(run="r", artifact="a", precision="fp32", batch=1, seq=8, measured_ms=1.0, estimated_ms=1.0)
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))
 
 
@@ -93,7 +94,7 @@ def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: 
 
 def test_a_calibrated_estimate_is_the_sum_of_its_nodes(bundle: Path, listed: listing.Listing) -> None:
     error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.5, created="now")
-    (row, _) = rows_for(bundle, listed, device(calibration=calibration(error=error)))
+    (row, _) = rows_for(bundle, listed, device(calibration=calibration(error=error, validated_on=(CHECKED,))))
     nodes = len(listed.nodes(ITEMS[0]))
     latency = row.latency_ms
     assert latency.low is not None and latency.high is not None and latency.p50 is not None
@@ -108,10 +109,23 @@ def test_a_typical_error_also_widens_the_range_and_no_error_makes_it_a_guess(
     bundle: Path, listed: listing.Listing
 ) -> None:
     error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.4, worst_log2=0.5, created="now")
-    first = rows_for(bundle, listed, device(calibration=calibration(error=error)))[0].latency_ms
+    first = rows_for(bundle, listed, device(calibration=calibration(error=error, validated_on=(CHECKED,))))[
+        0
+    ].latency_ms
     assert (first.high or 0) / (first.p50 or 1) == pytest.approx(2**0.8)
     never = rows_for(bundle, listed, device(calibration=calibration()))[0].latency_ms
     assert (never.high or 0) / (never.p50 or 1) == pytest.approx(2**0.6) and "guess" in str(never.reason)
+
+
+def test_what_was_not_validated_has_no_narrow_range(bundle: Path, listed: listing.Listing) -> None:
+    """A small error on whole FP32 calls says little about INT8 or about a step bundle."""
+    error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.2, created="now")
+    both = calibration(error=error, validated_on=(CHECKED,))
+    both = both.model_copy(update={"efficiencies": {**both.efficiencies, "int8": both.efficiencies["fp32"]}})
+    for changes, log2 in (({}, 0.2), ({"precision": "int8"}, 0.6), ({"role": "step"}, 0.6)):
+        latency = rows_for(bundle, listed, device(calibration=both), **changes)[0].latency_ms
+        assert (latency.high or 0) / (latency.p50 or 1) == pytest.approx(2**log2)
+        assert ("validated on whole calls of graphs in fp32 only" in str(latency.reason)) == (log2 == 0.6)
 
 
 def test_a_precision_that_was_not_calibrated_has_the_wide_range(bundle: Path, listed: listing.Listing) -> None:

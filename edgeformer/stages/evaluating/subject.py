@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -20,6 +21,9 @@ from edgeformer.schema.recipe import DataConfig
 from edgeformer.schema.shipped import load_recipe
 from edgeformer.schema.sources import FileTokenizer
 from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle, read_run
+
+if TYPE_CHECKING:
+    from edgeformer.runtime.step_session import Early
 
 TORCH = "torch"
 
@@ -88,14 +92,23 @@ class Subject:
         tokenizer, pad, vocabulary = _companions(self.location.require_bundle(), self.manifest, companions)
         return replace(self, tokenizer=tokenizer, pad=pad, vocabulary=vocabulary)
 
-    def open(self, artifact: str) -> Session:
+    def step_artifact(self) -> str:
+        """The first step bundle that was built, from which rows can leave early. Raises InputError."""
+        found = next((a.id for a in self._built if a.role == "step"), None)
+        if found is None:
+            raise InputError(f"{self.location.name}: has no step bundle; write one: edgeformer export --exit all")
+        return found
+
+    def open(self, artifact: str, early: Early | None = None) -> Session:
         """A session for one of :attr:`artifact_ids`. Raises ArtifactError or MissingDependencyError.
 
         A language model's ``torch`` answers with the losses of every exit, everything else with logits.
         """
         if artifact == TORCH:
+            if early is not None:
+                raise InputError("--confidence: needs a step artifact of a bundle, not torch")
             return _open_torch(self.location.require_run())
-        return open_artifact(self.location.require_bundle(), self._manifest_of(artifact))
+        return open_artifact(self.location.require_bundle(), self._manifest_of(artifact), early=early)
 
     def _manifest_of(self, artifact: str) -> ArtifactManifest:
         assert self.manifest is not None

@@ -32,7 +32,6 @@ from edgeformer.stages.exporting.validation import Validation, open_validation
 from edgeformer.stages.exporting.variant import TRIMMED_FOLDER, Variant
 from edgeformer.stages.exporting.variants import Asked, Made, make_variants
 
-
 _FP16_NOTE = (
     "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
     "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` completes this on the target"

@@ -219,6 +219,6 @@ def _fitted_case(
     rates = rates_of(device, call.precision)
     estimated_us = fitted_us(call.works, rates, calibration, call.precision, call.weight_bytes)
     return FittedCase(
-        run=manifest.run, artifact=name, batch=item[1], seq=item[2],
+        run=manifest.run, artifact=name, precision=call.precision, batch=item[1], seq=item[2],
         measured_ms=call.measured_us / 1000, estimated_ms=estimated_us / 1000,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.runtime.node_listing import ExecutedNode
-from edgeformer.schema.calibration import Calibration, EstimateError
+from edgeformer.schema.calibration import Calibration
 from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
@@ -24,7 +24,7 @@ from edgeformer.stages.profiling.estimating.work import (
     stored_weight_bytes,
     total,
 )
-from edgeformer.stages.profiling.messages import Item
+from edgeformer.stages.profiling.messages import Item, Phase
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
 _UNVALIDATED_LOG2 = 0.6
@@ -131,7 +131,7 @@ def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
         phase=phase,
         batch=batch,
         seq=seq,
-        latency_ms=_latency(case, works, rates, (weight_bytes, runs)),
+        latency_ms=_latency(case, phase, works, rates, (weight_bytes, runs)),
         memory_bytes=estimate_memory(artifact, footprint, device),
         size_bytes=case.size_bytes,
         energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
@@ -145,15 +145,16 @@ def works_on(device: DeviceProfile, artifact: ArtifactManifest, nodes: Sequence[
     return count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
 
 
-def _latency(case: Case, works: Sequence[NodeWork], rates: Rates, of_call: tuple[float, int]) -> Latency:
+def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], rates: Rates, of_call: tuple[float, int]) -> Latency:
     """``of_call``: bytes of the weights, each once, and how many graphs a call runs."""
     weight_bytes, runs = of_call
     calibration = case.device.calibration
     precision = case.artifact.precision
     if calibration is not None and precision in calibration.efficiencies:
         middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
-        factor = 2 ** _log2_range(calibration.error)
-        return _estimated(middle_ms / factor, middle_ms * factor, _calibrated_reason(calibration))
+        log2, why = _uncertainty(case, phase, calibration)
+        on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
+        return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
     low_us, high_us = range_us(works, rates, weight_bytes, fused=case.artifact.format != "onnx")
     return _estimated(
         low_us / 1000,
@@ -167,15 +168,18 @@ def _estimated(low_ms: float, high_ms: float, reason: str) -> Latency:
     return Latency(status="estimated", p50=(low_ms * high_ms) ** 0.5, low=low_ms, high=high_ms, reason=reason)
 
 
-def _log2_range(error: EstimateError | None) -> float:
-    return _UNVALIDATED_LOG2 if error is None else max(error.worst_log2, 2 * error.median_log2)
-
-
-def _calibrated_reason(calibration: Calibration) -> str:
-    on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-    if calibration.error is None:
-        return f"{on}; never validated, so the range is a guess"
-    return f"{on}; the range is the worst error on {calibration.error.cases} other cases"
+def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:
+    """How far off a calibrated estimate may be, as a power of two, and why that is so."""
+    error = calibration.error
+    if error is None:
+        return _UNVALIDATED_LOG2, "never validated, so the range is a guess"
+    found = max(error.worst_log2, 2 * error.median_log2)
+    checked = {case.precision for case in calibration.validated_on}
+    precision = case.artifact.precision
+    if precision in checked and phase == "steady" and case.artifact.role in ("full", "exit"):
+        return found, f"the range is the worst error on {error.cases} other cases"
+    what = f"whole calls of graphs in {', '.join(sorted(checked)) or 'other precisions'}"
+    return max(found, _UNVALIDATED_LOG2), f"validated on {what} only, so the range is at least a factor of 1.5"
 
 
 def _problem(case: Case) -> str | None:

@@ -157,10 +157,11 @@ def _compare(
             progress.message(f"{artifact.id} at {row.batch}×{row.seq}: not compared: {reason}")
             continue
         if latency.stable is False:
-            progress.message(f"{artifact.id} at {row.batch}×{row.seq}: the measurement is not stable")
+            doubts = "; ".join(latency.warnings) or "no reason given"
+            progress.message(f"{artifact.id} at {row.batch}×{row.seq}: the measurement is not stable: {doubts}")
         cases.append(
             FittedCase(
-                run=manifest.run, artifact=artifact.id, batch=row.batch, seq=row.seq,
+                run=manifest.run, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
                 measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
             )
         )  # fmt: skip
