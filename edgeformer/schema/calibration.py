@@ -66,7 +66,9 @@ class Calibration(Frozen):
     operators: dict[str, dict[str, Efficiency]] = Field(
         {}, description="precision → operator → efficiency, where it was seen often enough to differ from its class"
     )
-    call_overhead_us: Annotated[float, Field(ge=0)] = Field(0.0, description="per call, whatever the graph")
+    call_overhead_us: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="precision → microseconds per call, whatever its shape"
+    )
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
     error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")

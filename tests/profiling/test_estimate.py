@@ -64,7 +64,7 @@ def calibration(**changes: Any) -> Calibration:
     efficiency = Efficiency(overhead_us=10.0, of_peak=0.5, of_bandwidth=1.0, of_memory=0.5)
     known = Calibration(
         created="now", processor=cpu_name(), threads=2, provider="CPUExecutionProvider",
-        efficiencies={"fp32": dict.fromkeys(classes, efficiency)}, call_overhead_us=50.0,
+        efficiencies={"fp32": dict.fromkeys(classes, efficiency)}, call_overhead_us={"fp32": 50.0},
     )  # fmt: skip
     return known.model_copy(update=changes)
 

@@ -123,7 +123,7 @@ def test_sums_meet_the_calls_that_were_timed_without_the_profiler() -> None:
     twice = fitted_us(calls[0].works, RATES, met, "fp32", 1.0, runs=3) - fitted_us(
         calls[0].works, RATES, met, "fp32", 1.0
     )
-    assert twice == pytest.approx(2 * met.call_overhead_us)
+    assert twice == pytest.approx(2 * met.call_overhead_us["fp32"])
 
 
 def test_nodes_that_do_the_same_count_together() -> None:

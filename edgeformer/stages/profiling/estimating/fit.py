@@ -158,7 +158,7 @@ def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Map
         rates: precision → what the shares are of.
     """
     result = calibration
-    call_us: list[float] = []
+    call_us: dict[str, float] = {}
     for precision in sorted({call.precision for call in calls}):
         members = [call for call in calls if call.precision == precision]
         parts = np.array([_parts(call, calibration, rates[precision]) for call in members])
@@ -168,9 +168,9 @@ def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Map
         held = np.array([[0.0, _HELD, 0.0], [0.0, 0.0, _HELD]])
         target = np.concatenate([np.ones(len(members)), _HELD * np.array(_USUAL)])
         fixed, of_overhead, of_work = (float(value) for value in nnls(np.vstack([matrix, held]), target))
-        call_us.append(fixed)
+        call_us[precision] = fixed
         result = _scaled(result, precision, of_overhead, of_work)
-    return result.model_copy(update={"call_overhead_us": float(np.median(call_us)) if call_us else 0.0})
+    return result.model_copy(update={"call_overhead_us": call_us})
 
 
 def _parts(call: CallSample, calibration: Calibration, rates: Rates) -> tuple[float, float]:

@@ -116,7 +116,7 @@ def fitted_us(
         runs: graphs that are run in one call, each with the cost of a call: step bundles run several.
     """
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    return runs * calibration.call_overhead_us + sum(
+    return runs * calibration.call_overhead_us.get(precision, 0.0) + sum(
         node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
         for work in works
     )
