@@ -13,8 +13,6 @@ from edgeformer.cli.options import Artifacts, Json, Run, integers
 from edgeformer.schema.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.calibration import EstimateError
-    from edgeformer.schema.device import DeviceProfile
     from edgeformer.schema.manifest import BundleManifest
     from edgeformer.stages.profiling.search import SearchOptions
 
@@ -133,6 +131,7 @@ def command(
     from edgeformer.reporting.search_tables import print_search
     from edgeformer.schema.shipped import load_profile
     from edgeformer.schema.workspace import locate, read_bundle
+    from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
     location = locate(run, artifacts)
@@ -168,7 +167,7 @@ def command(
         artifacts=tuple(artifact or ()),
         allow_leak=allow_leak,
         search=wanted,
-        estimate_error=_estimate_error(profile, artifacts / "profiles"),
+        estimate_error=known_error(profile, load_profile("host", artifacts / "profiles")),
     )
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
@@ -180,14 +179,6 @@ def command(
             print_search(report.search, stdout())
     if report.verdict.status == "fail" if report.search is None else report.search.pick is None:
         raise typer.Exit(3)
-
-
-def _estimate_error(profile: DeviceProfile, folder: Path) -> EstimateError | None:
-    """What validating has shown: of this profile, else of this host, where the estimator may have been checked."""
-    from edgeformer.schema.shipped import load_profile
-
-    calibration = profile.calibration or load_profile("host", folder).calibration
-    return calibration.error if calibration is not None else None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What ONNX Runtime really executes: the nodes of an optimised graph at a shape, with their shapes and durations.
 
-ONNX Runtime's own profiler writes the events; nothing but the base installation is needed. Imports onnxruntime: import
-this file only where a graph is opened.
+ONNX Runtime's own profiler writes the events; nothing but the base installation is needed. onnxruntime is imported
+where a graph is opened, because the types here are also used where none is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from edgeformer.runtime.session import Array
 from edgeformer.schema.errors import ArtifactError, InputError
@@ -90,6 +89,8 @@ class ProfiledGraph:
     def __init__(self, path: Path, threads: int = 1, *, prepacked: bool = False) -> None:
         self.path = path
         self._folder = tempfile.TemporaryDirectory(prefix="edgeformer-nodes-")
+        import onnxruntime as ort
+
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _SILENT

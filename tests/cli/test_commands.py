@@ -104,7 +104,9 @@ def test_export_profile_evaluate_predict(workplace: Path) -> None:
         assert row["latency_ms"]["reason"] or expected == "measured"
         assert row["size_bytes"] == artifacts["onnx-fp32"]["size_bytes"]
     reports = workplace / "artifacts" / "small" / "reports"
-    assert {p.name for p in reports.iterdir()} == {f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")}
+    assert {p.name for p in reports.iterdir()} == {
+        f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
+    }
     lines = list(csv.DictReader(io.StringIO((reports / "rtx4050.csv").read_text(encoding="utf-8"))))
     assert len(lines) == len(rows)  # type: ignore[arg-type]
     scores = json_of("evaluate", "--split", "validation", cwd=workplace)

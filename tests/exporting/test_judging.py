@@ -123,7 +123,9 @@ def scored(right: int, rows: int = 10_000) -> ClassificationScore:
     return score(np.eye(2, dtype=np.float32)[answers], labels)
 
 
-@pytest.mark.parametrize(("precision", "trimmed", "bar"), [("fp16", False, 10), ("int8", False, 30), ("int8", True, 50)])
+@pytest.mark.parametrize(
+    ("precision", "trimmed", "bar"), [("fp16", False, 10), ("int8", False, 30), ("int8", True, 50)]
+)
 def test_accuracy_may_fall_as_far_as_the_bar_and_no_further(precision: str, trimmed: bool, bar: int) -> None:
     reference = scored(9000)
     assert lost(scored(9000 - bar + 1), reference, precision, trimmed=trimmed) is None  # type: ignore[arg-type]

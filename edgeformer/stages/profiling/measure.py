@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_PARTS, _PART_CALLS = 10, 10
+_PARTS, _PART_CALLS, _FEWEST_CALLS = 10, 25, 20
 
 Clock = Callable[[], int]
 """Nanoseconds from a clock that never goes back."""
@@ -129,12 +129,13 @@ def windows_agree(times_ms: Sequence[float], rules: MeasureRules) -> bool:
 def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     """Says so when parts of the sample disagree: a clock that throttles, or other work that comes and goes.
 
-    The sample is cut into up to ten parts, in the order of the calls. Ten calls are the fewest that a part's median
-    can be trusted with; fewer than twenty in all cannot drift.
+    The sample is cut into up to ten parts, in the order of the calls, of at least as many calls as a warm-up window:
+    where single calls vary by 10 %, the medians of ten of them differ by that much without any drift. Samples of fewer
+    than fifty calls are cut in halves; fewer than twenty calls cannot drift.
     """
-    count = min(_PARTS, len(samples_ms) // _PART_CALLS)
-    if count < 2:
+    if len(samples_ms) < _FEWEST_CALLS:
         return None
+    count = max(2, min(_PARTS, len(samples_ms) // _PART_CALLS))
     medians = [float(np.median(part)) for part in np.array_split(np.asarray(samples_ms), count)]
     if max(medians) <= min(medians) * (1 + tolerance):
         return None
