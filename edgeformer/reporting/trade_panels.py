@@ -108,8 +108,8 @@ def drawn_candidates(search: Search) -> list[tuple[int, int, Candidate]]:
     return [entry for entry in numbered(search) if entry[2].score is not None and entry[2].latency_ms is not None]
 
 
-_NAMED = 5
-"""Bubbles that can carry their names; more get numbers, and the front is named below."""
+_NAMED = 2
+"""Bubbles that can carry their names without covering each other; more get numbers, and the front is named below."""
 
 
 def named_below(report: Report) -> list[str]:

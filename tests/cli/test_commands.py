@@ -99,7 +99,7 @@ def test_export_profile_evaluate_predict(workplace: Path) -> None:
     rows = report["rows"]
     assert {row["where"] for row in rows} == {"host", "device"}  # type: ignore[attr-defined]
     for row in rows:  # type: ignore[attr-defined]
-        expected = "measured" if row["where"] == "host" else "unavailable"
+        expected = "measured" if row["where"] == "host" else "estimated"
         assert row["latency_ms"]["status"] == expected
         assert row["latency_ms"]["reason"] or expected == "measured"
         assert row["size_bytes"] == artifacts["onnx-fp32"]["size_bytes"]
