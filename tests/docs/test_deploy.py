@@ -136,17 +136,15 @@ def test_transformers_js(bundle: Path, node: Path, precision: str) -> None:
 
 
 @pytest.mark.node
-@pytest.mark.parametrize(("folder", "artifact"), [(".", "onnx-int8"), ("trimmed", "onnx-int8-trim")])
-def test_transformers_js_opens_int8_and_the_trimmed_repository(
-    finished_run: Path, node: Path, tmp_path: Path, folder: str, artifact: str
-) -> None:
+def test_transformers_js_opens_int8_and_the_trimmed_repository(finished_run: Path, node: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
     export(tmp_path / "run", ExportOptions(int8=True, vocab_trim=True))
     bundle = tmp_path / "run" / "bundle"
     (node / "int8.mjs").write_text(PROGRAMS["pipeline.mjs"].replace('"fp32"', '"int8"'), encoding="utf-8")
     # One by one: rows of an INT8 call share the scale of their activations.
-    for text in SENTENCES[:4]:
-        same(run("node", "int8.mjs", bundle / folder, text, cwd=node), expected(bundle, [text], artifact))
+    for folder, artifact in ((bundle, "onnx-int8"), (bundle / "trimmed", "onnx-int8-trim")):
+        for text in SENTENCES[:3]:
+            same(run("node", "int8.mjs", folder, text, cwd=node), expected(bundle, [text], artifact))
 
 
 @pytest.mark.node

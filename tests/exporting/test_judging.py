@@ -19,7 +19,7 @@ from edgeformer.schema.workspace import read_bundle
 from edgeformer.stages.exporting import judging, variants
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
-from edgeformer.stages.exporting.validation import lost
+from edgeformer.stages.exporting.validation import LANGUAGE_LOSS, lost
 from edgeformer.tasks.classification import score
 from tests.exporting.language_run import write_language_run
 
@@ -79,27 +79,34 @@ def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkey
     assert "above FP32's" in str(artifacts["onnx-int8-decode"].reason)
 
 
-def test_what_cannot_be_made_stops_the_rest_unless_told_to_go_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_made_does_no_harm_to_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
     def refuse(graphs: object) -> None:
+        calls.append(graphs)
         raise EdgeformerError("INT8: these weights would stay FP32: w")
 
     monkeypatch.setattr(variants, "quantized", refuse)
-    options = ExportOptions(int8=True, fp16=True)
-    stopped = export(run, options).artifacts
-    assert [(artifact.id, artifact.status) for artifact in stopped] == [
-        ("onnx-fp32", "built"),
-        ("onnx-int8", "rejected"),
-    ]
-    went_on = by_id(export(run, ExportOptions(int8=True, fp16=True, vocab_trim=True, keep_going=True)).artifacts)
-    assert {name: artifact.status for name, artifact in went_on.items()} == {
+    stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
+    assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
+    assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1
+    assert not (run / "bundle" / "trimmed").exists()  # nothing would stand in it
+
+
+def test_going_on_builds_what_comes_after_a_rejected_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LANGUAGE_LOSS, "int8", -1.0)  # no perplexity can fall that far
+    run = write_language_run(tmp_path / "going")
+    built = by_id(export(run, ExportOptions(int8=True, fp16=True, keep_going=True)).artifacts)
+    assert {name: artifact.status for name, artifact in built.items()} == {
         "onnx-fp32": "built",
+        "onnx-fp32-decode": "built",
         "onnx-int8": "rejected",
-        "onnx-int8-trim": "rejected",
+        "onnx-int8-decode": "rejected",
         "onnx-fp16": "built",
-        "onnx-fp16-trim": "built",
+        "onnx-fp16-decode": "built",
     }
-    config = (run / "bundle" / "trimmed" / "config.json").read_text(encoding="utf-8")
-    assert '"fp16"' in config and '"int8"' not in config, "a client would look for a graph that is not there"
+    files = {path.name for path in (run / "bundle" / "onnx").glob("*.onnx")}
+    assert files == {"model.onnx", "decode.onnx", "model_fp16.onnx", "decode_fp16.onnx"}
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
