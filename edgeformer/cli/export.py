@@ -58,8 +58,8 @@ def command(
     """Export a run as a [b]bundle[/b]: ONNX graphs, tokenizer, labels and golden inputs in one folder.
 
     FP32 ONNX is always written. Each graph is run on real validation inputs and compared with torch FP32, scored on
-    the validation split, and the parameters that its file stores are counted. An artifact that fails is marked
-    rejected (exit code 3), and nothing after it is built unless --keep-going.
+    the validation split, and the parameters that its file stores are counted. An artifact that fails is listed as
+    rejected and left out of the bundle (exit code 3), and nothing after it is built unless --keep-going.
 
     Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
     loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model also

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile
 from edgeformer.schema.errors import InputError
-from edgeformer.schema.recipes import AnyRecipe
+
+if TYPE_CHECKING:
+    from edgeformer.schema.recipes import AnyRecipe
 
 
 def command(

@@ -26,7 +26,7 @@ from edgeformer.reporting.report_words import (
 from edgeformer.schema.files import write_json, write_text
 from edgeformer.schema.report import Report
 from edgeformer.schema.units import format_bytes, format_milliseconds
-from edgeformer.schema.workspace import Location
+from edgeformer.schema.workspace import REPORTS_FOLDER, Location
 
 _COLUMNS = (
     "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50_ms", "low_ms",
@@ -38,7 +38,7 @@ _COLUMNS = (
 def write_report(report: Report, location: Location) -> list[Path]:
     """Write ``reports/<device>.{json,md,csv,html,svg}`` and, where matplotlib is installed, a PNG; return the paths."""
     base = location.run if location.run is not None else location.require_bundle()
-    folder = base / "reports"
+    folder = base / REPORTS_FOLDER
     write_json(folder / f"{report.device}.json", report)
     texts = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, made in texts.items():

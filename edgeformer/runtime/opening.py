@@ -113,7 +113,7 @@ def open_checked(
     open_part = _opener(provider, threads, max_positions, in_turns=artifact.role == "step")
     if artifact.role == "step":
         bundle = _bundle_of(path, artifact)
-        return StepSession(_parts(bundle, artifact), _loops(bundle, read_bundle(bundle)), open_part, early=early)
+        return StepSession(_parts(bundle, artifact), loops_of(bundle, read_bundle(bundle)), open_part, early=early)
     return DecodeSession(open_part(path)) if artifact.role == "decode" else open_part(path)
 
 
@@ -186,8 +186,12 @@ def _parts(bundle: Path, artifact: ArtifactManifest) -> dict[str, Path]:
     return {part: _inside(bundle, name) for part, name in artifact.parts.items()}
 
 
-def _loops(bundle: Path, manifest: BundleManifest) -> int:
-    """How often the loop graph is run: to a language model's last exit, or a classifier's iterations."""
+def loops_of(bundle: Path, manifest: BundleManifest) -> int:
+    """How often a step bundle's loop graph is run: to a language model's last exit, or a classifier's iterations.
+
+    Raises:
+        ArtifactError: the bundle's configuration is missing or damaged.
+    """
     if manifest.exits:
         return manifest.exits[-1]
     path = check_companion(bundle, manifest, "config.json")

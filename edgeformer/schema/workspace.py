@@ -15,6 +15,7 @@ from edgeformer.schema.manifest import BundleManifest, RunManifest
 M = TypeVar("M", bound=BaseModel)
 
 RUN_FILE, BUNDLE_FILE, RECIPE_FILE = "run.json", "bundle.json", "recipe.yaml"
+REPORTS_FOLDER = "reports"
 
 
 @dataclass(frozen=True)

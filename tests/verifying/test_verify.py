@@ -92,6 +92,11 @@ class TestFiles:
         assert found.exit_code == 2 and damage(found) == {"onnx/model_fp64.onnx": "unexpected"}
         assert status_of(found)[0] == "verified"  # the artifact itself is intact
 
+    def test_reports_of_profile_are_no_damage(self, bundle: Path) -> None:
+        (bundle / "reports").mkdir()
+        (bundle / "reports" / "host.html").write_text("<p>", encoding="utf-8")
+        assert verify(bundle).exit_code == 0
+
     @pytest.mark.parametrize("shared", ["onnx/model.onnx_data", "onnx/step_embed.onnx"])
     def test_shared_weights_and_parts_belong_to_the_artifact(self, bundle: Path, shared: str) -> None:
         (bundle / shared).write_bytes(b"weights")

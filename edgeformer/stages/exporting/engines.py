@@ -115,37 +115,33 @@ def _engine(bundle: Path, graph: ArtifactManifest, request: EngineRequest, progr
     file = f"engines/{Path(graph.file).stem}.{request.target.device}.engine"
     (bundle / "engines").mkdir(exist_ok=True)
     builder = request.target.builder
-    id_ = graph.id.replace("onnx", builder, 1)
-    try:
-        built = build_engine(bundle / graph.file, bundle / file, request, progress)
-    except EdgeformerError as error:
-        return ArtifactManifest(
-            id=id_,
-            file=None,
-            role=graph.role,
-            exit=graph.exit,
-            format=builder,
-            precision=graph.precision,
-            status="rejected",
-            reason=str(error),
-        )
-    return ArtifactManifest(
-        id=id_,
-        file=file,
+    about = ArtifactManifest(
+        id=graph.id.replace("onnx", builder, 1),
+        file=None,
         role=graph.role,
         exit=graph.exit,
         format=builder,
         precision=graph.precision,
-        status="rejected" if built.reason else "built",
-        reason=built.reason,
-        size_bytes=(bundle / file).stat().st_size,
-        sha256=sha256_of(bundle / file),
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        parity=_unknown(graph.precision, request.target.device),
-        engine=built.engine,
-        built_for=built.built_for,
-        built_with={k: v for k, v in library_versions().items() if k in ("torch", "onnx", "onnxscript")},
+        status="rejected",
+    )
+    try:
+        built = build_engine(bundle / graph.file, bundle / file, request, progress)
+    except EdgeformerError as error:
+        return about.model_copy(update={"reason": str(error)})
+    return about.model_copy(
+        update={
+            "file": file,
+            "status": "rejected" if built.reason else "built",
+            "reason": built.reason,
+            "size_bytes": (bundle / file).stat().st_size,
+            "sha256": sha256_of(bundle / file),
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "parity": _unknown(graph.precision, request.target.device),
+            "engine": built.engine,
+            "built_for": built.built_for,
+            "built_with": {k: v for k, v in library_versions().items() if k in ("torch", "onnx", "onnxscript")},
+        }
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from edgeformer.runtime.opening import default_provider
 from edgeformer.runtime.providers import on_gpu
@@ -18,6 +18,7 @@ from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.host import usable_cores
 from edgeformer.schema.report import Energy, Latency, Memory, Row
 from edgeformer.stages.profiling import conditions
+from edgeformer.stages.profiling.answering import claim_stdout
 from edgeformer.stages.profiling.energy import energy_counter, measure_energy
 from edgeformer.stages.profiling.gpu_memory import before_opening, gpu_memory, gpu_memory_by_name
 from edgeformer.stages.profiling.inputs import items_of, make_buffers, read_golden
@@ -33,12 +34,7 @@ _PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
 
 def main() -> int:
     """Read the spec, measure, answer. An unexpected error ends in a traceback on stderr and exit code 1."""
-    out = _claim_stdout()
-
-    def send(message: Message) -> None:
-        out.write(message.model_dump_json().encode() + b"\n")
-        out.flush()
-
+    send = claim_stdout()
     spec = ChildSpec.model_validate_json(sys.stdin.buffer.read(), strict=False)
     try:
         _Measuring(spec, send).run()
@@ -46,15 +42,6 @@ def main() -> int:
         send(Failed(reason=str(error)))
     send(Done())
     return 0
-
-
-def _claim_stdout() -> BinaryIO:
-    """stdout for messages only: what libraries print, in Python or in C, goes to stderr instead."""
-    sys.stdout.flush()
-    ours = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return ours
 
 
 class _Measuring:

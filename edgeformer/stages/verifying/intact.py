@@ -10,13 +10,14 @@ from edgeformer.schema.files import sha256_of
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.schema.progress import Progress
 from edgeformer.schema.verification import FileCheck
-from edgeformer.schema.workspace import BUNDLE_FILE
+from edgeformer.schema.workspace import BUNDLE_FILE, REPORTS_FOLDER
 
 
 def check_files(bundle: Path, manifest: BundleManifest, progress: Progress) -> tuple[FileCheck, ...]:
     """Hash all files that bundle.json names, and look for others.
 
-    Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them.
+    Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them. So are
+    the reports that ``profile`` writes into a bundle that was copied without its run.
 
     Raises:
         ArtifactError: bundle.json names a file outside the bundle.
@@ -41,7 +42,8 @@ def check_files(bundle: Path, manifest: BundleManifest, progress: Progress) -> t
     finally:
         progress.finish()
     found = {path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file()}
-    extra = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
+    others = [path for path in found if path.parts[0] != REPORTS_FOLDER]
+    extra = sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
     unexpected = [name for name in extra if name not in expected and name != BUNDLE_FILE]
     return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
 

@@ -7,18 +7,17 @@ machine's threads for itself.
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from edgeformer.runtime.node_listing import ExecutedNode, Feed, ProfiledGraph
 from edgeformer.runtime.onnx_session import CPU, OnnxSession
 from edgeformer.runtime.session import Array
 from edgeformer.schema.errors import EdgeformerError
+from edgeformer.stages.profiling.answering import claim_stdout
 from edgeformer.stages.profiling.estimating.graphs import PlannedGraph, feed_for, golden_ids, planned_graphs
 from edgeformer.stages.profiling.estimating.messages import (
     ROUNDS,
@@ -45,12 +44,7 @@ _ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
 
 def main() -> int:
     """Read the task, do it, answer. An unexpected error ends in a traceback on stderr and exit code 1."""
-    out = _claim_stdout()
-
-    def send(message: Message) -> None:
-        out.write(message.model_dump_json().encode() + b"\n")
-        out.flush()
-
+    send = claim_stdout()
     task = ChildTask.model_validate_json(sys.stdin.buffer.read(), strict=False).task
     reason = None
     try:
@@ -62,15 +56,6 @@ def main() -> int:
         reason = str(error)
     send(Ended(reason=reason))
     return 0
-
-
-def _claim_stdout() -> BinaryIO:
-    """stdout for messages only: what libraries print, in Python or in C, goes to stderr instead."""
-    sys.stdout.flush()
-    ours = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return ours
 
 
 def _list(spec: ListSpec, send: Send) -> None:

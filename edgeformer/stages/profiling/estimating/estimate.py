@@ -11,7 +11,7 @@ from edgeformer.schema.calibration import Calibration
 from edgeformer.schema.device import DeviceProfile
 from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.schema.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.listing import Listing, list_artifact
 from edgeformer.stages.profiling.estimating.memory import Footprint, estimate_memory
 from edgeformer.stages.profiling.estimating.messages import Listed
@@ -24,7 +24,7 @@ from edgeformer.stages.profiling.estimating.work import (
     stored_weight_bytes,
     total,
 )
-from edgeformer.stages.profiling.messages import Item, Phase
+from edgeformer.stages.profiling.messages import Item, Phase, unavailable_row
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
 _UNVALIDATED_LOG2 = 0.6
@@ -220,16 +220,5 @@ def _provider(artifact: ArtifactManifest, device: DeviceProfile) -> str:
 
 def _unavailable(artifact: ArtifactManifest, device: DeviceProfile, size_bytes: int, item: Item, reason: str) -> Row:
     phase, batch, seq = item
-    return Row(
-        artifact=artifact.id,
-        precision=artifact.precision,
-        provider=_provider(artifact, device),
-        where="device",
-        phase=phase,
-        batch=batch,
-        seq=seq,
-        latency_ms=Latency(status="unavailable", reason=reason),
-        memory_bytes=Memory(status="unavailable", reason=reason),
-        size_bytes=size_bytes,
-        energy_mj=Energy(status="unavailable", reason=reason),
-    )
+    row = unavailable_row(artifact, size_bytes, (batch, seq), _provider(artifact, device), "device", reason)
+    return row.model_copy(update={"phase": phase})

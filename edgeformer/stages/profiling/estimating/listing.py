@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,8 @@ from typing import IO
 
 from edgeformer.runtime.child_probes import exit_text
 from edgeformer.runtime.node_listing import ExecutedNode
-from edgeformer.schema.errors import ArtifactError, EdgeformerError
+from edgeformer.runtime.opening import loops_of
+from edgeformer.schema.errors import EdgeformerError
 from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
 from edgeformer.stages.profiling.estimating.messages import (
     ChildTask,
@@ -96,21 +96,6 @@ def run_probe(threads: int) -> Probed:
     if not found:
         raise EdgeformerError(f"this host's rates could not be measured: {ending or 'no answer'}")
     return found[0]
-
-
-def loops_of(bundle: Path, manifest: BundleManifest) -> int:
-    """How often a step bundle's loop runs: to a language model's last exit, or a classifier's iterations.
-
-    Raises:
-        ArtifactError: the bundle's configuration is missing or damaged.
-    """
-    if manifest.exits:
-        return manifest.exits[-1]
-    path = bundle / "config.json"
-    try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["iterations"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: damaged (iterations: {error}); export the run again") from None
 
 
 def _run(task: ChildTask, threads: int, take: Callable[[Message], None]) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeformer.schema.calibration import Calibration, Efficiency
+from edgeformer.schema.errors import EdgeformerError
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
 
 
@@ -123,7 +124,11 @@ def fitted_us(
 
 
 def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
-    """The operator's own efficiency where it was fitted, else its class's, else that class's in FP32."""
+    """The operator's own efficiency where it was fitted, else its class's, else that class's in FP32.
+
+    Raises:
+        EdgeformerError: the calibrated graphs had no operator of this class.
+    """
     own = calibration.operators.get(precision, {}).get(work.key)
     if own is not None:
         return own
@@ -131,7 +136,9 @@ def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> E
         found = calibration.efficiencies.get(known, {}).get(work.cls)
         if found is not None:
             return found
-    return Efficiency(overhead_us=0.0, of_bandwidth=1.0)
+    raise EdgeformerError(
+        f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has them"
+    )
 
 
 def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
