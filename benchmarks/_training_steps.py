@@ -9,8 +9,8 @@ import time
 import torch
 from torch import nn
 
-from edgeformer.models.build import build_encoder
-from edgeformer.schema.shipped import load_recipe
+from edgeformer.families.build import build_encoder
+from edgeformer.formats.shipped import load_recipe
 from edgeformer.stages.training.optimization import build_optimizer
 
 parser = argparse.ArgumentParser()

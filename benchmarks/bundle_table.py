@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.scores import LanguageScore
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.scores import LanguageScore
 
 
 def row(artifact: ArtifactManifest, whole: ArtifactManifest) -> list[str]:

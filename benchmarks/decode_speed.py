@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from edgeformer.models.build import build_crt
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_cache import Decoder
-from edgeformer.schema.host import cpu_name, now
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.cache import Decoder
+from edgeformer.families.crt.model import CRT
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.machine.host import cpu_name, now
 
 
 class Cached:

@@ -34,16 +34,16 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import PreparedData, prepare
-from edgeformer.models.build import load_encoder
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.schema.host import cpu_name, now
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.shipped import load_recipe
+from edgeformer.families.build import load_encoder
+from edgeformer.families.tracing import export_graph, text_spec
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.exporting import int8
 from edgeformer.stages.exporting.graph_file import write_graph
-from edgeformer.stages.exporting.onnx_graph import export_graph, text_spec
 from edgeformer.tasks.classification import score
 from edgeformer.tasks.scoring import run_rows
 

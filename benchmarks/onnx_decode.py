@@ -27,21 +27,21 @@ import numpy as np
 import onnxruntime
 import torch
 
-from edgeformer.models.build import build_crt
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_cache import Decoder
-from edgeformer.runtime.onnx_decoder import FullDepthDecoder, StepDecoder
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.runtime.step_session import StepParts
-from edgeformer.runtime.threads import default_threads
-from edgeformer.runtime.torch_decoder import TorchDecoder
-from edgeformer.schema.host import cpu_name, now
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.stages.exporting.crt_graphs import compose_decode
+from edgeformer.backends.onnxruntime.decoder import FullDepthDecoder, StepDecoder
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.onnxruntime.step_session import StepParts
+from edgeformer.backends.torch.decoder import TorchDecoder
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.cache import Decoder
+from edgeformer.families.crt.graphs import compose_decode
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.steps import step_specs
+from edgeformer.families.tracing import export_graph
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.machine.host import cpu_name, now
+from edgeformer.machine.threads import default_threads
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
-from edgeformer.stages.exporting.onnx_graph import export_graph
-from edgeformer.stages.exporting.steps import step_specs
 
 DECODE = "decode"
 

@@ -50,9 +50,9 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from tokenizers.models import BPE
 
     from edgeformer.data.language import PreparedText
-    from edgeformer.models.build import build_crt
-    from edgeformer.schema.manifest import DataSummary
-    from edgeformer.schema.progress import Silent
+    from edgeformer.families.build import build_crt
+    from edgeformer.formats.manifest import DataSummary
+    from edgeformer.formats.progress import Silent
     from edgeformer.stages.training.checkpoints import Checkpoints
     from edgeformer.stages.training.interrupt import StopRequest
     from edgeformer.stages.training.language import LanguageObjective
@@ -90,7 +90,7 @@ def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None
     import torch._dynamo  # the optimizer and checkpointing import it when they are first used
 
     import edgeformer.stages.training.train  # noqa: F401
-    from edgeformer.schema.shipped import load_recipe
+    from edgeformer.formats.shipped import load_recipe
 
     recipe = load_recipe(recipe_name, overrides)
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
-    from edgeformer.schema.shipped import load_recipe
+    from edgeformer.formats.shipped import load_recipe
     from edgeformer.stages.training.memory import predict_peak
     from edgeformer.stages.training.precision import resolve_precision
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from edgeformer.schema.evaluation import EVALUATION_FILE
-from edgeformer.schema.workspace import read_bundle, read_run
+from edgeformer.formats.evaluation import EVALUATION_FILE
+from edgeformer.formats.workspace import read_bundle, read_run
 
 # Paper A, Table 6 (final version): accuracy on its own random split, seed unknown.
 PUBLISHED = {25_912_706: "0.9061", 10_972_162: "0.9021"}

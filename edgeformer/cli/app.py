@@ -24,7 +24,7 @@ from edgeformer.cli import (
     train,
     verify,
 )
-from edgeformer.schema.errors import EdgeformerError
+from edgeformer.formats.errors import EdgeformerError
 
 app = typer.Typer(
     name="edgeformer",

@@ -10,10 +10,10 @@ from edgeformer.cli.options import Artifacts, Json
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
+    from edgeformer.backends.environment import probe
     from edgeformer.cli.console import print_json, stdout
+    from edgeformer.machine.host import describe_host
     from edgeformer.reporting.tables import capability_table
-    from edgeformer.runtime.environment import probe
-    from edgeformer.schema.host import describe_host
 
     found = [asdict(capability) for capability in probe()]
     if as_json:

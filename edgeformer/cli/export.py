@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run
-from edgeformer.schema.errors import InputError
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.manifest import BundleManifest
+    from edgeformer.formats.manifest import BundleManifest
 
 
 def command(
@@ -79,7 +79,7 @@ def command(
     from edgeformer.cli.console import print_json
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.schema.workspace import locate
+    from edgeformer.formats.workspace import locate
 
     folder = locate(run, artifacts).require_run()
     with needs_extra("train", "exporting"):

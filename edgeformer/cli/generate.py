@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json
-from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.workspace import Location
+    from edgeformer.formats.workspace import Location
     from edgeformer.stages.generating.generate import EarlyExit, Generation
 
 
@@ -125,7 +125,7 @@ def _early(confidence: bool, given: dict[str, float | None]) -> EarlyExit | None
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
     """The run and the prompt: RUN PROMPT, PROMPT alone (the newest finished run), or RUN with the prompt on stdin."""
-    from edgeformer.schema.workspace import locate
+    from edgeformer.formats.workspace import locate
 
     if len(words) > 2:
         raise InputError(f"one prompt at a time; put it in quotes: {' '.join(words[1:])!r}")
@@ -141,7 +141,7 @@ def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
 
 
 def _location(word: str, artifacts: Path) -> Location | None:
-    from edgeformer.schema.workspace import locate
+    from edgeformer.formats.workspace import locate
 
     if not word or any(character.isspace() for character in word):
         return None

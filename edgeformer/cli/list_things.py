@@ -10,8 +10,8 @@ import typer
 from edgeformer.cli.options import Artifacts, Json
 
 if TYPE_CHECKING:
-    from edgeformer.schema.device import DeviceProfile, Fact
-    from edgeformer.schema.manifest import RunManifest
+    from edgeformer.formats.device import DeviceProfile, Fact
+    from edgeformer.formats.manifest import RunManifest
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def command(
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from edgeformer.schema.shipped import load_recipe, shipped_names
+    from edgeformer.formats.shipped import load_recipe, shipped_names
 
     recipes = [load_recipe(name) for name in shipped_names("recipes")]
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
@@ -46,8 +46,8 @@ def _recipes() -> list[dict[str, Any]]:
 
 def _devices(artifacts: Path) -> list[dict[str, Any]]:
     """The shipped profiles; a calibrated one in ``artifacts/profiles`` stands for its shipped namesake."""
-    from edgeformer.schema.errors import RecipeError
-    from edgeformer.schema.shipped import load_profile, shipped_names
+    from edgeformer.formats.errors import RecipeError
+    from edgeformer.formats.shipped import load_profile, shipped_names
 
     local = {path.stem: path for path in (artifacts / "profiles").glob("*.yaml")}
     rows = []
@@ -113,7 +113,7 @@ def _calibrated(created: str | None, median_log2: float | None) -> str:
 
 
 def _scores(manifest: RunManifest) -> dict[str, Any]:
-    from edgeformer.schema.scores import LanguageScore
+    from edgeformer.formats.scores import LanguageScore
 
     test = manifest.test
     if isinstance(test, LanguageScore):
@@ -123,8 +123,8 @@ def _scores(manifest: RunManifest) -> dict[str, Any]:
 
 
 def _runs(artifacts: Path) -> list[dict[str, Any]]:
-    from edgeformer.schema.errors import ArtifactError
-    from edgeformer.schema.workspace import read_run, run_folders
+    from edgeformer.formats.errors import ArtifactError
+    from edgeformer.formats.workspace import read_run, run_folders
 
     rows: list[dict[str, Any]] = []
     for folder in run_folders(artifacts):

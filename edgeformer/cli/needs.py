@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edgeformer.schema.errors import MissingDependencyError
+from edgeformer.formats.errors import MissingDependencyError
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Set
-from edgeformer.schema.errors import InputError
+from edgeformer.formats.errors import InputError
 
 
 def command(
@@ -33,8 +33,8 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.needs import needs_extra
+    from edgeformer.formats.shipped import load_profile, load_recipe
     from edgeformer.reporting.tables import plan_table, suggestion_table
-    from edgeformer.schema.shipped import load_profile, load_recipe
 
     resolved = load_recipe(recipe, overrides)
     chosen = device or resolved.target

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json
-from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.workspace import Location
+    from edgeformer.formats.workspace import Location
 
 
 def command(
@@ -62,7 +62,7 @@ def command(
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
     """The run, and the texts. The first word is a run if it names one and texts follow or come on stdin."""
-    from edgeformer.schema.workspace import locate
+    from edgeformer.formats.workspace import locate
 
     piped = not sys.stdin.isatty()
     if len(words) >= 2 or (words and piped):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run, integers
-from edgeformer.schema.errors import InputError
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.manifest import BundleManifest
+    from edgeformer.formats.manifest import BundleManifest
     from edgeformer.stages.profiling.search import SearchOptions
 
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -126,11 +126,11 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
+    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.workspace import locate, read_bundle
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report
     from edgeformer.reporting.search_tables import print_search
-    from edgeformer.schema.shipped import load_profile
-    from edgeformer.schema.workspace import locate, read_bundle
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
@@ -197,8 +197,8 @@ def _calibrate(bundle: Path, device: str, asked: _Calibration, folder: Path, as_
     """Fit the estimator to this host, or compare it with measurements, or both; ``folder`` gets the profile."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
+    from edgeformer.formats.shipped import load_profile
     from edgeformer.reporting.calibration_tables import print_calibration
-    from edgeformer.schema.shipped import load_profile
     from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
     from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error
     from edgeformer.stages.profiling.measure import MeasureRules
@@ -254,7 +254,7 @@ def _search(
 
 def _quantity(text: str | None, option: str) -> float | None:
     """The number of a limit's option in the unit that reports use: ms, bytes or mJ."""
-    from edgeformer.schema.units import parse_bytes, parse_millijoules, parse_milliseconds
+    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
 
     parse = {"--max-latency": parse_milliseconds, "--max-energy": parse_millijoules}.get(option, parse_bytes)
     if text is None:

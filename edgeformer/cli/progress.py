@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.units import format_duration
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.units import format_duration
 
 _LINE_EVERY_S = 15.0
 _NAMES = {"samples_per_s": "samples/s", "lr": "lr", "loss": "loss", "p50_ms": "p50 ms"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileTokenizer
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import FileTokenizer
 
 
 def read_recipe(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile
-from edgeformer.schema.errors import InputError
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.schema.recipes import AnyRecipe
+    from edgeformer.formats.recipes import AnyRecipe
 
 
 def command(
@@ -69,8 +69,8 @@ def command(
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.cli.recipes import read_recipe
-    from edgeformer.schema.host import usable_cores
-    from edgeformer.schema.shipped import load_profile
+    from edgeformer.formats.shipped import load_profile
+    from edgeformer.machine.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
@@ -89,7 +89,7 @@ def command(
 
 
 def _allowing_leak(recipe: AnyRecipe) -> AnyRecipe:
-    from edgeformer.schema.language_recipe import LanguageRecipe
+    from edgeformer.formats.language_recipe import LanguageRecipe
 
     if not isinstance(recipe, LanguageRecipe):
         raise InputError(f"--allow-leak: {recipe.name} is no language model; only those are probed for leaks")
@@ -98,10 +98,10 @@ def _allowing_leak(recipe: AnyRecipe) -> AnyRecipe:
 
 def _finish(folder: Path, as_json: bool) -> None:
     from edgeformer.cli.console import print_json, stdout
+    from edgeformer.formats.workspace import read_run
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.model_card import write_model_card
     from edgeformer.reporting.tables import run_table
-    from edgeformer.schema.workspace import read_run
 
     manifest = read_run(folder)
     curve = draw_learning_curve(folder)

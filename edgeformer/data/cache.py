@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from edgeformer.data.encoding import Encoded, encode
 from edgeformer.data.texts import LabelledTexts
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.schema.files import replacing
-from edgeformer.schema.progress import Progress, Silent
+from edgeformer.formats.files import replacing
+from edgeformer.formats.progress import Progress, Silent
 
 FORMAT_VERSION = 1
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)

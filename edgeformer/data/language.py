@@ -13,11 +13,11 @@ from edgeformer.data.language_rows import TextRows, cut_paragraphs, packed_rows,
 from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer, unlabelled
 from edgeformer.data.overlap import SeenTexts
 from edgeformer.data.sources import read, text_source
-from edgeformer.schema.errors import DataError, InputError
-from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
-from edgeformer.schema.manifest import DataSummary, OverlapCount
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.sources import Source, SyntheticSource
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.formats.manifest import DataSummary, OverlapCount
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.sources import Source, SyntheticSource
 
 __all__ = [
     "PreparedText",

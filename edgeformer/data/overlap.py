@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeformer.data.cleaning import clean
 from edgeformer.data.containment import WordNumbers, contained_pairs
-from edgeformer.schema.manifest import OverlapCount
+from edgeformer.formats.manifest import OverlapCount
 
 MIN_WORDS = 3
 """A training text inside a test text counts from this many words on: "the film" in a review is no leak."""

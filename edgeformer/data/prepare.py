@@ -17,11 +17,11 @@ from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import Splits, draw, set_parts, split
 from edgeformer.data.texts import LabelledTexts, label_rows, load_part, load_parts
 from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
-from edgeformer.schema.errors import DataError, InputError
-from edgeformer.schema.manifest import DataSummary
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.recipe import ClassificationRecipe, DataConfig
-from edgeformer.schema.sources import SyntheticSource
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.recipe import ClassificationRecipe, DataConfig
+from edgeformer.formats.sources import SyntheticSource
 
 
 @dataclass(frozen=True)

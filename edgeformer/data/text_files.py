@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from edgeformer.data.rows import Record
-from edgeformer.schema.errors import DataError
+from edgeformer.formats.errors import DataError
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",

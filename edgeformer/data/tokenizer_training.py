@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgeformer.schema.errors import DataError
+from edgeformer.formats.errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BOUNDARY = "<|endoftext|>"

@@ -20,9 +20,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.data.encoding import Encoded, encode
 from edgeformer.data.splits import split
 from edgeformer.data.texts import LabelledTexts, load_parts
-from edgeformer.schema.errors import DataError, InputError
-from edgeformer.schema.manifest import Vocabulary
-from edgeformer.schema.recipe import DataConfig
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.manifest import Vocabulary
+from edgeformer.formats.recipe import DataConfig
 
 Document = dict[str, Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from edgeformer.formats.report import Report
 from edgeformer.reporting.report_words import has_estimates
-from edgeformer.schema.report import Report
 
 _COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a"}
 _CHARACTER, _PADDING = 6.6, 12

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.scores import LanguageScore
 from edgeformer.reporting.canvas import GREY, PALETTE, RED, drawing
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.scores import LanguageScore
 
 _MIB = 2**20
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.units import format_milliseconds
 from edgeformer.reporting.tables import DASH, new_table
-from edgeformer.schema.calibration import Calibration, EstimateError, FittedCase
-from edgeformer.schema.units import format_milliseconds
 
 
 def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.report import Report
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.report import Report
 
 LEAKS = "LEAKS FUTURE TOKENS – scores are void"
 """A language model that sees the tokens it is asked to predict."""

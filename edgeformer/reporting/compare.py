@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.report import Report
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.workspace import Location, read_bundle, read_manifest, read_run
 from edgeformer.reporting.caution import LEAKS
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.report import Report
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
-from edgeformer.schema.workspace import Location, read_bundle, read_manifest, read_run
 
 
 def compare_runs(locations: Sequence[Location]) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.report import Latency, Report, Row
+from edgeformer.formats.workspace import Location, read_manifest
 from edgeformer.reporting.report_words import latency_words
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.report import Latency, Report, Row
-from edgeformer.schema.workspace import Location, read_manifest
 
 RUN_TO_RUN = 0.10
 """Two runs of the same measurement may differ by this much: what a row that is called stable promises."""

@@ -6,7 +6,7 @@ import io
 import re
 from dataclasses import dataclass
 
-from edgeformer.schema.report import Report
+from edgeformer.formats.report import Report
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from edgeformer.formats.report import Candidate, Check, Report, Row
+from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.badge import badge_text
 from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.html_pictures import draw_pictures
@@ -27,8 +29,6 @@ from edgeformer.reporting.report_words import (
     state_words,
     value_words,
 )
-from edgeformer.schema.report import Candidate, Check, Report, Row
-from edgeformer.schema.units import format_bytes, format_milliseconds
 
 
 def as_html(report: Report) -> str:

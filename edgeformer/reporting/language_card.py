@@ -5,11 +5,11 @@ from __future__ import annotations
 import yaml
 from tabulate import tabulate
 
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.scores import LanguageScore
+from edgeformer.formats.units import format_duration
 from edgeformer.reporting.caution import overlaps, warnings
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.scores import LanguageScore
-from edgeformer.schema.units import format_duration
 
 
 def language_card(manifest: RunManifest, recipe: LanguageRecipe) -> str:

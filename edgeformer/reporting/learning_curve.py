@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.scores import ClassificationScore
+from edgeformer.formats.workspace import read_run
 from edgeformer.reporting.caution import cautions
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.scores import ClassificationScore
-from edgeformer.schema.workspace import read_run
 
 
 def draw_learning_curve(run: Path) -> Path:

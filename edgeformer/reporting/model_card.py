@@ -7,16 +7,16 @@ from pathlib import Path
 import yaml
 from tabulate import tabulate
 
+from edgeformer.formats.files import write_text
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.scores import ClassificationScore
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.units import format_duration
+from edgeformer.formats.workspace import RECIPE_FILE, read_run
 from edgeformer.reporting.caution import overlaps, warnings
 from edgeformer.reporting.language_card import language_card
-from edgeformer.schema.files import write_text
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.scores import ClassificationScore
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.units import format_duration
-from edgeformer.schema.workspace import RECIPE_FILE, read_run
 
 
 def write_model_card(run: Path) -> Path:

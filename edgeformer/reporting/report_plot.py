@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeformer.formats.report import Report
 from edgeformer.reporting.canvas import drawing
 from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.report_panels import draw_estimates, draw_latency, draw_sizes, plain, timed_rows
 from edgeformer.reporting.report_words import has_estimates
 from edgeformer.reporting.trade_panels import draw_search
-from edgeformer.schema.report import Report
 
 
 def draw_report(report: Report, path: Path) -> Path:

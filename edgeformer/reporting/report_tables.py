@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.report import Report, Row
+from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.badge import badge_markdown
 from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.report_words import (
@@ -21,8 +23,6 @@ from edgeformer.reporting.report_words import (
     value_words,
 )
 from edgeformer.reporting.tables import DASH, coloured, new_table
-from edgeformer.schema.report import Report, Row
-from edgeformer.schema.units import format_bytes, format_milliseconds
 
 _KINDS = {".png": "picture", ".svg": "badge  "}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeformer.schema.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
-from edgeformer.schema.units import format_bytes, format_milliseconds
+from edgeformer.formats.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
+from edgeformer.formats.units import format_bytes, format_milliseconds
 
 DASH = "–"
 ABOUT = "≈"

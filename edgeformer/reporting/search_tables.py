@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.report import Candidate, Search
+from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.tables import DASH, new_table
-from edgeformer.schema.report import Candidate, Search
-from edgeformer.schema.units import format_bytes, format_milliseconds
 
 _BASES = {
     "measured": "times measured on the device",

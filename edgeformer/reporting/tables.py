@@ -9,12 +9,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.manifest import BundleManifest, RunManifest
+from edgeformer.formats.planning import Plan
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.caution import LEAKS, cautions
-from edgeformer.schema.evaluation import EvaluationRow
-from edgeformer.schema.manifest import BundleManifest, RunManifest
-from edgeformer.schema.planning import Plan
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
-from edgeformer.schema.units import format_bytes, format_duration
 
 DASH = "–"
 _COLOURS = {

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgeformer.formats.report import Candidate, Report, Row, Search
 from edgeformer.reporting.canvas import FAINT, GREY, INK
 from edgeformer.reporting.report_panels import colours, named, plain
 from edgeformer.reporting.report_words import ABOUT, numbered, rate_words
-from edgeformer.schema.report import Candidate, Report, Row, Search
 
 _PEAKS = {"fp32": ("fp32",), "fp16": ("fp16_fp32_accumulate", "fp16"), "int8": ("int8",)}
 """Precision → the profile's peak that its matrix products run at, the first that is known."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.reporting.tables import DASH, coloured, new_table
-from edgeformer.schema.verification import ArtifactCheck, Verification
 
 
 def verification_table(found: Verification) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.schema.scores import ClassificationScore
+from edgeformer.formats.scores import ClassificationScore
 
 
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:

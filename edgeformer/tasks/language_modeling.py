@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.schema.scores import EarlyExitScore, ExitScore, LanguageScore
+from edgeformer.formats.scores import EarlyExitScore, ExitScore, LanguageScore
 
 Float64s = NDArray[np.float64]
 TokenValues = Mapping[int, NDArray[np.floating]]

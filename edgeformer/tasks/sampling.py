@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 
 
 @dataclass(frozen=True)

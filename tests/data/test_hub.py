@@ -3,8 +3,8 @@
 import pytest
 
 from edgeformer.data.sources import read
-from edgeformer.schema.errors import DataError
-from edgeformer.schema.sources import FileSource, HubSource
+from edgeformer.formats.errors import DataError
+from edgeformer.formats.sources import FileSource, HubSource
 
 datasets = pytest.importorskip("datasets")
 

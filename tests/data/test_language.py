@@ -8,10 +8,10 @@ import pytest
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_batch
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.schema.errors import DataError, InputError
-from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
-from edgeformer.schema.manifest import DataSummary
-from edgeformer.schema.progress import Silent
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.progress import Silent
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]

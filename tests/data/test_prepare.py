@@ -6,9 +6,9 @@ import pytest
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.schema.errors import DataError, InputError
-from edgeformer.schema.manifest import DataSummary
-from edgeformer.schema.recipe import ClassificationRecipe
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.recipe import ClassificationRecipe
 
 MODEL = {
     "kind": "encoder",

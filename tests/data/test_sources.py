@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from edgeformer.data.sources import Row, local_parts, read
-from edgeformer.schema.errors import DataError
-from edgeformer.schema.recipe import DataConfig
-from edgeformer.schema.sources import FileSource, HubSource, SyntheticSource
+from edgeformer.formats.errors import DataError
+from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.sources import FileSource, HubSource, SyntheticSource
 
 
 def source(path, **settings) -> FileSource:
@@ -237,7 +237,7 @@ def test_reading_files_needs_neither_torch_nor_datasets():
 
 def test_hub_source_without_the_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    from edgeformer.schema.errors import MissingDependencyError
+    from edgeformer.formats.errors import MissingDependencyError
 
     with pytest.raises(MissingDependencyError, match=r"pip install edgeformer\[train\]"):
         list(read(HubSource(kind="hub", name="nyu-mll/glue")))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from edgeformer.models.build import load_model
-from edgeformer.models.encoder import count_parameters
-from edgeformer.schema.workspace import locate, read_run
+from edgeformer.families.build import load_model
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.formats.workspace import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
 from edgeformer.stages.exporting.export import ExportOptions, export
 from tests.docs.document import programs

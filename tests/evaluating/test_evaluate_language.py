@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from edgeformer.data.language import encode_text_file, load_language_tokenizer, prepare_text_set, text_batch
-from edgeformer.models.build import load_crt
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.evaluation import EvaluationRow
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileTokenizer
-from edgeformer.schema.workspace import locate
+from edgeformer.families.build import load_crt
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import FileTokenizer
+from edgeformer.formats.workspace import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from edgeformer.data.language import PreparedText, prepare_text
-from edgeformer.models.build import build_crt
-from edgeformer.models.causality import probe_causality
-from edgeformer.models.crt_layers import TokenBatchNorm
-from edgeformer.models.encoder import count_parameters
-from edgeformer.models.saving import save_language_model
-from edgeformer.schema.files import write_json, write_text
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import AttentionUse, RunManifest
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.causality import probe_causality
+from edgeformer.families.crt.layers import TokenBatchNorm
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.families.saving import save_language_model
+from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import AttentionUse, RunManifest
 
 SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300
 LOOPS, EXIT = 2, 1

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.schema.files import sha256_of
+from edgeformer.formats.files import sha256_of
 
 # Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
 _DRIVER = """
 import json, os, shutil, subprocess, sys
 from pathlib import Path
-from edgeformer.schema.files import sha256_of
+from edgeformer.formats.files import sha256_of
 
 run, disk, free_bytes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 shutil.copytree(run, disk / "run")

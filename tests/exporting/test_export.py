@@ -11,14 +11,15 @@ import onnx
 import pytest
 import torch
 
-from edgeformer.models.build import load_encoder
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import read_bundle, read_run
-from edgeformer.stages.exporting.audit import audit_sharing, open_graph, stored_twice
+from edgeformer.backends.onnx_file import open_graph
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.build import load_encoder
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import read_bundle, read_run
+from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
 
@@ -71,7 +72,7 @@ def test_audit_sees_weights_hidden_in_constant_nodes(finished_run: Path) -> None
 def test_no_path_or_stack_trace_of_this_machine_travels(finished_run: Path) -> None:
     content = (finished_run / "bundle" / "onnx" / "model.onnx").read_bytes()
     assert b"site-packages" not in content
-    assert b"edgeformer/models" not in content
+    assert b"edgeformer/families" not in content
 
 
 def test_batch_and_sequence_are_dynamic(finished_run: Path) -> None:

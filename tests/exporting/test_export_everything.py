@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.workspace import read_bundle
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.tasks.parity import TOLERANCES
 from tests.cli.run_cli import edgeformer

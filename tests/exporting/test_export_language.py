@@ -11,16 +11,16 @@ import onnx
 import pytest
 import torch
 
-from edgeformer.models.build import load_crt
-from edgeformer.models.crt import CRT
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.scores import LanguageScore
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import read_bundle, read_run
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.build import load_crt
+from edgeformer.families.crt.model import CRT
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.scores import LanguageScore
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import read_bundle, read_run
 from edgeformer.stages.exporting.export import export
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import (

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.tracing import cut_out, export_graph, text_spec
 from edgeformer.stages.exporting.drift import measure_drift
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
-from edgeformer.stages.exporting.onnx_graph import cut_out, export_graph, text_spec
 
 
 class TwoHeads(nn.Module):

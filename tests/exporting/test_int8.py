@@ -13,14 +13,14 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from edgeformer.models.encoder import count_parameters
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.workspace import read_run
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.families.tracing import cut_out, export_graph, text_spec
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.workspace import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
-from edgeformer.stages.exporting.onnx_graph import cut_out, export_graph, text_spec
 from tests.exporting.language_run import exported_language_run
 
 ROWS, POSITIONS, SIZE = 3000, 40, 32

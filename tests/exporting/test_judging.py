@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeformer.models.build import load_encoder
-from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.scores import ClassificationScore
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.families.build import load_encoder
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.scores import ClassificationScore
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import read_bundle
 from edgeformer.stages.exporting import judging, variants
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
-from edgeformer.models.encoder import EncoderClassifier, count_parameters
-from edgeformer.schema.errors import ArtifactError
+from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.stages.exporting.trim import trim_model, trimmed_companions
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3

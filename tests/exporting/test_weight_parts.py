@@ -10,9 +10,9 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.models.build import load_model
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.families.build import load_model
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.workspace import read_bundle
 from edgeformer.stages.exporting.audit import weight_parts
 from edgeformer.stages.exporting.int8 import quantize
 

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.language_tokenizer import PlainText
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.models.build import build_crt
-from edgeformer.models.causality import probe_causality
-from edgeformer.models.crt_loss import exit_losses, weighted
-from edgeformer.models.saving import save_language_model
-from edgeformer.schema.files import write_json
-from edgeformer.schema.host import now
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import AttentionUse, DataSummary, RunManifest
-from edgeformer.schema.shipped import load_recipe
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.causality import probe_causality
+from edgeformer.families.crt.loss import exit_losses, weighted
+from edgeformer.families.saving import save_language_model
+from edgeformer.formats.files import write_json
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import AttentionUse, DataSummary, RunManifest
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.machine.host import now
 
 TEXT = "The café on Bridge Street sells coffee ☕ for 2 €, tea for 1 € and nothing else at all."
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgeformer.models.build import load_crt
-from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import Location, locate
+from edgeformer.families.build import load_crt
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import Location, locate
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
 from edgeformer.tasks.language_modeling import exit_thresholds, top_probability
 from edgeformer.tasks.sampling import Sampling
@@ -183,9 +183,9 @@ class TestRefusals:
             generate(at(language_run), "a\udc80", GREEDY)
 
     def test_without_torch(self, language_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [name for name in sys.modules if name.startswith("edgeformer.models")]:
+        for name in [name for name in sys.modules if name.startswith("edgeformer.families")]:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delitem(sys.modules, "edgeformer.runtime.torch_decoder", raising=False)
+        monkeypatch.delitem(sys.modules, "edgeformer.backends.torch.decoder", raising=False)
         monkeypatch.setitem(sys.modules, "torch", None)
         with pytest.raises(MissingDependencyError, match=r"needs torch: pip install 'edgeformer\[train\]'"):
             generate(at(language_run), PROMPT, GREEDY)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.files import write_json
-from edgeformer.schema.workspace import Location, locate, read_bundle
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import write_json
+from edgeformer.formats.workspace import Location, locate, read_bundle
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
 from edgeformer.tasks.sampling import Sampling
+from tests.backends.tiny_bundle import write_bundle
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import EXIT, LOOPS, exported_language_run
-from tests.runtime.tiny_bundle import write_bundle
 
 PROMPT = "a warm film"
 DRAWN = GenerateOptions(max_tokens=64, sampling=Sampling(temperature=1.0, seed=3))

@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.models.build import load_crt
-from edgeformer.schema.errors import ArtifactError, DataError, InputError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import locate, read_run
+from edgeformer.families.build import load_crt
+from edgeformer.formats.errors import ArtifactError, DataError, InputError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
-from tests.models.crt_oracle import Oracle, public_weights, small_config
+from tests.families.crt_oracle import Oracle, public_weights, small_config
 
 VOCABULARY = 300
 CONFIG = small_config(vocab_size=VOCABULARY, heads="separate", causal=False)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_bundle import artifact_of
 
-from edgeformer.schema.progress import Silent
-from edgeformer.schema.report import Row
+from edgeformer.formats.progress import Silent
+from edgeformer.formats.report import Row
 from edgeformer.stages.profiling import launch
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.schema.calibration import FittedCase
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import InputError, RecipeError
-from edgeformer.schema.host import cpu_name
-from edgeformer.schema.shipped import load_profile
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.formats.calibration import FittedCase
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.workspace import read_bundle
+from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile
 from edgeformer.stages.profiling.estimating.estimate import estimate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.runtime import nvidia
+from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.conditions import CpuReading, CpuUse, doubts, used_between
 

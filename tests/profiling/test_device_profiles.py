@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.runtime import nvidia
-from edgeformer.schema import shipped
-from edgeformer.schema.device import DeviceProfile, Fact, Peaks
-from edgeformer.schema.shipped import shipped_folder, shipped_names
+from edgeformer.formats import shipped
+from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.shipped import shipped_folder, shipped_names
+from edgeformer.machine import nvidia
 from edgeformer.stages.profiling.target import find_target
 from tests.cli.run_cli import edgeformer
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.runtime.opening import open_artifact
-from edgeformer.schema.calibration import Calibration, Efficiency, EstimateError, FittedCase
-from edgeformer.schema.device import DeviceProfile, Fact, Peaks
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.host import cpu_name
-from edgeformer.schema.manifest import ArtifactManifest, Engine
-from edgeformer.schema.report import Row
-from edgeformer.schema.shipped import load_profile, shipped_names
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.backends.opening import open_artifact
+from edgeformer.formats.calibration import Calibration, Efficiency, EstimateError, FittedCase
+from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.manifest import ArtifactManifest, Engine
+from edgeformer.formats.report import Row
+from edgeformer.formats.shipped import load_profile, shipped_names
+from edgeformer.formats.workspace import read_bundle
+from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import listing
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate, estimate_listed, onnx_origin
 from edgeformer.stages.profiling.estimating.graphs import feed_for

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from edgeformer.runtime.node_listing import ExecutedNode, Tensor
-from edgeformer.schema.manifest import ArtifactManifest, Sharing
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
+from edgeformer.formats.manifest import ArtifactManifest, Sharing
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, fuse, stored_weight_bytes, total
 
 Shape = tuple[int, ...]

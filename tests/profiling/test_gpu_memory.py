@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from edgeformer.runtime import nvidia
-from edgeformer.schema.report import Memory
+from edgeformer.formats.report import Memory
+from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import gpu_memory as gpu_memory_module
 from edgeformer.stages.profiling.gpu_memory import before_opening, gpu_memory, gpu_memory_by_name
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_bundle import write_golden
 
-from edgeformer.schema.errors import ArtifactError
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.stages.profiling.inputs import GoldenRows, fit_row, make_buffers, read_golden
 
 

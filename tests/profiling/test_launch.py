@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tiny_bundle import write_bundle
 
-from edgeformer.schema.progress import Silent
+from edgeformer.formats.progress import Silent
 from edgeformer.stages.profiling import launch
 from edgeformer.stages.profiling.launch import child_environment, measure_in_child
 from edgeformer.stages.profiling.messages import Measured, Refused, Started, unavailable_row

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeformer.runtime.node_listing import Feed, ProfiledGraph
-from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.backends.onnxruntime.node_listing import Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
 from edgeformer.stages.profiling.estimating.messages import ProductTime
 from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
-from edgeformer.runtime import nvidia
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.host import usable_cores
-from edgeformer.schema.report import Report
-from edgeformer.schema.shipped import load_profile
-from edgeformer.schema.workspace import Location, read_bundle, read_manifest
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.report import Report
+from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.workspace import Location, read_bundle, read_manifest
+from edgeformer.machine import nvidia
+from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 

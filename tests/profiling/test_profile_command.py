@@ -10,8 +10,8 @@ import pytest
 from tiny_bundle import write_bundle
 
 from edgeformer.cli import main
-from edgeformer.schema.files import write_json
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.formats.files import write_json
+from edgeformer.formats.workspace import read_bundle
 
 
 @pytest.fixture

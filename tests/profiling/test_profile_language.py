@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.report import Report
-from edgeformer.schema.shipped import load_profile
-from edgeformer.schema.workspace import Location
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.report import Report
+from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.workspace import Location
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from tests.exporting.language_run import POSITIONS, exported_language_run

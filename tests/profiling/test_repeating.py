@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.repeating import confirmed, item_of, stable_items
 from edgeformer.stages.profiling.statistics import summarise

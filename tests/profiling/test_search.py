@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
-from edgeformer.schema.recipe import DataConfig
-from edgeformer.schema.report import Energy, Latency, Memory, Row, Search
-from edgeformer.schema.scores import ClassificationScore, ExitScore, LanguageScore
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
+from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
+from edgeformer.formats.scores import ClassificationScore, ExitScore, LanguageScore
 from edgeformer.stages.profiling.search import SearchOptions, search
 from edgeformer.stages.profiling.verdict import Limits
 

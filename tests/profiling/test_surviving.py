@@ -22,7 +22,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The real child, whose runtime ends the process at one batch size, in a way that no Python code can prevent.
 DIES = """
 import ctypes, os, signal, sys
-from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.stages.profiling import child
 real = OnnxSession.run
 def run(session, inputs):
@@ -92,7 +92,7 @@ def test_a_child_that_is_killed_from_outside_leaves_its_rows_and_the_rest_is_mea
 # Calls take 10 ms in the first process and 50 ms in those after it, whatever else the machine does.
 SLOWER_THE_SECOND_TIME = """
 import os, sys, time
-from edgeformer.runtime.onnx_session import OnnxSession
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.stages.profiling import child, conditions
 seconds = 0.05 if os.path.exists({log!r}) else 0.010
 open({log!r}, "a").write("x")

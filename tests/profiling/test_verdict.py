@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.stages.profiling.verdict import Judged, Limits, judge, spared_of_latency
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeformer.schema.calibration import EstimateError
-from edgeformer.schema.report import (
+from edgeformer.formats.calibration import EstimateError
+from edgeformer.formats.report import (
     Candidate,
     Check,
     Energy,

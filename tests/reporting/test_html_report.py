@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from edgeformer.formats.report import Report
 from edgeformer.reporting.html_report import as_html
 from edgeformer.reporting.report_words import estimate_words
-from edgeformer.schema.report import Report
 from tests.reporting.made_reports import (
     ERROR_ON_CPU,
     estimated,

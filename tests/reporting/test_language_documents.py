@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.evaluation import rows_of
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.scores import LanguageScore
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import locate, read_run
 from edgeformer.reporting.caution import LEAKS
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.model_card import model_card
 from edgeformer.reporting.tables import evaluation_table, run_table
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.evaluation import rows_of
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.scores import LanguageScore
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import locate, read_run
 
 
 def leaking(manifest: RunManifest) -> RunManifest:

@@ -15,6 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from edgeformer.cli.app import app
+from edgeformer.formats.errors import ArtifactError, EdgeformerError
+from edgeformer.formats.files import write_json
+from edgeformer.formats.report import Check, Report, Verdict
+from edgeformer.formats.workspace import Location
 from edgeformer.reporting.badge import badge_markdown, badge_svg
 from edgeformer.reporting.compare_reports import compare_reports, format_pairs, report_of
 from edgeformer.reporting.report_files import as_csv, as_markdown
@@ -22,10 +26,6 @@ from edgeformer.reporting.report_plot import draw_report
 from edgeformer.reporting.report_tables import print_report
 from edgeformer.reporting.report_words import estimate_words, in_words, numbered
 from edgeformer.reporting.trade_panels import named_below
-from edgeformer.schema.errors import ArtifactError, EdgeformerError
-from edgeformer.schema.files import write_json
-from edgeformer.schema.report import Check, Report, Verdict
-from edgeformer.schema.workspace import Location
 from tests.reporting.made_reports import (
     LATENCY,
     SIZE,

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
+from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.report import Candidate, Search
 from edgeformer.reporting.calibration_tables import print_calibration
 from edgeformer.reporting.search_tables import print_search
-from edgeformer.schema.calibration import Calibration, EstimateError, FittedCase
-from edgeformer.schema.report import Candidate, Search
 
 
 def candidate(name: str, **changes: Any) -> Candidate:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from edgeformer.schema.scores import LanguageScore
+from edgeformer.formats.scores import LanguageScore
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.language_modeling import LanguageMeter, exit_thresholds, token_losses, top_probability
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeformer.schema.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.sampling import Sampler, Sampling
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.models.build import build_crt, build_encoder
-from edgeformer.models.crt_loss import exit_losses, weighted
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.shipped import load_recipe
+from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.families.crt.loss import exit_losses, weighted
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.shipped import load_recipe
 from edgeformer.stages.training import memory_step
 from edgeformer.stages.training.language import EVALUATION_TOKENS
 from edgeformer.stages.training.memory import check_fits, predict_peak

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.schema.training_config import (
+from edgeformer.formats.training_config import (
     ConstantSchedule,
     CosineSchedule,
     OneCycleSchedule,

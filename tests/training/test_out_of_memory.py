@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.progress import Silent
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import read_run
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.progress import Silent
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import read_run
 from edgeformer.stages.training.batches import Batch
 from edgeformer.stages.training.classification import ClassificationObjective
 from edgeformer.stages.training.objective import Losses

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.models.build import count_offline
-from edgeformer.schema.device import DeviceProfile, Fact
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.shipped import load_profile, load_recipe
-from edgeformer.schema.units import parse_bytes
+from edgeformer.families.build import count_offline
+from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.shipped import load_profile, load_recipe
+from edgeformer.formats.units import parse_bytes
 from edgeformer.stages.training.plan import plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest
 

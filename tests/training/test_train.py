@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.models.layers import SwiGLU
-from edgeformer.schema.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
-from edgeformer.schema.progress import Silent
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileSource
-from edgeformer.schema.workspace import read_run
+from edgeformer.families.encoder.layers import SwiGLU
+from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.progress import Silent
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import FileSource
+from edgeformer.formats.workspace import read_run
 from edgeformer.stages.training import job as job_module
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.models.build import load_crt
-from edgeformer.schema.errors import InputError, InterruptedRun
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.scores import LanguageScore
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import read_run
+from edgeformer.families.build import load_crt
+from edgeformer.formats.errors import InputError, InterruptedRun
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.scores import LanguageScore
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import read_run
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.training.test_train import StopAfter, records
@@ -139,7 +139,7 @@ class TestLeaks:
 
 
 def test_as_device_needs_a_card(tmp_path: Path, small_language_recipe: LanguageRecipe) -> None:
-    from edgeformer.schema.shipped import load_profile
+    from edgeformer.formats.shipped import load_profile
 
     with pytest.raises(InputError, match="--as-device"):
         train(small_language_recipe, TrainOptions(tmp_path, accelerator="cpu", as_device=load_profile("rtx4050")))

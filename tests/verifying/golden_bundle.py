@@ -9,13 +9,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.schema.files import sha256_of, write_json
-from edgeformer.schema.language_recipe import TextConfig
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.verification import Verification
-from edgeformer.schema.workspace import read_bundle
-from tests.runtime.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.verification import Verification
+from edgeformer.formats.workspace import read_bundle
+from tests.backends.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 WORDS = 60
 

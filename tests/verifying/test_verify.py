@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeformer.runtime import engine_check
-from edgeformer.runtime.cuda_driver import Device
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.runtime.session import Array
-from edgeformer.runtime.tensorrt_state import TensorRTState
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.manifest import Engine, Parity
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.session import Array
+from edgeformer.backends.tensorrt import engine_check
+from edgeformer.backends.tensorrt.state import TensorRTState
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.manifest import Engine, Parity
+from edgeformer.formats.workspace import read_bundle
+from edgeformer.machine.cuda_driver import Device
 from edgeformer.stages.verifying import verify as verifying
 from edgeformer.stages.verifying.judging import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR
 from edgeformer.stages.verifying.verify import verify

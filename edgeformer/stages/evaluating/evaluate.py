@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeformer.backends.session import Session
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import encode_file, prepare_test
-from edgeformer.runtime.session import Session
-from edgeformer.schema.evaluation import EvaluationRow, merge_rows
-from edgeformer.schema.host import cpu_name
-from edgeformer.schema.language_recipe import TextConfig
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.recipe import DataConfig
-from edgeformer.schema.workspace import Location
+from edgeformer.formats.evaluation import EvaluationRow, merge_rows
+from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.workspace import Location
+from edgeformer.machine.host import cpu_name
 from edgeformer.stages.evaluating.language import Texts, score_texts
 from edgeformer.stages.evaluating.subject import Subject, open_subject
 from edgeformer.tasks.classification import score

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeformer.data.language import TextRows, encode_text_file, prepare_text_set, text_batch
-from edgeformer.schema.evaluation import EvaluationRow, rows_of
-from edgeformer.schema.host import cpu_name
-from edgeformer.schema.language_recipe import TextConfig
-from edgeformer.schema.progress import Progress
+from edgeformer.formats.evaluation import EvaluationRow, rows_of
+from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.formats.progress import Progress
+from edgeformer.machine.host import cpu_name
 from edgeformer.stages.evaluating.subject import TORCH, Subject
 from edgeformer.tasks.language_modeling import LanguageMeter
 from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches, run_texts

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.encoding import Encoded, encode
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.language_recipe import TextConfig
-from edgeformer.schema.workspace import Location
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.formats.workspace import Location
 from edgeformer.stages.evaluating.subject import Subject, open_subject
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.scoring import run_rows
@@ -91,7 +91,7 @@ def _run(
     if confidence is None:
         with subject.open(chosen) as session:
             return run_rows(session.run, encoded, subject.pad, _BATCH)[0], None
-    from edgeformer.runtime.step_session import Early
+    from edgeformer.backends.onnxruntime.step_session import Early
 
     every_loop: Mapping[int, float] = dict.fromkeys(_LOOPS, confidence)
     with subject.open(chosen, Early(every_loop, lambda answer: softmax(answer).max(-1))) as session:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from edgeformer.backends.opening import cannot_run, check_companion, open_artifact
+from edgeformer.backends.session import Session
 from edgeformer.data.language import boundary_id, load_language_tokenizer
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.runtime.opening import cannot_run, check_companion, open_artifact
-from edgeformer.runtime.session import Session
-from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.schema.language_recipe import LanguageRecipe, TextConfig
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.recipe import DataConfig
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileTokenizer
-from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle, read_run
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import FileTokenizer
+from edgeformer.formats.workspace import RECIPE_FILE, Location, read_bundle, read_run
 
 if TYPE_CHECKING:
-    from edgeformer.runtime.step_session import Early
+    from edgeformer.backends.onnxruntime.step_session import Early
 
 TORCH = "torch"
 
@@ -177,9 +177,9 @@ def _tokenizer(path: Path, data: DataConfig | TextConfig, vocabulary: int) -> tu
 
 def _open_torch(run: Path) -> Session:
     try:
-        from edgeformer.models.build import load_crt, load_encoder
-        from edgeformer.models.token_losses import TokenLosses
-        from edgeformer.runtime.torch_session import TorchSession
+        from edgeformer.backends.torch.session import TorchSession
+        from edgeformer.families.build import load_crt, load_encoder
+        from edgeformer.families.crt.token_losses import TokenLosses
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "

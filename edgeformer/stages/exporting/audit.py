@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.manifest import Sharing
+from edgeformer.formats.manifest import Sharing
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
@@ -23,14 +20,6 @@ _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 
 SCALE, ZERO_POINT = "_scale", "_zero_point"
 """How the names of a quantised weight's scales and zero points end, here and in ONNX Runtime's quantizer."""
-
-
-def open_graph(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file. Raises ArtifactError when it is missing, truncated or something else."""
-    try:
-        return onnx.load(str(path), load_external_data=False)  # sizes and types are enough
-    except (OSError, DecodeError) as error:
-        raise ArtifactError(f"{path}: cannot be read as ONNX: {error}; export it again") from None
 
 
 def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.models.build import load_encoder
-from edgeformer.models.encoder import count_parameters
-from edgeformer.models.exit_graphs import EncoderExits, logits_name
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.scores import ClassificationScore
+from edgeformer.families.build import load_encoder
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.families.exit_graphs import EncoderExits, logits_name
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.scores import ClassificationScore
 from edgeformer.stages.exporting.exportable import Exportable, Logits, read_golden_inputs, run_exits, token_id
 from edgeformer.tasks.classification import score
 

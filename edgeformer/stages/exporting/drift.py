@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.schema.manifest import Drift, LoopDrift, Precision
+from edgeformer.formats.manifest import Drift, LoopDrift, Precision
 
 Array = NDArray[Any]
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeformer.models.crt import CRT
-from edgeformer.models.exit_graphs import LastExit
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import EdgeformerError, InputError
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.host import library_versions
-from edgeformer.schema.manifest import ArtifactManifest, Parity, Precision
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.shipped import load_profile
-from edgeformer.stages.exporting.engine import build_engine
-from edgeformer.stages.exporting.engine_plan import (
+from edgeformer.backends.tensorrt.engine import build_engine
+from edgeformer.backends.tensorrt.plan import (
     EngineRequest,
     Unavailable,
     plan_engine,
     plan_torch_tensorrt,
     text_shapes,
 )
+from edgeformer.backends.tensorrt.torch_tensorrt import compile_program
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.exit_graphs import LastExit
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.shipped import load_profile
+from edgeformer.machine.host import library_versions
 from edgeformer.stages.exporting.exportable import Exportable
-from edgeformer.stages.exporting.torch_tensorrt import compile_program
 from edgeformer.tasks.parity import TOLERANCES
 
 

@@ -10,17 +10,17 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.schema.files import replacing_folder, sha256_of, write_json
-from edgeformer.schema.host import code_version, now
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest, Precision, RunManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.workspace import BUNDLE_FILE, RECIPE_FILE, read_run
+from edgeformer.backends.tensorrt.engine import size_note
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.files import replacing_folder, sha256_of, write_json
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Precision, RunManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.workspace import BUNDLE_FILE, RECIPE_FILE, read_run
+from edgeformer.machine.host import code_version, now
 from edgeformer.stages.exporting.classifier import open_classifier
-from edgeformer.stages.exporting.engine import size_note
 from edgeformer.stages.exporting.engines import build_engines, compile_in_torch, engine_device
 from edgeformer.stages.exporting.exportable import Exportable, write_companions
 from edgeformer.stages.exporting.graphs import write

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeformer.models.crt import CRT
-from edgeformer.models.encoder import EncoderClassifier
-from edgeformer.models.exit_graphs import CRTExits, EncoderExits
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.files import replacing, write_json
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.exit_graphs import CRTExits, EncoderExits
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import replacing, write_json
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.stages.exporting.hub_config import hub_config
 
 Array = NDArray[Any]

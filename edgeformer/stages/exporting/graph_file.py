@@ -10,7 +10,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir
 
-from edgeformer.schema.files import replacing
+from edgeformer.formats.files import replacing
 
 ALIGNMENT = 64
 """Bytes: where a tensor may begin in a weights file."""

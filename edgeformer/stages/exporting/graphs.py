@@ -9,14 +9,14 @@ from pathlib import Path
 
 import onnx_ir
 
-from edgeformer.models.crt import CRT
-from edgeformer.models.exit_graphs import logits_name, state_name
-from edgeformer.stages.exporting.crt_graphs import compose_decode, compose_exits, trace_pieces
+from edgeformer.families.crt.graphs import compose_decode, compose_exits, trace_pieces
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.exit_graphs import logits_name, state_name
+from edgeformer.families.steps import step_specs
+from edgeformer.families.tracing import cut_out, export_graph, text_spec
 from edgeformer.stages.exporting.exportable import Exportable
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 from edgeformer.stages.exporting.int8 import quantize
-from edgeformer.stages.exporting.onnx_graph import cut_out, export_graph, text_spec
-from edgeformer.stages.exporting.steps import step_specs
 from edgeformer.stages.exporting.variant import Variant
 
 LOOP = "loop"

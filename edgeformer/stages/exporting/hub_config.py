@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeformer.schema.manifest import Precision
+from edgeformer.formats.manifest import Precision
 
 CLIENT_TYPE = "distilbert"
 """Clients only open a ``model_type`` that they know, and take from it which inputs to send. To them DistilBERT is any

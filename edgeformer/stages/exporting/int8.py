@@ -23,7 +23,7 @@ from onnx import TensorProto
 from onnx_ir.passes.common import DeduplicateHashedInitializersPass, RemoveUnusedNodesPass
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from edgeformer.schema.errors import EdgeformerError
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.exporting.audit import NO_PARAMETERS, SCALE
 
 TABLE_ROWS = 32
@@ -40,7 +40,7 @@ def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
     """The graph in INT8: every MatMul and Gemm with a stored weight, every table; each tensor stored once.
 
     Args:
-        model: FP32, as :func:`~edgeformer.stages.exporting.onnx_graph.export_graph` and ``cut_out`` make it, with any
+        model: FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any
             number of outputs. It is left unchanged.
 
     Raises:

@@ -11,17 +11,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgeformer.runtime.onnx_decoder import decode_windows
-from edgeformer.runtime.onnx_session import OnnxSession
-from edgeformer.runtime.step_session import StepSession
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.host import library_versions
-from edgeformer.schema.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.backends.onnx_file import open_graph
+from edgeformer.backends.onnxruntime.decoder import decode_windows
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.onnxruntime.step_session import StepSession
+from edgeformer.families.tracing import OPSET
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.machine.host import library_versions
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
     describe_io,
     float32_operators,
-    open_graph,
     stored_twice,
     weight_parts,
 )
@@ -29,7 +30,6 @@ from edgeformer.stages.exporting.drift import measure_drift
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
 from edgeformer.stages.exporting.graphs import LOOP, Written, probe_outputs, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
-from edgeformer.stages.exporting.onnx_graph import OPSET
 from edgeformer.stages.exporting.overflow import overflow
 from edgeformer.stages.exporting.step_timing import step_note
 from edgeformer.stages.exporting.validation import Score, Validation, lost

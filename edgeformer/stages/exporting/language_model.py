@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeformer.models.build import load_crt
-from edgeformer.models.causality import probe_causality
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_loss import IGNORED
-from edgeformer.models.encoder import count_parameters
-from edgeformer.models.exit_graphs import CRTExits
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.scores import LanguageScore
+from edgeformer.families.build import load_crt
+from edgeformer.families.crt.causality import probe_causality
+from edgeformer.families.crt.loss import IGNORED
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.families.exit_graphs import CRTExits
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.scores import LanguageScore
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, read_golden_inputs, run_exits, token_id
 from edgeformer.tasks.language_modeling import LanguageMeter, token_losses
 

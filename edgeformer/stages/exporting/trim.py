@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.data.trimming import Trimmed
-from edgeformer.models.encoder import EncoderClassifier
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.files import write_json, write_text
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import write_json, write_text
 
 
 def trim_model(model: EncoderClassifier, kept: NDArray[np.int64]) -> EncoderClassifier:

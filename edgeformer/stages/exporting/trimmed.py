@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.tokenization import special_ids
 from edgeformer.data.trimming import Trimmed, require_classifier, trim_to_training
-from edgeformer.models.encoder import EncoderClassifier, count_parameters
-from edgeformer.models.exit_graphs import EncoderExits, logits_name
-from edgeformer.schema.files import replacing, write_json
-from edgeformer.schema.manifest import Precision, RunManifest, Vocabulary
-from edgeformer.schema.recipe import ClassificationRecipe
+from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.families.exit_graphs import EncoderExits, logits_name
+from edgeformer.formats.files import replacing, write_json
+from edgeformer.formats.manifest import Precision, RunManifest, Vocabulary
+from edgeformer.formats.recipe import ClassificationRecipe
 from edgeformer.stages.exporting.exportable import Exportable, run_exits
 from edgeformer.stages.exporting.hub_config import hub_config
 from edgeformer.stages.exporting.trim import trim_model, trimmed_companions

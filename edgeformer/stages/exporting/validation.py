@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.language import TextRows, prepare_text_set
 from edgeformer.data.prepare import prepare_test
-from edgeformer.schema.errors import DataError, InputError, MissingDependencyError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import Precision, RunManifest
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.errors import DataError, InputError, MissingDependencyError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import Precision, RunManifest
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.tasks.classification import score
 from edgeformer.tasks.language_modeling import LanguageMeter
 from edgeformer.tasks.scoring import LOGITS_BYTES, Run, cut_batches, run_rows, run_texts

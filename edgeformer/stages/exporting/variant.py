@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeformer.schema.manifest import Precision
+from edgeformer.formats.manifest import Precision
 
 TRIMMED_FOLDER = "trimmed"
 """A small repository of its own inside the bundle, because a trimmed vocabulary has a tokenizer of its own."""

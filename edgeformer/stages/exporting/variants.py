@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from edgeformer.models.half import half_for_export
-from edgeformer.schema.progress import Progress
+from edgeformer.families.half import half_for_export
+from edgeformer.formats.progress import Progress
 from edgeformer.stages.exporting.exportable import Exportable
 from edgeformer.stages.exporting.graphs import Graphs, quantized, trace
 from edgeformer.stages.exporting.variant import Variant

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from edgeformer.data.language_tokenizer import PlainText
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.workspace import Location
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.workspace import Location
 from edgeformer.stages.generating.decoding import Decoded, decode
 from edgeformer.stages.generating.text_stream import TextStream
 from edgeformer.stages.generating.writers import Writer, find_writer

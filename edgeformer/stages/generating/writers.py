@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from edgeformer.backends.opening import check_companion, open_decoder
 from edgeformer.data.language_tokenizer import load_language_tokenizer
-from edgeformer.runtime.opening import check_companion, open_decoder
-from edgeformer.schema.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import FileTokenizer
-from edgeformer.schema.workspace import RECIPE_FILE, Location, read_bundle, read_run
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import FileTokenizer
+from edgeformer.formats.workspace import RECIPE_FILE, Location, read_bundle, read_run
 from edgeformer.stages.generating.decoding import DecodingSession
 
 TORCH = "torch"
@@ -204,9 +204,9 @@ class RunWriter(Writer):
     def open(self, thresholds: Mapping[int, float]) -> tuple[str, DecodingSession]:
         """See :meth:`Writer.open`."""
         try:
-            from edgeformer.models.build import load_crt
-            from edgeformer.models.crt_cache import Decoder
-            from edgeformer.runtime.torch_decoder import TorchDecoder
+            from edgeformer.backends.torch.decoder import TorchDecoder
+            from edgeformer.families.build import load_crt
+            from edgeformer.families.crt.cache import Decoder
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "

@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edgeformer.models.crt_import import weights_in
-from edgeformer.schema.errors import ArtifactError
+from edgeformer.families.crt.checkpoint import weights_in
+from edgeformer.formats.errors import ArtifactError
 
 _REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
 

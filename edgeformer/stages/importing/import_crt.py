@@ -14,20 +14,20 @@ from tokenizers import Tokenizer
 from edgeformer.data.language import prepare_text_set
 from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
 from edgeformer.data.sources import local_text_parts
-from edgeformer.models.build import build_crt
-from edgeformer.models.causality import probe_causality
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_import import config_of, convert
-from edgeformer.models.saving import save_language_model
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.schema.host import code_version, describe_host, library_versions, now
-from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
-from edgeformer.schema.manifest import AttentionUse, Causality, DataSummary, RunManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import NAME_PATTERN, FileTokenizer, HubTokenizer
-from edgeformer.schema.workspace import RECIPE_FILE, RUN_FILE
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.causality import probe_causality
+from edgeformer.families.crt.checkpoint import config_of, convert
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.saving import save_language_model
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
+from edgeformer.formats.language_recipe import CRTConfig, LanguageRecipe
+from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import NAME_PATTERN, FileTokenizer, HubTokenizer
+from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
+from edgeformer.machine.host import code_version, describe_host, library_versions, now
 from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 
 _NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs"}
 

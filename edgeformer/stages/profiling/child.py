@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgeformer.runtime.opening import default_provider
-from edgeformer.runtime.providers import on_gpu
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.host import usable_cores
-from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends.opening import default_provider
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.report import Energy, Latency, Memory, Row
+from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.answering import claim_stdout
 from edgeformer.stages.profiling.energy import energy_counter, measure_energy
@@ -53,7 +53,7 @@ class _Measuring:
         self.rules = MeasureRules.from_fields(spec.rules)
         engine = spec.artifact.format if spec.artifact.format != "onnx" else None
         self.provider = engine or spec.provider or default_provider()
-        import edgeformer.runtime.onnx_session  # noqa: F401  part of the baseline: the runtime, nothing opened
+        import edgeformer.backends.onnxruntime.session  # noqa: F401  part of the baseline: the runtime, nothing opened
 
         # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
         for name in _PINNING:

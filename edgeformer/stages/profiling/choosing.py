@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeformer.schema.report import Candidate
-from edgeformer.schema.units import format_bytes, format_milliseconds
+from edgeformer.formats.report import Candidate
+from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.verdict import Quantity
 
 Metric = Literal["accuracy", "perplexity"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from edgeformer.runtime import nvidia
-from edgeformer.runtime.power import power_source
-from edgeformer.runtime.providers import on_gpu
+from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.machine import nvidia
+from edgeformer.machine.power import power_source
 
 _CPU = Path("/sys/devices/system/cpu")
 # Foreign work on more than this share of one core shows in the percentiles…

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeformer.runtime import nvidia
-from edgeformer.runtime.power import RaplDomain, rapl_domains
-from edgeformer.runtime.providers import on_gpu
-from edgeformer.schema.report import Energy
+from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.formats.report import Energy
+from edgeformer.machine import nvidia
+from edgeformer.machine.power import RaplDomain, rapl_domains
 from edgeformer.stages.profiling.measure import MeasureRules
 
 

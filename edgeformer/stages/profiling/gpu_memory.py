@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from edgeformer.runtime import nvidia
-from edgeformer.runtime.providers import on_gpu
-from edgeformer.schema.report import Memory
+from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.formats.report import Memory
+from edgeformer.machine import nvidia
 
 PROCESS, CARD, SYSTEM = "process (NVML)", "card (NVML)", "system"
 _METHODS = {

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.messages import ChildSpec, Item, Phase
 
 Tokens = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from edgeformer.schema.report import Memory
+from edgeformer.formats.report import Memory
 
 _POLL_S = 0.010
 

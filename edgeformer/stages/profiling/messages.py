@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edgeformer.schema.base import Frozen
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.report import Energy, Latency, Memory, Row
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Energy, Latency, Memory, Row
 
 Shape = tuple[int, int]
 """(batch, seq)"""

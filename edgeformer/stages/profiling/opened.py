@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.runtime.opening import open_checked, open_checked_decoder
-from edgeformer.schema.errors import EdgeformerError, InputError
+from edgeformer.backends.opening import open_checked, open_checked_decoder
+from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.stages.profiling.inputs import Tokens
 from edgeformer.stages.profiling.messages import ChildSpec, Phase
 
@@ -75,7 +75,7 @@ def open_for(spec: ChildSpec, provider: str, phase: Phase, buffers: Buffers) -> 
 
 def _whole(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
     session = open_checked(Path(spec.file), spec.artifact, spec.max_positions, provider, spec.threads)
-    from edgeformer.runtime.tensorrt_session import TensorRTSession
+    from edgeformer.backends.tensorrt.session import TensorRTSession
 
     def call(index: int) -> object:
         return session.run(buffers[index % len(buffers)])

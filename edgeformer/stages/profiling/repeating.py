@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeformer.schema.report import Row
+from edgeformer.formats.report import Row
 from edgeformer.stages.profiling.messages import Item
 
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import psutil
 
-from edgeformer.runtime.threads import default_threads
-from edgeformer.schema.calibration import EstimateError
-from edgeformer.schema.device import Budget, DeviceProfile
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.calibration import EstimateError
+from edgeformer.formats.device import Budget, DeviceProfile
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.machine.threads import default_threads
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
 from edgeformer.stages.profiling.search import SearchOptions, check_options

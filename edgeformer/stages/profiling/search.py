@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from edgeformer.runtime.providers import on_gpu
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.report import Candidate, Check, Row, Search
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
-from edgeformer.schema.units import format_bytes, format_milliseconds
+from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.report import Candidate, Check, Row, Search
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import Choice, Metric, Minimize, Option, choose, front
 from edgeformer.stages.profiling.verdict import Judged, Limits, Quantity, energy_of, judge, latency_of, memory_of

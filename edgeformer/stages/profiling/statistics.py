@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeformer.schema.report import Latency
+from edgeformer.formats.report import Latency
 
 # Samples that a percentile needs for 99 % confidence: MLPerf loadgen's early-stopping estimate.
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}

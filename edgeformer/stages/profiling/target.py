@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeformer.runtime import nvidia
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.host import board_names, cpu_name
-from edgeformer.schema.units import format_bytes
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.units import format_bytes
+from edgeformer.machine import nvidia
+from edgeformer.machine.host import board_names, cpu_name
 
 # Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
-from edgeformer.schema.report import Check, CheckStatus, MeasurementStatus, Row, Verdict
-from edgeformer.schema.units import format_bytes, format_milliseconds
+from edgeformer.formats.report import Check, CheckStatus, MeasurementStatus, Row, Verdict
+from edgeformer.formats.units import format_bytes, format_milliseconds
 
 
 @dataclass(frozen=True)

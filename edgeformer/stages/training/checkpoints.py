@@ -13,8 +13,8 @@ from accelerate.utils import load as load_without_code
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.files import replacing, replacing_folder, sha256_of, write_json
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import replacing, replacing_folder, sha256_of, write_json
 from edgeformer.stages.training.optimization import LearningRate
 
 _STATE, _SUMS, _SCHEDULE, _BEST = "state.json", "sha256.json", "schedule.pt", "best.safetensors"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.prepare import PreparedData
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.scores import ClassificationScore
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.scores import ClassificationScore
 from edgeformer.stages.training.batches import Batch, as_tensors
 from edgeformer.stages.training.objective import Losses, Score
 from edgeformer.tasks.classification import score

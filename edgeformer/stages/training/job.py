@@ -11,15 +11,15 @@ from torch import nn
 
 from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare
-from edgeformer.models.build import build_crt, build_encoder
-from edgeformer.models.causality import probe_causality
-from edgeformer.models.saving import save_language_model
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.manifest import AttentionUse, Causality, DataSummary
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipe import ClassificationRecipe
-from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.families.crt.causality import probe_causality
+from edgeformer.families.saving import save_language_model
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.formats.recipes import AnyRecipe
 from edgeformer.stages.training.classification import ClassificationObjective
 from edgeformer.stages.training.language import LanguageObjective
 from edgeformer.stages.training.model_folder import save_classifier

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from edgeformer.data.batching import ordered_batches
 from edgeformer.data.language import PreparedText, TextRows, text_batch
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_loss import CHUNK_TOKENS, IGNORED, exit_losses, weighted
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.scores import LanguageScore
+from edgeformer.families.crt.loss import CHUNK_TOKENS, IGNORED, exit_losses, weighted
+from edgeformer.families.crt.model import CRT
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.scores import LanguageScore
 from edgeformer.stages.training.batches import Batch, as_tensors
 from edgeformer.stages.training.objective import Losses, Score
 from edgeformer.tasks.language_modeling import LanguageMeter

@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipes import AnyRecipe
 from edgeformer.stages.training.batches import PlannedBatches, training_loader
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.interrupt import StopRequest

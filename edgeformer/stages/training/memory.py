@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.planning import MemoryBreakdown, Suggestion
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.units import format_bytes
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.planning import MemoryBreakdown, Suggestion
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory_free import free_bytes
 from edgeformer.stages.training.memory_ledger import Kind, gradient_bytes, with_gradients, worst_moment
 from edgeformer.stages.training.memory_step import DeviceKind, Trace, trace

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from edgeformer.models.build import build_crt, build_encoder
-from edgeformer.models.crt import CRT
-from edgeformer.models.crt_loss import CHUNK_TOKENS, exit_losses, weighted
-from edgeformer.models.layers import SelfAttention
-from edgeformer.schema.language_recipe import CRTConfig, LanguageRecipe
-from edgeformer.schema.recipe import ClassificationRecipe, EncoderConfig
-from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.families.crt.loss import CHUNK_TOKENS, exit_losses, weighted
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.encoder.layers import SelfAttention
+from edgeformer.formats.language_recipe import CRTConfig, LanguageRecipe
+from edgeformer.formats.recipe import ClassificationRecipe, EncoderConfig
+from edgeformer.formats.recipes import AnyRecipe
 from edgeformer.stages.training.classification import EVALUATION_BATCH
 from edgeformer.stages.training.language import EVALUATION_TOKENS
 from edgeformer.stages.training.memory_ledger import Event, MemoryLedger

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from edgeformer.schema.files import write_text
+from edgeformer.formats.files import write_text
 
 
 class MetricsLog:

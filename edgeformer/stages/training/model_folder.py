@@ -9,9 +9,9 @@ from torch import nn
 
 from edgeformer.data.batching import collate
 from edgeformer.data.prepare import PreparedData
-from edgeformer.models.saving import save_weights
-from edgeformer.schema.files import write_json, write_text
-from edgeformer.schema.recipe import ClassificationRecipe
+from edgeformer.families.saving import save_weights
+from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.recipe import ClassificationRecipe
 
 GOLDEN_ROWS = 64
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.stages.training.batches import Batch
 
 Score = ClassificationScore | LanguageScore

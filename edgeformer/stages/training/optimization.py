@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from edgeformer.schema.training_config import (
+from edgeformer.formats.training_config import (
     ConstantSchedule,
     CosineSchedule,
     OneCycleSchedule,

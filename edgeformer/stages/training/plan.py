@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edgeformer.models.build import count_offline
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.planning import Plan, Suggestion
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.units import format_bytes
+from edgeformer.families.build import count_offline
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.planning import Plan, Suggestion
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory import predict_peak, suggestions
 from edgeformer.stages.training.memory_free import free_bytes
 from edgeformer.stages.training.precision import resolve_precision

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from edgeformer.schema.errors import InputError
+from edgeformer.formats.errors import InputError
 
 
 def resolve_precision(requested: str, device_type: str) -> str:

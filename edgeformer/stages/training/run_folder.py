@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.files import write_json, write_text
-from edgeformer.schema.manifest import RunManifest
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.shipped import load_recipe
-from edgeformer.schema.sources import NAME_PATTERN
-from edgeformer.schema.workspace import RECIPE_FILE, RUN_FILE, read_run, run_folders
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.sources import NAME_PATTERN
+from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE, read_run, run_folders
 
 
 def new_folder(recipe: AnyRecipe, artifacts: Path, name: str | None) -> Path:

@@ -9,16 +9,16 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from edgeformer.models.encoder import count_parameters
-from edgeformer.schema.errors import InputError
-from edgeformer.schema.evaluation import merge_rows, rows_of
-from edgeformer.schema.files import replacing_folder
-from edgeformer.schema.host import code_version, describe_host, library_versions, now
-from edgeformer.schema.manifest import MemoryUse, RunManifest
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.scores import ClassificationScore, LanguageScore
-from edgeformer.schema.workspace import read_run
+from edgeformer.families.encoder.model import count_parameters
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.evaluation import merge_rows, rows_of
+from edgeformer.formats.files import replacing_folder
+from edgeformer.formats.manifest import MemoryUse, RunManifest
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.workspace import read_run
+from edgeformer.machine.host import code_version, describe_host, library_versions, now
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.job import Job
 from edgeformer.stages.training.loop import TrainingLoop

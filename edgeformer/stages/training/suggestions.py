@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgeformer.models.crt import Checkpointing
-from edgeformer.schema.language_recipe import LanguageRecipe
-from edgeformer.schema.planning import Suggestion
-from edgeformer.schema.recipes import AnyRecipe
-from edgeformer.schema.units import format_bytes
+from edgeformer.families.crt.model import Checkpointing
+from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.planning import Suggestion
+from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.units import format_bytes
 
 Peak = Callable[[AnyRecipe], int]
 """The predicted peak of training a recipe, in bytes."""

@@ -10,11 +10,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import InputError, InterruptedRun
-from edgeformer.schema.manifest import MemoryUse, RunManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.recipes import AnyRecipe
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import InputError, InterruptedRun
+from edgeformer.formats.manifest import MemoryUse, RunManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.recipes import AnyRecipe
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.interrupt import stop_on_interrupt
 from edgeformer.stages.training.job import prepare_job

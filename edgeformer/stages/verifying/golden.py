@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.manifest import Parity, Precision
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.tasks.language_modeling import token_losses
 from edgeformer.tasks.parity import TOLERANCES, measure_parity
 

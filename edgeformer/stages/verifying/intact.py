@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from edgeformer.schema.errors import ArtifactError
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.progress import Progress
-from edgeformer.schema.verification import FileCheck
-from edgeformer.schema.workspace import BUNDLE_FILE, REPORTS_FOLDER
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.verification import FileCheck
+from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 
 
 def check_files(bundle: Path, manifest: BundleManifest, progress: Progress) -> tuple[FileCheck, ...]:

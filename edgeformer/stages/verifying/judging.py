@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeformer.schema.manifest import ArtifactManifest, Parity
+from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 
 INT8_ERROR_FACTOR = 2.0

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.runtime.opening import cannot_run, open_checked
-from edgeformer.runtime.session import Session
-from edgeformer.schema.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
-from edgeformer.schema.files import sha256_of
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.verification import ArtifactCheck, FileCheck, Verification
-from edgeformer.schema.workspace import BUNDLE_FILE, read_bundle
+from edgeformer.backends.opening import cannot_run, open_checked
+from edgeformer.backends.session import Session
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.verification import ArtifactCheck, FileCheck, Verification
+from edgeformer.formats.workspace import BUNDLE_FILE, read_bundle
 from edgeformer.stages.verifying.golden import Golden, GoldenError, Logits, read_golden
 from edgeformer.stages.verifying.intact import check_files, files_of, first_problem
 from edgeformer.stages.verifying.judging import judge

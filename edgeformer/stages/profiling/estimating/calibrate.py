@@ -9,17 +9,17 @@ from pathlib import Path
 
 import yaml
 
-from edgeformer.runtime.onnx_session import CPU
-from edgeformer.runtime.opening import check_artifact, check_companion
-from edgeformer.runtime.threads import default_threads
-from edgeformer.schema.calibration import Calibration, FittedCase
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import EdgeformerError, InputError
-from edgeformer.schema.files import write_text
-from edgeformer.schema.host import cpu_name, library_versions, now
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.backends.onnxruntime.session import CPU
+from edgeformer.backends.opening import check_artifact, check_companion
+from edgeformer.formats.calibration import Calibration, FittedCase
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.files import write_text
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.workspace import read_bundle
+from edgeformer.machine.host import cpu_name, library_versions, now
+from edgeformer.machine.threads import default_threads
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,

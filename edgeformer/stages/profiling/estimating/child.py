@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgeformer.runtime.node_listing import ExecutedNode, Feed, ProfiledGraph
-from edgeformer.runtime.onnx_session import CPU, OnnxSession
-from edgeformer.runtime.session import Array
-from edgeformer.schema.errors import EdgeformerError
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.session import CPU, OnnxSession
+from edgeformer.backends.session import Array
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.answering import claim_stdout
 from edgeformer.stages.profiling.estimating.graphs import PlannedGraph, feed_for, golden_ids, planned_graphs
 from edgeformer.stages.profiling.estimating.messages import (

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeformer.runtime.node_listing import ExecutedNode
-from edgeformer.schema.calibration import Calibration
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.report import Energy, Latency, Row
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
+from edgeformer.formats.calibration import Calibration
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.listing import Listing, list_artifact
 from edgeformer.stages.profiling.estimating.memory import Footprint, estimate_memory
 from edgeformer.stages.profiling.estimating.messages import Listed

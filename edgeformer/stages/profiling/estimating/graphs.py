@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.runtime.session import Array
-from edgeformer.schema.errors import ArtifactError, InputError
-from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.backends.session import Array
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.inputs import Tokens, make_buffers, read_golden
 from edgeformer.stages.profiling.messages import Item
 

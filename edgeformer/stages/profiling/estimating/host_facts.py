@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from edgeformer.schema.device import DeviceProfile, Fact, Peaks
-from edgeformer.schema.host import cpu_name, now
+from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.profiling.estimating.messages import Probed, ProductTime
 from edgeformer.stages.profiling.estimating.work import NodeWork
 

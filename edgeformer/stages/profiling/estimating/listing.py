@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from edgeformer.runtime.child_probes import exit_text
-from edgeformer.runtime.node_listing import ExecutedNode
-from edgeformer.runtime.opening import loops_of
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
+from edgeformer.backends.opening import loops_of
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.machine.child_probes import exit_text
 from edgeformer.stages.profiling.estimating.messages import (
     ChildTask,
     Ended,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.report import Memory
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Memory
 
 # What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
 _ALIVE_HIGH = 4.0

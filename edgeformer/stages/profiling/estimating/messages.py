@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edgeformer.runtime.node_listing import ExecutedNode
-from edgeformer.schema.base import Frozen
-from edgeformer.schema.manifest import ArtifactManifest
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.messages import Item
 
 ROUNDS = 3

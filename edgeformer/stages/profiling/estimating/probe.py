@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.runtime.node_listing import ExecutedNode, Feed, ProfiledGraph
-from edgeformer.runtime.onnx_session import CPU, OnnxSession
-from edgeformer.runtime.session import Array
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.session import CPU, OnnxSession
+from edgeformer.backends.session import Array
 from edgeformer.stages.profiling.estimating.messages import Probed, ProductTime
 from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain
 

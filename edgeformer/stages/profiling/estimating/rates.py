@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgeformer.schema.calibration import EstimateError
-from edgeformer.schema.device import DeviceProfile, Fact
-from edgeformer.schema.errors import EdgeformerError
-from edgeformer.schema.host import cpu_name
+from edgeformer.formats.calibration import EstimateError
+from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating.roofline import Rates
 
 # Processors without instructions for INT8 products: no faster than FP32 at worst; at best a register holds four times

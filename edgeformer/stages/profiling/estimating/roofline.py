@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeformer.schema.calibration import Calibration, Efficiency
-from edgeformer.schema.errors import EdgeformerError
+from edgeformer.formats.calibration import Calibration, Efficiency
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
 
 

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from edgeformer.runtime.opening import check_artifact, check_companion
-from edgeformer.schema.calibration import Calibration, EstimateError, FittedCase
-from edgeformer.schema.device import DeviceProfile
-from edgeformer.schema.errors import EdgeformerError, InputError
-from edgeformer.schema.host import now
-from edgeformer.schema.manifest import ArtifactManifest, BundleManifest
-from edgeformer.schema.progress import Progress, Silent
-from edgeformer.schema.workspace import read_bundle
+from edgeformer.backends.opening import check_artifact, check_companion
+from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.workspace import read_bundle
+from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
 from edgeformer.stages.profiling.inputs import GOLDEN_FILE

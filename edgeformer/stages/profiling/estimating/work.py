@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edgeformer.runtime.node_listing import ExecutedNode, Tensor
-from edgeformer.schema.calibration import OperatorClass
-from edgeformer.schema.manifest import ArtifactManifest
-from edgeformer.schema.report import Work
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
+from edgeformer.formats.calibration import OperatorClass
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Work
 
 _PRODUCTS = {
     "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",

@@ -1,0 +1,198 @@
+"""Run an ONNX graph with ONNX Runtime. Imports onnxruntime: import this file only where a graph is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from edgeformer.backends.onnxruntime.rtx_provider import RTX, add_rtx_devices, rtx_plugin
+from edgeformer.backends.session import Array, Session, shape_text
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.machine.threads import default_threads
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+KEPT = "past"
+"""How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
+
+_DTYPES = {
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+}
+# onnxruntime writes what it raises to stderr as well; the exception is enough.
+_SILENT = 4
+
+
+class OnnxSession(Session):
+    """An ONNX graph opened by ONNX Runtime, all graph optimisations on.
+
+    Args:
+        path: the .onnx file; external weights lie beside it.
+        provider: an execution provider's name. It is used or refused, never replaced by another one.
+        threads: threads of one operator; None takes :func:`~edgeformer.machine.threads.default_threads`.
+        max_positions: longest sequence that the model's positional table covers, when the caller knows it.
+        in_turns: this process runs other sessions in turn with this one. Each has threads of its own, which look out
+            for more work for a while after a run, on the cores that the next session's run needs: with the four graphs
+            of a step bundle that took 2 to 3 times as long on 2 cores. Set, they stop when a run ends.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.
+        InputError: the provider is not available here; the message lists those that are.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        provider: str = CPU,
+        threads: int | None = None,
+        max_positions: int | None = None,
+        *,
+        in_turns: bool = False,
+    ) -> None:
+        self.path = path
+        self.provider = provider
+        self.threads = threads or default_threads()
+        self.max_positions = max_positions
+        _require_provider(provider)
+        self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
+        self._inputs = {
+            node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
+        }
+        self._outputs = [node.name for node in self._session.get_outputs()]
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _SILENT
+
+    def empty(self, name: str, rows: int) -> Array:
+        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
+        dtype, (_, *sizes) = self._inputs[name]
+        return np.zeros((rows, *(size if isinstance(size, int) else 0 for size in sizes)), dtype)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(self._inputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the graph once. See :meth:`Session.run`."""
+        if self._session is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        feed = {name: self._checked(name, inputs) for name in self._inputs}
+        try:
+            outputs = self._session.run(self._outputs, feed, self._run_options)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise self._explained(error, feed) from None
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def close(self) -> None:
+        """Free the graph's memory."""
+        self._session = None
+
+    def _checked(self, name: str, inputs: Mapping[str, Array]) -> Array:
+        if name not in inputs:
+            given = ", ".join(sorted(inputs)) or "none"
+            raise InputError(f"{self.path.name}: input {name!r} is missing (given: {given})")
+        dtype, shape = self._inputs[name]
+        array = inputs[name]
+        kept = name.startswith(KEPT)
+        fits = len(array.shape) == len(shape) and all(
+            (actual > 0 or kept) and (not isinstance(wanted, int) or actual == wanted)
+            for actual, wanted in zip(array.shape, shape, strict=True)
+        )
+        if array.dtype != dtype or not fits:
+            wanted_text = f"{dtype}[{', '.join(map(str, shape))}]"
+            raise InputError(
+                f"{self.path.name}: input {name!r} must be {wanted_text} and not empty, but is {shape_text(array)}"
+            )
+        if self.max_positions is not None and not kept and len(array.shape) > 1 and array.shape[1] > self.max_positions:
+            raise InputError(
+                f"{self.path.name}: the sequence is {array.shape[1]} tokens long, "
+                f"but the model takes at most {self.max_positions}; shorten it"
+            )
+        return array
+
+    def _explained(self, error: Exception, feed: Mapping[str, Array]) -> EdgeformerError:
+        text = str(error)
+        shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
+        if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
+            return EdgeformerError(f"{self.path.name}: not enough memory for {shapes} ({_first_line(text)})")
+        if "out of data bounds" in text:
+            return InputError(f"{self.path.name}: a token id lies outside the model's vocabulary ({_first_line(text)})")
+        return InputError(
+            f"{self.path.name}: the graph refuses {shapes}; the sequence may be longer than the model's "
+            f"positional table ({_first_line(text)})"
+        )
+
+
+def available_providers() -> list[str]:
+    """Execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+    return list(ort.get_available_providers())
+
+
+def _require_provider(provider: str) -> None:
+    available = available_providers()
+    if provider == RTX and provider not in available:
+        problem = rtx_plugin().problem
+        if problem is not None:
+            raise InputError(f"provider {provider!r} cannot be used here: {problem}")
+    elif provider not in available:
+        raise InputError(
+            f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
+            f"available: {', '.join(sorted(available))}"
+        )
+
+
+def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _SILENT
+    if in_turns:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        if provider == RTX and provider not in available_providers():
+            add_rtx_devices(options)
+            session = ort.InferenceSession(str(path), options)
+        else:
+            # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
+            chosen = (provider, {"use_tf32": "0"}) if provider == CUDA else provider
+            session = ort.InferenceSession(str(path), options, providers=[chosen])
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise _open_error(path, provider, error) from None
+    # onnxruntime falls back to the CPU by itself when a provider cannot start; a measurement must not.
+    if session.get_providers()[0] != provider:
+        raise InputError(
+            f"provider {provider!r} is built into onnxruntime but cannot start here (driver or libraries are "
+            f"missing; `edgeformer doctor` says which); it fell back to {session.get_providers()[0]}"
+        )
+    return session
+
+
+def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
+    text = str(error)
+    if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
+        return EdgeformerError(f"{path}: not enough memory to open it ({_first_line(text)})")
+    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
+        what = "is truncated, damaged, or not an ONNX file"
+    elif "NOT_IMPLEMENTED" in text:
+        what = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
+    else:
+        what = f"cannot be opened by onnxruntime {ort.__version__}"
+    return ArtifactError(f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again")
+
+
+def _first_line(text: str) -> str:
+    """onnxruntime's message without its prefix, status code and source paths."""
+    line = (text.strip().splitlines() or ["no message"])[0]
+    line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
+    if line.startswith("/"):  # "/onnxruntime_src/….h:583 signature message"
+        line = line.rsplit(") ", 1)[-1]
+    return line[:200]

@@ -1,0 +1,173 @@
+"""Run a step bundle with ONNX Runtime: the host calls the loop graph as often as it needs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.session import Array, Session
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+
+OpenPart = Callable[[Path], OnnxSession]
+
+
+def open_here(path: Path) -> OnnxSession:
+    """A part on the CPU with the default number of threads."""
+    return OnnxSession(path, in_turns=True)
+
+
+@dataclass(frozen=True)
+class Early:
+    """Rows leave at the first loop that is sure enough of them.
+
+    Attributes:
+        thresholds: loop → smallest confidence that lets a row answer there; at other loops nobody is asked, and after
+            the last one everybody answers.
+        confidence: logits [n, C] → how sure they are, [n]; what the thresholds are about: the top softmax probability.
+    """
+
+    thresholds: Mapping[int, float]
+    confidence: Callable[[Array], Array]
+
+
+class StepParts:
+    """The opened graphs of a step bundle.
+
+    Args:
+        parts: embed, loop, readout… → file.
+        loops: of the whole model.
+        answers: loops after which somebody may ask for logits; only their readouts are opened.
+        open_part: how a file is opened.
+
+    Raises:
+        ArtifactError: a part is missing from the bundle, or cannot be opened.
+        InputError: there is no such loop.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = open_here
+    ) -> None:
+        for loop in answers:
+            if not 1 <= loop <= loops:
+                raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
+        self.loops = loops
+        self._parts = parts
+        names = {loop: self._readout_name(loop) for loop in answers}
+        self._opened: dict[str, OnnxSession] = {}
+        for name in ("embed", "loop", *sorted(set(names.values()))):
+            if name not in parts:
+                raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
+            self._opened[name] = open_part(parts[name])
+        self.embed, self.loop = self._opened["embed"], self._opened["loop"]
+        self._readouts = {loop: self._opened[name] for loop, name in names.items()}
+        self.provider = self.loop.provider
+
+    def _readout_name(self, loop: int) -> str:
+        """The head of ``loop``: its own, the one that all exits share, or the last loop's."""
+        known = (f"readout_exit{loop}", "readout_exit") if loop != self.loops else ()
+        return next((name for name in known if name in self._parts), "readout")
+
+    @property
+    def is_decoder(self) -> bool:
+        """A language model, whose loop graph keeps keys and values; else a classifier."""
+        return "past_key" in self.loop.inputs
+
+    def readout(self, state: Array, loop: int) -> Array:
+        """Logits of the state after ``loop``, one of those that were announced."""
+        return self._readouts[loop].run({"state": state})["logits"]
+
+    def close(self) -> None:
+        """Free the memory of all graphs."""
+        for session in self._opened.values():
+            session.close()
+
+
+class StepSession(Session):
+    """A step bundle as if it were one graph. For classifiers also one that rows leave early.
+
+    Args:
+        parts: embed, loop, readout… → file.
+        loops: of the whole model.
+        open_part: how a file is opened.
+        exit_: the loop that answers; None: the last one.
+        early: rows leave before that when they are sure (classifiers); the result then has ``loops`` int64 [batch].
+
+    Raises:
+        ArtifactError: a part is missing from the bundle, or cannot be opened.
+        InputError: there is no such loop, or a language model is to leave early: that is decided token by token.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Path],
+        loops: int,
+        open_part: OpenPart = open_here,
+        exit_: int | None = None,
+        early: Early | None = None,
+    ) -> None:
+        self._last = exit_ or loops
+        asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
+        opened = StepParts(parts, loops, {*asked, self._last}, open_part)
+        if early is not None and opened.is_decoder:
+            raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
+        self._parts: StepParts | None = opened
+        self._early, self._asked = early, frozenset(asked)
+        self.provider = opened.provider
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run embed, the loops and a readout. See :meth:`Session.run`."""
+        if self._parts is None:
+            raise EdgeformerError("the session of a step bundle is closed")
+        if self._parts.is_decoder:
+            return {"logits": self._read_text(self._parts, inputs)}
+        if self._early is not None:
+            return self._leave(self._parts, inputs, self._early)
+        state = self._parts.embed.run(inputs)["state"]
+        for _ in range(self._last):
+            state = self._parts.loop.run({**inputs, "state": state})["next_state"]
+        return {"logits": self._parts.readout(state, self._last)}
+
+    def close(self) -> None:
+        """Free the memory of all graphs."""
+        if self._parts is not None:
+            self._parts.close()
+        self._parts = None
+
+    def _read_text(self, parts: StepParts, inputs: Mapping[str, Array]) -> Array:
+        if "input_ids" not in inputs:
+            raise InputError("input 'input_ids' is missing")
+        ids = inputs["input_ids"]
+        rows = len(ids)
+        places = np.repeat(np.arange(ids.shape[-1], dtype=np.int64)[None], rows, axis=0)
+        start = {"past_conv": parts.embed.empty("past_conv", rows)}
+        state = parts.embed.run({"input_ids": ids, "position_ids": places, **start})["state"]
+        nothing = {name: parts.loop.empty(name, rows) for name in ("past_key", "past_value", "past_conv")}
+        for loop in range(self._last):
+            state = parts.loop.run({"state": state, "loop": np.array([loop], dtype=np.int64), **nothing})["next_state"]
+        return parts.readout(state, self._last)
+
+    def _leave(self, parts: StepParts, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
+        state = parts.embed.run(inputs)["state"]
+        waiting = np.arange(len(state))
+        loops = np.full(len(state), self._last, dtype=np.int64)
+        logits: Array | None = None
+        for loop in range(1, self._last + 1):
+            rows = {name: inputs[name][waiting] for name in parts.loop.inputs if name in inputs}
+            state = parts.loop.run({**rows, "state": state})["next_state"]
+            if loop != self._last and loop not in self._asked:
+                continue
+            answer = parts.readout(state, loop)
+            logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
+            sure = np.ones(len(waiting), dtype=bool)
+            if loop != self._last:
+                sure = np.asarray(early.confidence(answer)) >= early.thresholds[loop]
+            logits[waiting[sure]], loops[waiting[sure]] = answer[sure], loop
+            waiting, state = waiting[~sure], state[~sure]
+            if not len(waiting):
+                break
+        assert logits is not None
+        return {"logits": logits, "loops": loops}

@@ -1,0 +1,1 @@
+"""TensorRT, TensorRT for RTX, and torch-tensorrt."""

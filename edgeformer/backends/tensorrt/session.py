@@ -1,0 +1,195 @@
+"""Run a TensorRT engine as a Session, without torch: the engine by its Python package, memory by CUDA's driver."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeformer.backends.session import Array, Session, shape_text
+from edgeformer.backends.tensorrt.log import TensorRTLog, tensorrt_log
+from edgeformer.backends.tensorrt.state import Builder
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.machine.cuda_driver import Cuda, DeviceMemory
+
+REMEDY = "export the run again for this device, or copy the whole bundle again"
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input of the engine and the shapes that it was built for."""
+
+    name: str
+    dtype: np.dtype[Any]
+    smallest: tuple[int, ...]
+    largest: tuple[int, ...]
+
+    def check(self, inputs: Mapping[str, Array], engine: str) -> Array:
+        """The array to copy. Raises InputError where it is missing, or of a type or shape that the engine refuses."""
+        if self.name not in inputs:
+            given = ", ".join(sorted(inputs)) or "none"
+            raise InputError(f"{engine}: input {self.name!r} is missing (given: {given})")
+        array = np.asarray(inputs[self.name])
+        fits = array.ndim == len(self.smallest) and all(
+            low <= size <= high for low, size, high in zip(self.smallest, array.shape, self.largest, strict=True)
+        )
+        if array.dtype != self.dtype or not fits:
+            raise InputError(
+                f"{engine}: input {self.name!r} must be {self.dtype} between {list(self.smallest)} and "
+                f"{list(self.largest)}, for which the engine was built, but is {shape_text(array)}"
+            )
+        return np.ascontiguousarray(array)
+
+
+class TensorRTSession(Session):
+    """An engine on the first GPU. Ask :func:`~edgeformer.backends.tensorrt.engine_check.why_engine_cannot_run` before.
+
+    Args:
+        path: the .engine file.
+        runtime: the TensorRT that built it.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or TensorRT refuses it.
+        EdgeformerError: the GPU or its driver fails, or has too little memory.
+    """
+
+    def __init__(self, path: Path, runtime: Builder) -> None:
+        self.path = path
+        self.provider = runtime
+        self._trt: Any = importlib.import_module(runtime.replace("-", "_"))
+        self._buffers: dict[str, DeviceMemory] = {}
+        self._log: TensorRTLog = tensorrt_log(self._trt)
+        plan = _read(path)
+        self._cuda: Cuda | None = Cuda()
+        try:
+            self._engine = self._deserialize(plan)
+            self._context = self._engine.create_execution_context()
+            if self._context is None:
+                raise EdgeformerError(f"{path}: no execution context, perhaps too little GPU memory ({self._reason()})")
+            self._inputs, self._outputs = self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Copy in, run, copy out, wait. See :meth:`Session.run`."""
+        cuda, outputs, _kept = self._fill(inputs)
+        self._execute(cuda)
+        found = {
+            name: cuda.download(self._buffers[name], shape, self._outputs[name]) for name, shape in outputs.items()
+        }
+        cuda.synchronise()
+        return found
+
+    def device_ms(self, inputs: Mapping[str, Array]) -> float:
+        """Milliseconds of one run on the card alone, between two CUDA events: no copies, no waiting by the host.
+
+        Raises what :meth:`run` raises.
+        """
+        cuda, _, _kept = self._fill(inputs)
+        return cuda.timed_ms(lambda: self._execute(cuda))
+
+    def memory_by_name(self) -> dict[str, int]:
+        """Bytes on the card: the engine's activations at its largest shape, and the copies of inputs and outputs."""
+        size = getattr(self._engine, "device_memory_size_v2", None)  # TensorRT 10.1 and later
+        named = {} if size is None else {"activations (TensorRT)": int(size)}
+        return {**named, "inputs and outputs": sum(memory.size for memory in self._buffers.values())}
+
+    def _fill(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], dict[str, Array]]:
+        """Copy the inputs in and make place for the outputs; returns their shapes, and the arrays that are copied.
+
+        Keep the arrays until the stream is through: the copies may still be under way.
+        """
+        if self._cuda is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        cuda = self._cuda
+        arrays = {one.name: one.check(inputs, self.path.name) for one in self._inputs}
+        cuda.make_current()
+        for name, array in arrays.items():
+            if not self._context.set_input_shape(name, array.shape):
+                raise InputError(f"{self.path.name}: refuses {name} {shape_text(array)} ({self._reason()})")
+            cuda.upload(array, self._buffer(cuda, name, array.nbytes))
+        return cuda, {name: self._place(cuda, name, dtype) for name, dtype in self._outputs.items()}, arrays
+
+    def _execute(self, cuda: Cuda) -> None:
+        if not self._context.execute_async_v3(cuda.stream):
+            raise EdgeformerError(f"{self.path.name}: the engine fails to run ({self._reason()})")
+
+    def close(self) -> None:
+        """Free the engine and its memory on the GPU."""
+        if self._cuda is None:
+            return
+        self._cuda.make_current()
+        self._context = self._engine = None
+        for memory in self._buffers.values():
+            memory.free()
+        self._buffers = {}
+        self._cuda.close()
+        self._cuda = None
+
+    def _deserialize(self, plan: bytes) -> Any:
+        self._log.clear()
+        runtime = self._trt.Runtime(self._log.logger)
+        validity = getattr(runtime, "get_engine_validity", None)  # tensorrt-rtx only
+        if validity is not None:
+            verdict, reasons = validity(plan)
+            if verdict == self._trt.EngineValidity.INVALID:
+                names = [
+                    name
+                    for name, flag in self._trt.EngineInvalidityDiagnostics.__members__.items()
+                    if int(reasons) & int(flag)
+                ]
+                why = ", ".join(names) or self._reason()
+                raise ArtifactError(
+                    f"{self.path}: {self.provider} says that this engine cannot run here ({why}); {REMEDY}"
+                )
+        engine = runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise ArtifactError(f"{self.path}: {self.provider} cannot open this engine ({self._reason()}); {REMEDY}")
+        self._runtime = runtime  # an engine must not outlive it
+        return engine
+
+    def _describe(self) -> tuple[list[_Input], dict[str, np.dtype[Any]]]:
+        inputs: list[_Input] = []
+        outputs: dict[str, np.dtype[Any]] = {}
+        for index in range(self._engine.num_io_tensors):
+            name = self._engine.get_tensor_name(index)
+            dtype: np.dtype[Any] = np.dtype(self._trt.nptype(self._engine.get_tensor_dtype(name)))
+            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
+                smallest, _, largest = self._engine.get_tensor_profile_shape(name, 0)
+                inputs.append(_Input(name, dtype, tuple(smallest), tuple(largest)))
+            else:
+                outputs[name] = dtype
+        return inputs, outputs
+
+    def _place(self, cuda: Cuda, name: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
+        """Memory for an output of the shape that follows from the inputs' shapes."""
+        shape = tuple(int(size) for size in self._context.get_tensor_shape(name))
+        if any(size < 0 for size in shape):
+            raise EdgeformerError(f"{self.path.name}: the shape of output {name!r} depends on the data: {list(shape)}")
+        self._buffer(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return shape
+
+    def _buffer(self, cuda: Cuda, name: str, size: int) -> DeviceMemory:
+        """The tensor's memory, at least ``size`` bytes; it only ever grows, so that repeated calls allocate nothing."""
+        memory = self._buffers.get(name)
+        if memory is None or memory.size < size:
+            if memory is not None:
+                memory.free()
+            memory = self._buffers[name] = DeviceMemory(cuda, max(1, size))
+            self._context.set_tensor_address(name, memory.address)
+        return memory
+
+    def _reason(self) -> str:
+        return self._log.last_error() or "TensorRT gives no reason"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {REMEDY}") from None

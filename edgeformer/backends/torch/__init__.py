@@ -1,0 +1,1 @@
+"""torch modules as sessions."""

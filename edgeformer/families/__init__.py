@@ -1,0 +1,1 @@
+"""Model families: configuration, torch module, what can be exported of it."""

@@ -1,0 +1,1 @@
+"""CRT-Deep of paper B."""

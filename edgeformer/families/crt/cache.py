@@ -1,0 +1,192 @@
+"""Incremental decoding of CRT-Deep: keys and values per loop, convolution inputs per cycle, tokens that wait.
+
+**The rule for tokens that left early.** A token that answers after loop e has no state in the loops behind e. Its
+hidden state waits in front of loop e + 1. As soon as a later token goes into that loop, all tokens that wait there go
+through it first, in one batch, in their order. So every loop sees exactly what it would see without early exit: the
+cached result equals the uncached one for any sequence of exits, and early exit costs only the quality of the exit heads
+themselves. The work of a token that left is postponed, and saved for good where the text ends before anyone needs it;
+done in a batch it reads the weights once for all tokens that waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeformer.families.crt.layers import TRMCycle
+from edgeformer.families.crt.model import CRT, TRM
+from edgeformer.formats.errors import InputError
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v of the new tokens) → what they attend to among all tokens so far, all [B, H, n, D]; keeps k and v"""
+
+
+def require_causal(model: CRT) -> None:
+    """Raises InputError for a model that looks ahead: nothing that was computed for its tokens can be kept."""
+    if not model.causal:
+        raise InputError(
+            "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
+            "(model.causal: false), so nothing that was computed can be kept"
+        )
+
+
+def convolution_context(trm: TRM) -> int:
+    """Rows of a chain's convolution cache: the sum of 2 · dilation over its cycles."""
+    return sum(cycle.context for cycle in trm.cycles if isinstance(cycle, TRMCycle))
+
+
+def cached_chain(trm: TRM, h: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """A TRM chain on new tokens, after those that came before.
+
+    Args:
+        h: new tokens, [B, n, C].
+        before: the last 2 · dilation inputs of every cycle, one cycle after the other, [B, convolution_context, C];
+            zeros in front of a text.
+
+    Returns:
+        The chain's result [B, n, C], and the cache behind the new tokens, shaped like ``before``.
+    """
+    after, start = [], 0
+    for cycle in trm.cycles:
+        assert isinstance(cycle, TRMCycle)
+        inputs = before[:, start : start + cycle.context]
+        start += cycle.context
+        if cycle.context:
+            after.append(torch.cat((inputs, h), dim=1)[:, -cycle.context :])
+        h = cycle.forward(h, inputs if cycle.context else None)
+    return h, torch.cat(after, dim=1) if after else before
+
+
+def cached_embedding(model: CRT, input_ids: Tensor, positions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Embeddings of new tokens (eq. 1), and the convolution cache behind them.
+
+    input_ids, positions int64 [B, n]; before as in :func:`cached_chain` → [B, n, C] and a cache like ``before``.
+    """
+    h, after = cached_chain(model.refine, model.projection(model.tokens(input_ids)), before)
+    return h + model.positions(positions), after
+
+
+def cached_block(model: CRT, x: Tensor, encoding: Tensor, attend: Attend, before: Tensor) -> tuple[Tensor, Tensor]:
+    """New tokens through the shared block once (eq. 3), and the convolution cache behind them.
+
+    Args:
+        x: [B, n, C].
+        encoding: of the loop, [C] or [1, C].
+        attend: attention with what is kept of the earlier tokens.
+        before: as in :func:`cached_chain`.
+    """
+    x = x + encoding.to(x.dtype)
+    x = model.norm1(x + model.attention.combine(attend(*model.attention.project(x))))
+    h, after = cached_chain(model.trm, x, before)
+    result: Tensor = model.norm2(x + h)
+    return result, after
+
+
+class _KeysValues:
+    """Keys and values of one loop, in buffers that double when they are full: [B, H, capacity, D]."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self.length = 0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of new tokens to all tokens up to each; q, k, v [B, H, n, D] → the same shape."""
+        keys, values = self._append(k, v)
+        new, known = q.shape[2], keys.shape[2]
+        # A single query sees everything; several see everything before them and their own triangle.
+        mask = None if new == 1 else torch.ones(new, known, dtype=torch.bool, device=q.device).tril(known - new)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+    def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + k.shape[2]
+        if self._keys is None or self._values is None or end > self._keys.shape[2]:
+            self._keys, self._values = self._grown(self._keys, k, end), self._grown(self._values, v, end)
+        self._keys[:, :, self.length : end] = k
+        self._values[:, :, self.length : end] = v
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def _grown(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+        capacity = max(64, 1 << (end - 1).bit_length())
+        buffer = new.new_empty(*new.shape[:2], capacity, new.shape[3])
+        if old is not None:
+            buffer[:, :, : self.length] = old[:, :, : self.length]
+        return buffer
+
+
+class Decoder:
+    """One text being read or written, token by token. The model must be causal and in evaluation mode."""
+
+    def __init__(self, model: CRT) -> None:
+        require_causal(model)
+        self._model = model
+        self._refine: Tensor | None = None
+        self._trm: list[Tensor | None] = [None] * model.loops
+        self._attention = [_KeysValues() for _ in range(model.loops)]
+        self._waiting: list[Tensor | None] = [None] * (model.loops + 1)
+        self.length = 0
+
+    @torch.inference_mode()
+    def read(self, input_ids: Tensor) -> None:
+        """Take in the next tokens, int64 [B, n]; no loop is run yet.
+
+        Raises:
+            InputError: the text would be longer than the model's position table.
+        """
+        model, end = self._model, self.length + input_ids.shape[1]
+        if end > model.max_positions:
+            raise InputError(f"the text has {end} tokens; the model takes at most {model.max_positions}")
+        places = torch.arange(self.length, end, device=input_ids.device)[None]
+        h, self._refine = cached_embedding(model, input_ids, places, self._start(self._refine, model.refine, input_ids))
+        self._wait(0, h)
+        self.length = end
+
+    @torch.inference_mode()
+    def advance(self, loop: int) -> Tensor:
+        """Run every token that waits through the loops up to ``loop``.
+
+        Returns:
+            Hidden state of the newest token after ``loop``, [B, C].
+
+        Raises:
+            ValueError: the newest token is through this loop already, or nothing was read.
+        """
+        newest: Tensor | None = None
+        for number in range(loop):
+            x = self._waiting[number]
+            if x is None:
+                continue
+            self._waiting[number] = None
+            x = self._run(number, x)
+            self._wait(number + 1, x)
+            newest = x[:, -1] if number == loop - 1 else None
+        if newest is None:
+            raise ValueError(f"no token waits in front of loop {loop}; read one first")
+        if loop == self._model.loops:
+            self._waiting[loop] = None  # nothing comes after the last loop
+        return newest
+
+    def logits(self, state: Tensor, loop: int) -> Tensor:
+        """Next-token logits float32 [B, V] of ``state`` [B, C], the newest token's after ``loop``."""
+        with torch.inference_mode():
+            result: Tensor = self._model.head_of(loop)(state)
+        return result.float()
+
+    def _wait(self, number: int, x: Tensor) -> None:
+        before = self._waiting[number]
+        self._waiting[number] = x if before is None else torch.cat((before, x), dim=1)
+
+    def _run(self, number: int, x: Tensor) -> Tensor:
+        model, attend = self._model, self._attention[number].attend
+        before = self._start(self._trm[number], model.trm, x)
+        x, self._trm[number] = cached_block(model, x, model.loop_encodings[number], attend, before)
+        return x
+
+    def _start(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
+        """The cache, or the zeros in front of a text of as many rows as ``rows`` has."""
+        weight = self._model.projection.weight
+        return weight.new_zeros(len(rows), convolution_context(trm), len(weight)) if cache is None else cache

@@ -1,0 +1,177 @@
+"""A torch module as an ONNX graph in memory: dynamic axes, every weight stored once; and graphs cut out of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir
+import torch
+from onnx_ir.passes import PassManager
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    CommonSubexpressionEliminationPass,
+    DeduplicateHashedInitializersPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import fold_constants
+from torch import Tensor, nn
+
+from edgeformer.formats.errors import EdgeformerError
+
+OPSET = 20
+_NO_LIMIT = 2**40
+_FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split"}
+"""What is done to weights alone is done once, before they are stored; what a graph does not use of them is left out."""
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """What is exported: a module in evaluation mode on the CPU, with examples of its arguments.
+
+    Attributes:
+        inputs: name → example, in the order of the module's arguments. No dynamic axis of an example is 0 or 1 long,
+            so that nothing specialises on that.
+        axes: input → axis → name of the dynamic size: ``batch``, ``sequence``, ``past``…
+        outputs: names, in the order of what the module returns.
+        longest: dynamic size → its largest value, where there is one.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    axes: Mapping[str, Mapping[int, str]]
+    outputs: Sequence[str] = ("logits",)
+    longest: Mapping[str, int] = field(default_factory=dict)
+
+
+def text_spec(
+    module: nn.Module, names: Sequence[str], max_positions: int, outputs: Sequence[str] = ("logits",)
+) -> GraphSpec:
+    """The spec of a module whose arguments are all int64 [batch, sequence]; ``attention_mask`` may hold zeros."""
+    length = min(7, max_positions)
+    examples = {name: torch.ones(2, length, dtype=torch.int64) for name in names}
+    if "attention_mask" in examples:
+        examples["attention_mask"][1, length // 2 :] = 0
+    axes = {name: {0: "batch", 1: "sequence"} for name in names}
+    return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
+
+
+def export_graph(spec: GraphSpec) -> onnx_ir.Model:
+    """The module as an ONNX graph whose weights are stored once.
+
+    Raises:
+        EdgeformerError: torch cannot export the module.
+    """
+    model = _traced(spec)
+    _softmax_in_float32(model)
+    tidy(model)
+    return model
+
+
+def _softmax_in_float32(model: onnx_ir.Model) -> None:
+    """In an FP16 graph: exponentials of FP16 scores lose what tells close tokens apart, and their sum may overflow."""
+    for node in [node for node in model.graph if node.op_type == "Softmax"]:
+        scores, weights = node.inputs[0], node.outputs[0]
+        if scores is None or scores.dtype != onnx_ir.DataType.FLOAT16:
+            continue
+        wide = onnx_ir.node("Cast", [scores], {"to": int(onnx_ir.DataType.FLOAT)}, name=f"{node.name}_wide")
+        exact = onnx_ir.node("Softmax", [wide.outputs[0]], dict(node.attributes), name=node.name)
+        half = int(onnx_ir.DataType.FLOAT16)
+        narrow = onnx_ir.node("Cast", [exact.outputs[0]], {"to": half}, name=f"{node.name}_narrow")
+        wide.outputs[0].name, exact.outputs[0].name = f"{weights.name}_scores", f"{weights.name}_float32"
+        onnx_ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], [wide, exact, narrow], [weights], [narrow.outputs[0]]
+        )
+
+
+@functools.cache
+def _read_operators_once() -> None:
+    """torch reads the source of every ONNX operator again for each export: most of the time that a small graph takes.
+
+    Where another version of torch keeps them elsewhere, exports are slower and nothing else changes.
+    """
+    try:
+        apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+        module = importlib.import_module(apis._name)
+        module.get_torchlib_ops = functools.cache(module.get_torchlib_ops)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return
+
+
+def _traced(spec: GraphSpec) -> onnx_ir.Model:
+    _read_operators_once()
+    names = {name for axes in spec.axes.values() for name in axes.values()}
+    sizes = {name: torch.export.Dim(name, max=spec.longest.get(name)) for name in names}
+    shapes = {name: {axis: sizes[size] for axis, size in spec.axes.get(name, {}).items()} for name in spec.inputs}
+    # The exporter reports that torchvision is absent; nobody here needs it.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside torch, and axis names that coincide
+        try:
+            program = torch.onnx.export(
+                spec.module,
+                tuple(spec.inputs.values()),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                external_data=False,
+                input_names=list(spec.inputs),
+                output_names=list(spec.outputs),
+                dynamic_shapes=tuple(shapes.values()),
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
+    assert program is not None
+    return program.model
+
+
+def tidy(model: onnx_ir.Model) -> None:
+    """Store every weight once: fold what is done to weights alone into them, and merge equal tensors.
+
+    A layer that is used twice refers to its weight through one transposition per use. Runtimes fold each into a copy
+    of its own when they load the file, and quantizers silently skip products whose weight is not a stored tensor.
+    """
+    fold_constants(
+        model,
+        input_size_limit=_NO_LIMIT,
+        output_size_limit=_NO_LIMIT,
+        should_fold=lambda node: node.op_type in _FOLDED or None,
+    )
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        # A folded transposition is a strided view, which cannot be hashed.
+        value.const_value = onnx_ir.tensor(np.asarray(value.const_value.numpy(), order="C"), name=value.name)
+    PassManager(
+        [
+            RemoveUnusedNodesPass(),
+            DeduplicateHashedInitializersPass(),
+            CommonSubexpressionEliminationPass(),
+            RemoveUnusedNodesPass(),
+            ClearMetadataAndDocStringPass(),  # torch's stack traces: hundreds of kilobytes, and paths of this machine
+        ]
+    )(model)
+
+
+def cut_out(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
+    """A graph of its own that computes some of ``model``'s outputs, with the nodes and weights that those need.
+
+    Args:
+        outputs: name in ``model`` → name in the new graph. Inputs that nothing needs any more are left out.
+    """
+    copy = model.clone()
+    graph = copy.graph
+    kept = [value for value in graph.outputs if value.name in outputs]
+    assert len(kept) == len(outputs), f"{sorted(outputs)} are not all outputs"
+    graph.outputs[:] = kept
+    RemoveUnusedNodesPass()(copy)
+    for value in kept:
+        assert value.name is not None
+        value.name = outputs[value.name]
+    for name in [value.name for value in graph.inputs if not value.uses()]:
+        del graph.inputs[[value.name for value in graph.inputs].index(name)]
+    return copy

@@ -1,0 +1,1 @@
+"""What every file means, and how it is read and written."""

@@ -1,0 +1,101 @@
+"""DeviceProfile: facts and budgets of a target device, each fact with its source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.calibration import Calibration
+from edgeformer.formats.sources import Name
+from edgeformer.formats.units import Bytes, Milliseconds
+
+T = TypeVar("T")
+
+
+class Fact(Frozen, Generic[T]):
+    """A value, where it comes from, and whether somebody checked it on the device itself."""
+
+    value: T
+    source: str
+    verified: bool
+
+
+class Peaks(Frozen):
+    """Dense peak rates, without sparsity: operations per second, a multiplication and an addition being two.
+
+    GeForce cards halve the rate of FP16 tensor cores that accumulate in FP32, so both are stated.
+    """
+
+    fp32: Fact[float] | None = None
+    fp16: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP16; CPUs: vector units")
+    fp16_fp32_accumulate: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP32")
+    int8: Fact[float] | None = None
+
+
+class Power(Frozen):
+    """What the device draws, in watts: the lowest and the highest power limit it is sold or configured with."""
+
+    low_w: Annotated[float, Field(gt=0)]
+    high_w: Annotated[float, Field(gt=0)]
+
+
+class Budget(Frozen):
+    """What a model of one task may cost on this device. An absent limit is not checked."""
+
+    latency_p50_ms: Milliseconds | None = None
+    batch: Annotated[int, Field(ge=1)] = Field(1, description="batch size at which latency is judged")
+    seq: Annotated[int, Field(ge=1)] = Field(128, description="sequence length at which latency is judged")
+    size_bytes: Bytes | None = None
+    memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
+    energy_mj: Annotated[float, Field(gt=0)] | None = Field(None, description="millijoules per call above idle")
+
+
+class Budgets(Frozen):
+    """One budget per task."""
+
+    classification: Budget = Budget()
+    language_modeling: Budget = Field(Budget(), alias="language-modeling")
+
+    def for_task(self, task: str) -> Budget:
+        """The budget of ``task`` (a recipe's ``task``)."""
+        return self.language_modeling if task == "language-modeling" else self.classification
+
+
+class DeviceProfile(Frozen):
+    """A target device. ``match`` is how the device is recognised when it is present.
+
+    A fact that is absent is not known; an estimate that needs it is then `unavailable`, and says which fact is missing.
+    """
+
+    name: Name
+    title: str
+    kind: Literal["cuda", "cpu"]
+    match: str | None = Field(
+        None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
+    )
+    match_not: tuple[str, ...] = Field(
+        (), strict=False, description="words of names that contain `match` and are other devices, e.g. SUPER, Laptop"
+    )
+    boards: tuple[str, ...] = Field(
+        (), strict=False, description="Jetson: part numbers in /proc/device-tree/compatible, one of which must be there"
+    )
+    compute_capability: Fact[str] | None = None
+    memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
+    memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")
+    system_bytes: Fact[Bytes] | None = Field(None, description="what system, desktop and driver keep of the memory")
+    usable_memory_bytes: Fact[Bytes] | None = Field(None, description="what the system leaves to a process")
+    context_bytes: Fact[Bytes] | None = Field(
+        None, description="what a process holds before any model: CUDA context and runtime libraries; CPUs: runtime"
+    )
+    bandwidth_bytes_per_s: Fact[float] | None = None
+    cache_bytes: Fact[Bytes] | None = Field(None, description="last-level cache: L2 of a GPU, L3 (or L2) of a CPU")
+    cores: Fact[int] | None = Field(None, description="CPUs: physical cores; GPUs: streaming multiprocessors")
+    peaks: Peaks = Peaks()
+    launch_overhead_us: Fact[float] | None = Field(
+        None, description="microseconds from one kernel (GPU) or operator (CPU) to the next, doing nothing"
+    )
+    power: Fact[Power] | None = None
+    budgets: Budgets = Budgets()
+    calibration: Calibration | None = Field(None, description="written by `profile --calibrate`; never by hand")

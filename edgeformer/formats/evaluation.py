@@ -1,0 +1,81 @@
+"""evaluation.json: scores of a run's model and artifacts, one row per artifact and labelled set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import write_json
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.workspace import read_manifest
+
+EVALUATION_FILE = "evaluation.json"
+
+
+class EvaluationRow(Frozen):
+    """Scores of one artifact on one set, and what they cost in time. Which scores there are depends on the task."""
+
+    artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
+    split: str
+    exit: int | None = Field(None, description="language models: the loop whose head answered; None: the last")
+    n: int = Field(description="rows, or predicted tokens")
+    loss: float = Field(description="mean cross-entropy per row or token, nats")
+    accuracy: float | None = None
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    perplexity: float | None = None
+    word_perplexity: float | None = None
+    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    ms_per_sample: float | None = Field(
+        None,
+        description="time in the model over the whole set, batched, divided by its rows (paper A, Table 6)",
+    )
+    batch: int | None = None
+    provider: str | None = Field(None, description="what computed, when a time is given")
+    host: str | None = Field(None, description="the processor that the time was taken on")
+
+
+class Evaluation(Frozen):
+    """All rows that are known of a run."""
+
+    rows: tuple[EvaluationRow, ...] = Field((), strict=False)
+
+
+def rows_of(
+    artifact: str, split: str, score: ClassificationScore | LanguageScore, *, leaks: bool = False
+) -> list[EvaluationRow]:
+    """Rows without a time: one, and for a language model one more for each earlier exit."""
+    if isinstance(score, ClassificationScore):
+        return [EvaluationRow(artifact=artifact, split=split, **score.model_dump())]
+    last = max(map(int, score.exits))
+    full = EvaluationRow(
+        artifact=artifact,
+        split=split,
+        n=score.n,
+        loss=score.loss,
+        perplexity=score.perplexity,
+        word_perplexity=score.word_perplexity,
+        leaks=leaks,
+    )
+    earlier = [
+        full.model_copy(update={"exit": int(loop), "loss": e.loss, "perplexity": e.perplexity, "word_perplexity": None})
+        for loop, e in score.exits.items()
+        if int(loop) != last
+    ]
+    return [full, *earlier]
+
+
+def merge_rows(run: Path, rows: list[EvaluationRow]) -> None:
+    """Add ``rows`` to the run's evaluation.json; a row for the same artifact, set and exit replaces the old one."""
+    path = run / EVALUATION_FILE
+    try:
+        known = read_manifest(Evaluation, path).rows if path.is_file() else ()
+    except ArtifactError:
+        known = ()  # a file that cannot be read holds nothing worth keeping
+    fresh = {(row.artifact, row.split, row.exit) for row in rows}
+    kept = [row for row in known if (row.artifact, row.split, row.exit) not in fresh]
+    write_json(path, Evaluation(rows=(*kept, *rows)))

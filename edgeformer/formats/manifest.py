@@ -1,0 +1,246 @@
+"""Manifests of what lies on disk: a run (run.json), its bundle (bundle.json) and the bundle's artifacts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.scores import ClassificationScore, LanguageScore
+
+RunStatus = Literal["running", "finished", "failed", "interrupted"]
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+class OverlapCount(Frozen):
+    """Test texts that training has seen, counted after cleaning."""
+
+    test_set: str
+    test_rows: int
+    duplicates: int = Field(description="test texts that are, word for word, a training text")
+    contained: int = Field(
+        description="further test texts that are a part of a training text, or contain one of 3 or more words"
+    )
+
+
+class DataSummary(Frozen):
+    """What a run was trained and tested on."""
+
+    split: str
+    synthetic: bool
+    rows: dict[str, int] = Field(description="rows per set: train, validation, and each test set by name")
+    label_rows: dict[str, dict[str, int]] = Field({}, description="classification: rows per label in each set")
+    tokens: dict[str, int] = Field({}, description="language modelling: tokens per set, boundaries included")
+    words: dict[str, int] = Field({}, description="language modelling: words per set, paragraph ends included")
+    fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
+    fingerprints: dict[str, str] = Field({}, description="the same for each set by itself")
+    overlap: tuple[OverlapCount, ...] = Field((), strict=False)
+    truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
+
+
+class AttentionUse(Frozen):
+    """Which attention ran, and why not the one that was asked for."""
+
+    requested: str
+    used: str
+    reason: str | None = None
+
+
+class Causality(Frozen):
+    """Does a language model look ahead? Tokens after t are changed; outputs up to t must stay as they are."""
+
+    leaks: bool
+    largest_change: dict[str, float] = Field(description="loop → largest change of an output up to t, over its spread")
+    reach: int = Field(description="positions ahead that some output depends on, as far as the probe saw")
+    lengths: tuple[int, ...] = Field(strict=False)
+    trials: int
+    tolerance: float
+
+
+class MemoryUse(Frozen):
+    """Peak memory of a training run: what was predicted before it, and what was measured."""
+
+    device: str = Field(description="what the prediction was made for: cpu or cuda")
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    measured_as: str | None = Field(None, description="what the measured figure is")
+    budget_bytes: int | None = None
+
+
+class RunManifest(Frozen):
+    """run.json: the manifest of a training run."""
+
+    format_version: Literal[1] = 1
+    run: str
+    status: RunStatus
+    reason: str | None = None
+    task: str
+    recipe: str
+    recipe_sha256: str
+    started: str
+    finished: str | None = None
+    seconds: float = Field(0.0, description="wall time of training, over all resumptions")
+    steps: int = 0
+    epochs: int = 0
+    samples_per_second: float | None = None
+    parameters: int
+    vocabulary: int
+    precision: str = Field(description="what training computed in")
+    attention: AttentionUse
+    data: DataSummary
+    best_epoch: int | None = None
+    validation: ClassificationScore | LanguageScore | None = None
+    test: ClassificationScore | LanguageScore | None = None
+    tests: dict[str, ClassificationScore | LanguageScore] = Field(
+        {}, description="every test set by name, the first is `test`"
+    )
+    leaks: bool = Field(False, description="language models: sees the tokens it is asked to predict; scores are void")
+    causality: Causality | None = Field(None, description="language models: what the probe found before training")
+    memory: MemoryUse | None = None
+    batch_size: int | None = Field(None, description="rows at a time at the end; smaller than asked for after an OOM")
+    versions: dict[str, str]
+    code_version: str
+    host: dict[str, Any]
+
+
+class Parity(Frozen):
+    """How close an artifact's logits are to torch FP32 on real validation inputs."""
+
+    status: Literal["measured", "unavailable"]
+    n: int = 0
+    provider: str | None = Field(None, description="what computed the artifact's logits")
+    max_abs_error: float | None = None
+    mean_abs_error: float | None = None
+    relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
+    top1_agreement: float | None = None
+    tolerance: float | None = Field(None, description="None: judged by the task score")
+    tolerance_kind: Literal["absolute", "relative", "score"]
+    reason: str | None = None
+
+
+class Sharing(Frozen):
+    """Parameters counted in the artifact's own file against those of the model."""
+
+    unique_parameters: int = Field(description="parameters of the model, each counted once")
+    stored_parameters: int = Field(description="parameter elements that the file stores")
+    constant_elements: int = Field(0, description="other stored numbers: rotary table, shapes, scalars")
+    weight_bytes: int = Field(description="bytes of all stored tensors")
+
+
+class LoopDrift(Frozen):
+    """How far the state after one loop is from torch FP32's, on the golden inputs. None where it is not finite."""
+
+    loop: int
+    rms_error: float | None = Field(description="root mean square of the difference over that of the reference")
+    max_error: float | None = Field(description="largest difference over the reference's root mean square")
+
+
+class Drift(Frozen):
+    """How an artifact's error grows from loop to loop."""
+
+    tolerance: float = Field(description="of rms_error")
+    loops: tuple[LoopDrift, ...] = Field(strict=False)
+    first_beyond: int | None = Field(None, description="the first loop beyond the tolerance")
+
+
+class Vocabulary(Frozen):
+    """What a trimmed vocabulary keeps, and what that does to the validation text."""
+
+    kept: int
+    original: int
+    coverage: float = Field(description="share of the validation text's tokens that were kept")
+    unknown: float = Field(description="share of its tokens that are [UNK] now and were not before")
+    changed_rows: int = Field(description="validation rows that are cut into other tokens than before")
+    rows: int
+
+
+class Engine(Frozen):
+    """What the builder says of a TensorRT engine. None or empty: this builder, or this machine, does not say it."""
+
+    builder: str = Field(description="package and version")
+    seconds: float = Field(description="building, parsing included")
+    checked_by: Literal["builder log", "inspector", "size"] = Field(
+        description="where layers and precisions are from: the builder's own listing while it built, the inspector of "
+        "the opened engine, or nothing but the size of the weights"
+    )
+    layers: int | None = Field(None, description="after fusion")
+    layers_by_precision: dict[str, int] = Field({}, description="of the layers' outputs: FP16, FP32, INT64…")
+    weight_elements: dict[str, int] = Field(
+        {}, description="precision → elements of the weights, counted once per layer that reads them"
+    )
+    weight_bytes: int | None = Field(None, description="of all weights, each counted once")
+    activation_bytes: int | None = Field(None, description="device memory beside the weights, at the largest shape")
+    graph_bytes: int = Field(description="the ONNX graph that it was built from, weights included")
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = Field(
+        description="input → smallest, best and largest shape that it takes"
+    )
+    warnings: tuple[str, ...] = Field((), strict=False, description="of the parser and the builder")
+
+
+class ArtifactManifest(Frozen):
+    """One deployable file of a bundle; a step bundle is several that are run in turn."""
+
+    id: str
+    file: str | None = Field(description="relative to the bundle; None when nothing was built")
+    role: Literal["full", "exit", "step", "decode"] = "full"
+    exit: int | None = None
+    parts: dict[str, str] = Field({}, description="step: embed, loop, readout… → file; `file` is the loop's")
+    weights_file: str | None = Field(None, description="weights beside the graph, shared with the other graphs")
+    format: Literal["onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
+    precision: Precision
+    trimmed: bool = False
+    status: Literal["built", "rejected", "unavailable"]
+    reason: str | None = None
+    size_bytes: int | None = Field(None, description="with all parts and its share of weights that lie beside them")
+    sha256: str | None = None
+    inputs: dict[str, str] = Field({}, description="name → type[shape]")
+    outputs: dict[str, str] = Field({}, description="name → type[shape]")
+    opset: int | None = None
+    ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
+    parity: Parity | None = None
+    score: ClassificationScore | LanguageScore | None = Field(None, description="on the golden inputs")
+    validation: ClassificationScore | LanguageScore | None = Field(
+        None, description="on the validation split, or as many of its first rows as `n` says"
+    )
+    sharing: Sharing | None = None
+    parts_bytes: dict[str, int] = Field(
+        {}, description="ONNX: what `size_bytes` is made of: embeddings, block, heads, other. Empty: not known"
+    )
+    drift: Drift | None = Field(None, description="looped models")
+    quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
+    vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
+    engine: Engine | None = Field(None, description="TensorRT engines")
+    built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
+    built_with: dict[str, str] = Field({}, description="library → version")
+
+    @property
+    def companions(self) -> str:
+        """Folder with the artifact's tokenizer, configuration and golden inputs, relative to the bundle."""
+        return "trimmed" if self.trimmed else "."
+
+
+class BundleManifest(Frozen):
+    """bundle.json: what a bundle holds. With it, no other part of the run is needed to deploy."""
+
+    format_version: Literal[1] = 1
+    run: str
+    task: str
+    created: str
+    labels: tuple[str, ...] = Field((), strict=False, description="classification: names of the classes")
+    exits: tuple[int, ...] = Field((), strict=False, description="language modelling: loops with a head")
+    leaks: bool = Field(False, description="language modelling: sees what it is asked to predict")
+    max_length: int
+    max_positions: int
+    pad_id: int
+    parameters: int
+    synthetic: bool = Field(description="trained on generated text, not on real data")
+    target: str | None = None
+    data: DataConfig | TextConfig = Field(description="how to find the test split again (evaluate)")
+    data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
+    files: dict[str, str] = Field(description="every other file of the bundle → sha256")
+    artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
+    notes: tuple[str, ...] = Field((), strict=False, description="what export found worth saying")
+    code_version: str

@@ -1,0 +1,184 @@
+"""Measurements, verdicts and the report of `profile`; the JSON that scripts rely on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.calibration import EstimateError
+
+MeasurementStatus = Literal["measured", "estimated", "unavailable"]
+CheckStatus = Literal["pass", "fail", "unknown"]
+
+
+class Latency(Frozen):
+    """Milliseconds per call. A percentile that the sample cannot carry is null, with the reason."""
+
+    status: MeasurementStatus
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    mean: float | None = None
+    min: float | None = None
+    cv: float | None = Field(None, description="coefficient of variation: standard deviation / mean")
+    n: int = 0
+    stable: bool | None = None
+    low: float | None = Field(None, description="estimates: lower end")
+    high: float | None = Field(None, description="estimates: upper end")
+    reason: str | None = None
+    warnings: tuple[str, ...] = Field((), strict=False)
+    quantiles_ms: tuple[float, ...] = Field(
+        (), strict=False, description="of the sample, evenly spaced from 0 to 100 %: for drawing it, not for judging"
+    )
+
+
+class Work(Frozen):
+    """What one call of an artifact computes and moves at a row's shape, counted node by node."""
+
+    operations: float = Field(description="a multiplication and an addition are two")
+    bytes_moved: float = Field(description="weights, inputs and outputs of every operator, at the artifact's precision")
+    weight_bytes: float = Field(description="of bytes_moved, the weights: a shared one counts once per loop")
+    operators: int
+    kernels: int = Field(description="launches that remain after fusion")
+
+
+class Memory(Frozen):
+    """Bytes that the artifact adds to a process that has loaded the runtime and nothing else."""
+
+    status: MeasurementStatus
+    peak: int | None = None
+    baseline: int | None = None
+    method: str | None = None
+    low: int | None = None
+    high: int | None = None
+    reason: str | None = None
+
+
+class Energy(Frozen):
+    """Millijoules per call above idle."""
+
+    status: MeasurementStatus
+    value: float | None = None
+    reason: str | None = None
+
+
+class Row(Frozen):
+    """One artifact at one shape in one phase, on this host or on the device."""
+
+    artifact: str
+    precision: str
+    provider: str
+    where: Literal["host", "device"]
+    phase: Literal["cold", "steady", "decode"]
+    batch: int
+    seq: int
+    latency_ms: Latency
+    memory_bytes: Memory
+    size_bytes: int
+    throughput_per_s: float | None = None
+    energy_mj: Energy
+    load_ms: float | None = Field(None, description="cold rows: opening the artifact, before the first call")
+    threads: int | None = Field(None, description="CPU rows: threads of one operator")
+    device_ms: float | None = Field(None, description="GPU rows: p50 on the card alone, without copies and waiting")
+    work: Work | None = Field(None, description="counted on rows at which the graph was listed")
+    conditions: dict[str, Any] = Field({}, description="threads, clocks, power source as they were for this row")
+
+
+class Check(Frozen):
+    """One budget limit against one value."""
+
+    name: str
+    artifact: str
+    limit: float
+    value: float | None
+    unit: str
+    status: CheckStatus
+    basis: MeasurementStatus | None = Field(None, description="what `value` is; an estimate also has low and high")
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
+class Verdict(Frozen):
+    """`fail` if any check fails, else `unknown` if any is unknown, else `pass`."""
+
+    status: CheckStatus
+    checks: tuple[Check, ...] = Field((), strict=False)
+
+
+class SizeParts(Frozen):
+    """Bytes of an artifact's weights by what they are for; `other` is the graph itself, code and the rest."""
+
+    artifact: str
+    embeddings: int
+    block: int = Field(description="the layers or the looped block, each shared weight once")
+    heads: int
+    other: int
+
+
+class Candidate(Frozen):
+    """One way to deploy: an artifact with a runtime and a number of threads."""
+
+    artifact: str
+    precision: str
+    exit: int | None
+    trimmed: bool
+    provider: str
+    threads: int | None
+    score: float | None = Field(description="accuracy, or perplexity of a language model, on the validation split")
+    latency_ms: float | None
+    latency_status: MeasurementStatus
+    size_bytes: int
+    memory_bytes: int | None
+    energy_mj: float | None = None
+    feasible: bool
+    on_front: bool = Field(description="nothing else is at least as good in score, latency and size and better in one")
+    reason: str | None = Field(None, description="why it is not feasible")
+    low_ms: float | None = Field(None, description="estimates: lower end of latency_ms")
+    high_ms: float | None = Field(None, description="estimates: upper end of latency_ms")
+    unknown: tuple[str, ...] = Field((), strict=False, description="limits of which nobody can say whether it keeps")
+    scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
+
+
+class Search(Frozen):
+    """What `--search` looked at, and its pick."""
+
+    metric: Literal["accuracy", "perplexity"]
+    bound: float | None = Field(description="lowest accuracy, or highest perplexity, that was asked for")
+    minimize: Literal["latency", "size", "memory", "energy"]
+    candidates: tuple[Candidate, ...] = Field(strict=False)
+    pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
+    reason: str
+    basis: Literal["measured", "estimated", "host"] = Field(
+        "measured",
+        description="times of the candidates: measured on the device, estimated for it (at least one of them), or this "
+        "host's own for want of both, which do not count against the device's limits",
+    )
+    not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
+
+
+class Report(Frozen):
+    """Measurements and verdict per artifact, for one device profile."""
+
+    format_version: Literal[1] = 1
+    device: str
+    device_title: str
+    host: dict[str, Any]
+    on_target: bool
+    run: str
+    bundle: str
+    created: str
+    synthetic: bool
+    leaks: bool = Field(False, description="the model sees what it is asked to predict; its scores are void")
+    parameters: int
+    rows: tuple[Row, ...] = Field(strict=False)
+    verdict: Verdict
+    estimate_error: EstimateError | None = Field(None, description="of estimated rows; None: never checked anywhere")
+    estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
+    sizes: tuple[SizeParts, ...] = Field((), strict=False)
+    search: Search | None = None
+    profile: dict[str, Any] = Field({}, description="the device profile's facts as they were used")
+    notes: tuple[str, ...] = Field((), strict=False)

@@ -1,0 +1,1 @@
+"""This computer: processor, threads, power, NVIDIA cards and drivers."""

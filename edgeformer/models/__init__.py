@@ -1,1 +1,0 @@
-"""torch modules: layers, the encoder, and counting their parameters. Configs stay outside the model classes."""

@@ -1,0 +1,112 @@
+"""Which TensorRT builds for a device, and refusals that name the device and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgeformer.backends.tensorrt.plan import (
+    EngineTarget,
+    Unavailable,
+    plan_engine,
+    plan_torch_tensorrt,
+    text_shapes,
+)
+from edgeformer.backends.tensorrt.state import Builder, TensorRTState, judge
+from edgeformer.formats.shipped import load_profile
+from edgeformer.machine.child_probes import Answer
+from edgeformer.machine.cuda_driver import Device
+
+RTX = judge(
+    "tensorrt-rtx", Answer({"version": "1.7", "builder": True, "capabilities": ["7.5", "8.9"]}), "no driver", []
+)
+NO_RTX = judge("tensorrt-rtx", None, "no driver", [])
+NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
+H200 = Device(0, "NVIDIA H200", "9.0")
+
+
+def states(*known: TensorRTState) -> Callable[[Builder], TensorRTState]:
+    return {state.name: state for state in known}.__getitem__
+
+
+@pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop", "l4", "t4", "gtx1650"])
+def test_rtx_builds_for_a_card_that_is_not_here(device: str) -> None:
+    target = plan_engine(load_profile(device), states(RTX, NO_TENSORRT))
+    assert isinstance(target, EngineTarget)
+    assert (target.builder, target.device) == ("tensorrt-rtx", device)
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "instead"),
+    [
+        ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "TensorRT of JetPack, on the Jetson itself"),
+        ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
+    ],
+)
+def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, instead: str) -> None:
+    profile = load_profile(device)
+    assert profile.compute_capability is not None
+    refused = plan_engine(profile, states(RTX, NO_TENSORRT))
+    assert isinstance(refused, Unavailable) and refused.builder == "tensorrt"
+    for part in (
+        f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
+        "tensorrt-rtx supports only compute capability 7.5, 8.9",
+        f"Use {instead}",
+        "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
+    ):
+        assert part in refused.reason
+
+
+def test_a_missing_rtx_package_is_named_with_its_extra() -> None:
+    refused = plan_engine(load_profile("rtx4050"), states(NO_RTX, NO_TENSORRT))
+    assert isinstance(refused, Unavailable) and refused.builder == "tensorrt-rtx"
+    assert "builds for it on any machine, but here package: not installed (pip install" in refused.reason
+    assert "driver" not in refused.reason and "edgeformer[rtx]" in refused.reason
+
+
+def test_libraries_that_do_not_load_are_told_from_the_package() -> None:
+    broken = judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, [])
+    refused = plan_engine(load_profile("rtx4050"), states(broken, NO_TENSORRT))
+    assert isinstance(refused, Unavailable) and "libraries: do not load (OSError: libtensorrt" in refused.reason
+
+
+def test_a_data_centre_card_takes_tensorrt_on_itself_only() -> None:
+    works = {"version": "11.0.0.1", "builder": True}
+    here = judge("tensorrt", Answer(works), None, [H200])
+    target = plan_engine(load_profile("h200"), states(RTX, here))
+    assert target == EngineTarget("tensorrt", "9.0", "h200")
+    elsewhere = plan_engine(load_profile("jetson-orin-nano-8gb"), states(RTX, here))
+    assert isinstance(elsewhere, Unavailable)
+    assert "this machine's GPU is NVIDIA H200 with compute capability 9.0" in elsewhere.reason
+    no_card = plan_engine(load_profile("h200"), states(RTX, judge("tensorrt", Answer(works), None, [])))
+    assert isinstance(no_card, Unavailable) and "here device: no NVIDIA GPU is present" in no_card.reason
+
+
+def test_tensorrt_without_strongly_typed_networks_is_too_old() -> None:
+    old = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])
+    refused = plan_engine(load_profile("h200"), states(RTX, old))
+    assert isinstance(refused, Unavailable) and "TensorRT 8.5.2 has no strongly typed networks" in refused.reason
+
+
+def test_a_processor_is_no_target() -> None:
+    refused = plan_engine(load_profile("host"), states(RTX, NO_TENSORRT))
+    assert isinstance(refused, Unavailable) and "is not an NVIDIA GPU" in refused.reason
+
+
+def test_torch_tensorrt_says_what_is_missing() -> None:
+    stub = Answer(error="Exception: libraries were not found")
+    refused = plan_torch_tensorrt(
+        load_profile("rtx4050"), states(judge("torch-tensorrt", stub, "no driver library", []))
+    )
+    assert isinstance(refused, Unavailable) and refused.builder == "torch-tensorrt"
+    assert "libraries: do not load (Exception: libraries were not found); driver: no driver library" in refused.reason
+    here = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
+    assert plan_torch_tensorrt(load_profile("h200"), states(here)) == EngineTarget("torch-tensorrt", "9.0", "h200")
+
+
+def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
+    sizes = {key: text_shapes(*key).sequence for key in ((64, 512), (128, 512), (384, 1024), (50, 64))}
+    assert [(one.best, one.largest) for one in sizes.values()] == [(64, 128), (128, 128), (128, 384), (50, 64)]
+    batch = text_shapes(64, 512).batch
+    assert (batch.smallest, batch.best, batch.largest) == (1, 1, 16)

@@ -1,0 +1,122 @@
+"""Incremental decoding equals the uncached forward pass, whichever token leaves where."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgeformer.families.build import build_crt
+from edgeformer.families.crt.cache import Decoder
+from edgeformer.families.crt.model import CRT
+from edgeformer.formats.errors import InputError
+from tests.families.crt_oracle import small_config
+
+TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def model() -> CRT:
+    torch.manual_seed(0)
+    return build_crt(small_config(loops=8, exits=(2, 4, 6), embedding_cycles=2, cycles=4)).eval()
+
+
+@pytest.fixture(scope="module")
+def ids() -> Tensor:
+    return torch.randint(0, 60, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def uncached(model: CRT, ids: Tensor) -> dict[int, Tensor]:
+    with torch.inference_mode():
+        return {loop: model.head_of(loop)(state) for loop, state in model(ids).items()}
+
+
+@pytest.mark.parametrize("loop", [2, 4, 6, 8])
+def test_256_tokens_one_by_one_at_every_exit(model: CRT, ids: Tensor, uncached: dict[int, Tensor], loop: int) -> None:
+    decoder = Decoder(model)
+    for place in range(TOKENS):
+        decoder.read(ids[:, place : place + 1])
+        logits = decoder.logits(decoder.advance(loop), loop)
+        assert torch.allclose(logits, uncached[loop][:, place], atol=1e-5, rtol=0), place
+    assert decoder.length == TOKENS
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_sequence_of_exits(model: CRT, ids: Tensor, uncached: dict[int, Tensor], seed: int) -> None:
+    """Tokens that left early wait and catch up, so that later ones see what they would see without early exit."""
+    choose = random.Random(seed)
+    decoder = Decoder(model)
+    for place in range(TOKENS):
+        decoder.read(ids[:, place : place + 1])
+        loop = choose.choices(model.exits, weights=(8, 3, 2, 1))[0]
+        logits = decoder.logits(decoder.advance(loop), loop)
+        assert torch.allclose(logits, uncached[loop][:, place], atol=1e-5, rtol=0), (place, loop)
+
+
+def test_going_on_from_an_exit_that_was_not_sure(model: CRT, ids: Tensor, uncached: dict[int, Tensor]) -> None:
+    decoder = Decoder(model)
+    decoder.read(ids[:, :20])
+    for loop in (2, 4, 6, 8):
+        logits = decoder.logits(decoder.advance(loop), loop)
+        assert torch.allclose(logits, uncached[loop][:, 19], atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="no token waits in front of loop 8"):
+        decoder.advance(8)
+
+
+@pytest.mark.parametrize("pieces", [(100,), (1, 99), (37, 1, 1, 61), (64, 64), (65, 127, 64)])
+def test_many_tokens_at_once(model: CRT, ids: Tensor, uncached: dict[int, Tensor], pieces: tuple[int, ...]) -> None:
+    decoder = Decoder(model)
+    for number, piece in enumerate(pieces):
+        decoder.read(ids[:, decoder.length : decoder.length + piece])
+        loop = model.exits[number % 4]
+        logits = decoder.logits(decoder.advance(loop), loop)
+        assert torch.allclose(logits, uncached[loop][:, decoder.length - 1], atol=1e-5, rtol=0)
+
+
+def test_several_texts_at_once(model: CRT) -> None:
+    several = torch.randint(0, 60, (3, 40))
+    decoder = Decoder(model)
+    decoder.read(several[:, :30])
+    decoder.advance(4)
+    decoder.read(several[:, 30:])
+    logits = decoder.logits(decoder.advance(8), 8)
+    assert torch.allclose(logits, model.logits(several)[:, -1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"trm": "linear"}, {"trm": "conv"}, {"trm": "depthwise"}, {"norm": "rms"}, {"norm": "none"},
+                {"norm": "batch"}, {"embedding_cycles": 0}, {"dilations": (3, 1)}, {"exits": ()}]
+)  # fmt: skip
+def test_every_variant_has_a_cache(changes: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    variant = build_crt(small_config(**changes)).eval()
+    text = torch.randint(0, 60, (1, 40))
+    decoder = Decoder(variant)
+    with torch.inference_mode():
+        expected = variant.logits(text)[0]
+    for place in range(40):
+        decoder.read(text[:, place : place + 1])
+        got = decoder.logits(decoder.advance(4), 4)[0]
+        assert torch.allclose(got, expected[place], atol=1e-5 * float(expected.abs().max().clamp_min(1)), rtol=0)
+
+
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    with pytest.raises(InputError, match="cached decoding needs a causal model"):
+        Decoder(build_crt(small_config(causal=False)))
+
+
+def test_no_further_than_the_position_table(model: CRT, ids: Tensor) -> None:
+    decoder = Decoder(model)
+    decoder.read(ids)
+    with pytest.raises(InputError, match="321 tokens; the model takes at most 320"):
+        decoder.read(ids[:, :65])
+    decoder.read(ids[:, :64])
+    assert decoder.advance(2).shape == (1, 32)
+
+
+def test_nothing_read_yet(model: CRT) -> None:
+    with pytest.raises(ValueError, match="read one first"):
+        Decoder(model).advance(2)

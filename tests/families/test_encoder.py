@@ -1,0 +1,134 @@
+"""The encoder: exact parameter counts, recurrence, padding, and what is chosen for attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from edgeformer.families.build import build_encoder, count_offline, load_encoder
+from edgeformer.families.encoder.flash import choose_attention
+from edgeformer.families.encoder.layers import MASKED, sdpa
+from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.recipe import ClassificationRecipe, EncoderConfig
+from edgeformer.formats.shipped import load_recipe
+
+SMALL = EncoderConfig(
+    kind="encoder",
+    vocab_size=40,
+    hidden_size=16,
+    layers=2,
+    iterations=3,
+    heads=2,
+    ffn_size=24,
+    residual_scale=0.5,
+    dropout=0.1,
+    max_positions=32,
+)
+
+
+def model_of(config: EncoderConfig) -> EncoderClassifier:
+    torch.manual_seed(1)
+    return build_encoder(config, classes=3)[0].eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "parameters"),
+    [
+        ("baseline_sst2", 2, 25_912_706),
+        ("baseline_sst2", 3, 25_913_091),
+        ("recurrent_sst2", 2, 10_972_162),
+        ("recurrent_sst2", 3, 10_972_419),
+        ("recurrent_wide_sst2", 2, 18_817_538),
+        ("recurrent_sst2_fast", 2, 10_972_162),
+        ("baseline_sst2_fast", 2, 25_912_706),
+    ],
+)
+def test_parameter_counts_are_the_papers(name: str, classes: int, parameters: int) -> None:
+    labels = ["a", "b", "c"][:classes]
+    assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
+
+
+def test_offline_count_is_the_built_models() -> None:
+    recipe = load_recipe("quickstart")
+    assert isinstance(recipe, ClassificationRecipe)
+    assert count_offline(recipe) == count_parameters(build_encoder(recipe.model, recipe.classes)[0])
+
+
+def test_recurrence_follows_the_formula() -> None:
+    """h ← F(h) + α·h over R iterations (paper A), written out over all positions."""
+    model = model_of(SMALL)
+    ids = torch.randint(0, 40, (2, 7))
+    h = model.tokens(ids) + model.types.weight[0]
+    cos, sin = model.cos[:7, None], model.sin[:7, None]
+    for _ in range(3):
+        f = h
+        for layer in model.layers:
+            f = layer(f, cos, sin, None)
+        h = f + 0.5 * h
+    expected = model.head(model.norm(h[:, 0]))
+    assert torch.allclose(model(ids), expected, atol=1e-5)
+
+
+def test_stacked_model_is_one_iteration_without_the_outer_residual() -> None:
+    model = model_of(SMALL.model_copy(update={"iterations": 1, "residual_scale": 0.0}))
+    ids = torch.randint(0, 40, (1, 5))
+    h = model.tokens(ids) + model.types.weight[0]
+    for layer in model.layers:
+        h = layer(h, model.cos[:5, None], model.sin[:5, None], None)
+    assert torch.allclose(model(ids), model.head(model.norm(h[:, 0])), atol=1e-6)
+
+
+def test_padding_does_not_change_the_logits() -> None:
+    model = model_of(SMALL)
+    ids = torch.randint(0, 40, (1, 6))
+    padded = torch.cat((ids, torch.zeros(1, 9, dtype=torch.int64)), 1)
+    mask = torch.tensor([[1] * 6 + [0] * 9])
+    assert torch.allclose(model(padded, mask), model(ids), atol=1e-5)
+
+
+def test_tokens_beyond_cls_matter() -> None:
+    model = model_of(SMALL)
+    ids = torch.randint(0, 40, (1, 6))
+    other = ids.clone()
+    other[0, 4] = (other[0, 4] + 1) % 40
+    assert not torch.allclose(model(ids), model(other), atol=1e-6)
+
+
+def test_mask_is_representable_in_fp16() -> None:
+    assert torch.isfinite(torch.tensor(MASKED, dtype=torch.float16))
+
+
+def test_flash_says_why_not_on_a_machine_without_it() -> None:
+    attention, reason = choose_attention("flash", "cpu", "bf16")
+    assert attention is sdpa
+    assert reason is not None and "CUDA" in reason
+    reason = choose_attention("flash", "cuda", "fp32")[1]
+    assert reason is not None and "fp32" in reason
+    assert choose_attention("sdpa", "cpu", "fp32") == (sdpa, None)
+
+
+class TestLoading:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        model = model_of(SMALL)
+        save_file(model.state_dict(), tmp_path / "model.safetensors")
+        ids = torch.randint(0, 40, (2, 4))
+        assert torch.equal(load_encoder(SMALL, 3, tmp_path / "model.safetensors")(ids), model(ids))
+
+    def test_truncated_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        save_file(model_of(SMALL).state_dict(), path)
+        path.write_bytes(path.read_bytes()[:200])
+        with pytest.raises(ArtifactError, match=r"model\.safetensors: cannot be read"):
+            load_encoder(SMALL, 3, path)
+
+    def test_foreign_weights_are_named(self, tmp_path: Path) -> None:
+        state = model_of(SMALL).state_dict()
+        state["head.weight"] = torch.zeros(5, 16)
+        del state["norm.weight"]
+        save_file(state, tmp_path / "model.safetensors")
+        with pytest.raises(ArtifactError, match=r"head\.weight is \[5, 16\], not \[3, 16\]; missing norm\.weight"):
+            load_encoder(SMALL, 3, tmp_path / "model.safetensors")

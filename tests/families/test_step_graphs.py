@@ -1,0 +1,112 @@
+"""The pieces that a host loops, in torch: together they are the model, whatever variant of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from edgeformer.backends.onnxruntime.decoder import StepDecoder
+from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.families.crt.model import CRT
+from edgeformer.families.half import half_for_export
+from edgeformer.families.steps import step_specs
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.recipe import EncoderConfig
+from tests.families.crt_oracle import small_config
+from tests.families.torch_graph import torch_parts
+
+TOKENS = 30
+VARIANTS = [
+    {}, {"heads": "separate"}, {"heads": "tied"}, {"exits": ()}, {"trm": "linear"}, {"trm": "conv"},
+    {"trm": "depthwise"}, {"norm": "rms"}, {"norm": "none"}, {"norm": "batch"}, {"embedding_cycles": 0},
+    {"dilations": (3, 1)}, {"loops": 1, "exits": ()},
+]  # fmt: skip
+
+
+def crt(**changes: object) -> CRT:
+    torch.manual_seed(0)
+    return build_crt(small_config(**changes)).eval()
+
+
+def uncached(model: CRT, ids: torch.Tensor) -> dict[int, np.ndarray]:
+    with torch.inference_mode():
+        return {loop: model.logits(ids, loop).numpy() for loop in model.exits}
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_step_graphs_are_the_model_whichever_token_leaves_where(changes: dict[str, object]) -> None:
+    model, choose = crt(**changes), random.Random(0)
+    ids = torch.randint(0, 60, (2, TOKENS))
+    expected = uncached(model, ids)
+    decoder = StepDecoder(torch_parts(model))
+    decoder.read_rows(ids[:, :7].numpy())
+    for place in range(6, TOKENS):
+        if place > 6:
+            decoder.read_rows(ids[:, place : place + 1].numpy())
+        loop = choose.choice(model.exits)
+        decoder.advance(loop)
+        assert close(decoder.row_logits(loop), expected[loop][:, place]), (place, loop)
+        if loop != model.loops and choose.random() < 0.3:  # it was not sure: further on with the same token
+            decoder.advance(model.loops)
+            assert close(decoder.row_logits(model.loops), expected[model.loops][:, place])
+    assert decoder.length == TOKENS
+
+
+def test_every_distinct_head_is_a_part() -> None:
+    parts = {heads: list(step_specs(crt(heads=heads))) for heads in ("shared", "separate", "tied")}
+    assert parts == {
+        "shared": ["embed", "loop", "readout", "readout_exit"],
+        "separate": ["embed", "loop", "readout", "readout_exit1", "readout_exit3"],
+        "tied": ["embed", "loop", "readout"],
+    }
+    assert list(step_specs(crt(exits=()))) == ["embed", "loop", "readout"]  # the shared head answers nowhere
+
+
+def test_half_precision_keeps_states_and_caches_in_half_and_logits_in_float() -> None:
+    model = crt()
+    ids = torch.randint(0, 60, (1, TOKENS))
+    expected = uncached(model, ids)
+    half_for_export(model)
+    for part, spec in step_specs(model).items():
+        floats = {name: tensor.dtype for name, tensor in spec.inputs.items() if tensor.is_floating_point()}
+        assert set(floats.values()) <= {torch.float16}, part
+        with torch.inference_mode():
+            found = spec.module(*spec.inputs.values())
+        found = found if isinstance(found, tuple) else (found,)
+        for name, tensor in zip(spec.outputs, found, strict=True):
+            assert tensor.dtype == (torch.float32 if name == "logits" else torch.float16), (part, name)
+    decoder = StepDecoder(torch_parts(model))
+    for place, loop in enumerate((1, 3, 1, 4, 1, 1, 4)):
+        decoder.read(ids[0, place : place + 1].tolist())
+        decoder.advance(loop)
+        assert np.abs(decoder.logits(loop) - expected[loop][0, place]).max() < 1e-2 * expected[loop].std()
+
+
+def test_a_model_that_looks_ahead_has_none() -> None:
+    with pytest.raises(InputError, match="needs a causal model"):
+        step_specs(crt(causal=False))
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0])
+def test_the_encoders_pieces_are_the_encoder(scale: float) -> None:
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        kind="encoder", vocab_size=40, hidden_size=16, layers=2, iterations=3, heads=2, ffn_size=24,
+        residual_scale=scale, dropout=0.1, max_positions=32,
+    )  # fmt: skip
+    model = build_encoder(config, classes=3)[0].eval()
+    ids = torch.randint(0, 40, (4, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [5], [1], [8]])).long()
+    specs = step_specs(model)
+    with torch.inference_mode():
+        state = specs["embed"].module(ids)
+        for _ in range(3):
+            state = specs["loop"].module(state, mask)
+        assert torch.allclose(specs["readout"].module(state), model(ids, mask), atol=1e-6, rtol=0)
