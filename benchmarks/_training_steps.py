@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgeformer.families.build import build_encoder
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.families import load_recipe
 from edgeformer.stages.training.optimization import build_optimizer
 
 parser = argparse.ArgumentParser()

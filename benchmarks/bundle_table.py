@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.scores import LanguageScore
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 
 def row(artifact: ArtifactManifest, whole: ArtifactManifest) -> list[str]:

@@ -22,8 +22,8 @@ import torch
 from edgeformer.families.build import build_crt
 from edgeformer.families.crt.cache import Decoder
 from edgeformer.families.crt.model import CRT
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.families import load_recipe
 from edgeformer.machine.host import cpu_name, now
 
 

@@ -29,7 +29,8 @@ from edgeformer.cli.progress import show_progress
 from edgeformer.formats.calibration import FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.shipped import load_profile
-from edgeformer.formats.workspace import locate, read_bundle
+from edgeformer.run import locate
+from edgeformer.bundle import read_bundle
 from edgeformer.machine.host import describe_host, library_versions, now
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate
 from edgeformer.stages.profiling.estimating.estimate import estimate

@@ -39,13 +39,13 @@ from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import PreparedData, prepare
 from edgeformer.families.build import load_encoder
 from edgeformer.families.tracing import export_graph, text_spec
-from edgeformer.formats.recipe import ClassificationRecipe
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.families import load_recipe
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.exporting import int8
 from edgeformer.stages.exporting.graph_file import write_graph
-from edgeformer.tasks.classification import score
-from edgeformer.tasks.scoring import run_rows
+from edgeformer.tasks.classification.scoring import score
+from edgeformer.tasks.running import run_rows
 
 SHAPES = ((1, 16), (16, 64))
 BATCH, LENGTH = 32, 16

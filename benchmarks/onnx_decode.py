@@ -37,8 +37,8 @@ from edgeformer.families.crt.graphs import compose_decode
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.families import load_recipe
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.machine.threads import default_threads
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph

@@ -90,7 +90,7 @@ def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None
     import torch._dynamo  # the optimizer and checkpointing import it when they are first used
 
     import edgeformer.stages.training.train  # noqa: F401
-    from edgeformer.formats.shipped import load_recipe
+    from edgeformer.families import load_recipe
 
     recipe = load_recipe(recipe_name, overrides)
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
-    from edgeformer.formats.shipped import load_recipe
+    from edgeformer.families import load_recipe
     from edgeformer.stages.training.memory import predict_peak
     from edgeformer.stages.training.precision import resolve_precision
 

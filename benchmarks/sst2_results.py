@@ -16,7 +16,8 @@ from typing import Any
 from tabulate import tabulate
 
 from edgeformer.formats.evaluation import EVALUATION_FILE
-from edgeformer.formats.workspace import read_bundle, read_run
+from edgeformer.bundle import read_bundle
+from edgeformer.run import read_run
 
 # Paper A, Table 6 (final version): accuracy on its own random split, seed unknown.
 PUBLISHED = {25_912_706: "0.9061", 10_972_162: "0.9021"}

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from edgeformer.backends.onnxruntime.providers import default_provider
 from edgeformer.backends.session import Session
 from edgeformer.backends.tensorrt.engine_check import open_engine, why_engine_cannot_run
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.workspace import BUNDLE_FILE, read_bundle
+from edgeformer.formats.workspace import BUNDLE_FILE
 
 if TYPE_CHECKING:
     from edgeformer.backends.onnxruntime.decoder import OnnxDecoder

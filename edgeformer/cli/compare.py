@@ -42,9 +42,9 @@ def command(
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.cli.console import print_json
-    from edgeformer.formats.workspace import locate
     from edgeformer.reporting.compare import compare_runs, format_comparison
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
+    from edgeformer.run import locate
 
     reports = _reports(runs, device, artifacts)
     if reports is None:
@@ -63,8 +63,8 @@ def command(
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
     """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
-    from edgeformer.formats.workspace import locate
     from edgeformer.reporting.compare_reports import read_report, report_of
+    from edgeformer.run import locate
 
     files = [argument for argument in arguments if argument.endswith(".json")]
     if not files and device is None:

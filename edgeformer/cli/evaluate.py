@@ -56,8 +56,8 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.workspace import locate
     from edgeformer.reporting.tables import evaluation_table
+    from edgeformer.run import locate
     from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 
     location = locate(run, artifacts)

@@ -79,7 +79,7 @@ def command(
     from edgeformer.cli.console import print_json
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.workspace import locate
+    from edgeformer.run import locate
 
     folder = locate(run, artifacts).require_run()
     with needs_extra("train", "exporting"):

@@ -12,7 +12,7 @@ from edgeformer.cli.options import Artifacts, Json
 from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from edgeformer.formats.workspace import Location
+    from edgeformer.run import Location
     from edgeformer.stages.generating.generate import EarlyExit, Generation
 
 
@@ -82,7 +82,7 @@ def command(
     """
     from edgeformer.cli.console import print_json
     from edgeformer.stages.generating.generate import GenerateOptions, generate
-    from edgeformer.tasks.sampling import Sampling
+    from edgeformer.tasks.language_modeling.sampling import Sampling
 
     location, prompt = _split(list(words or []), artifacts)
     early = _early(confidence, {"start": threshold, "floor": floor, "decay": decay})
@@ -125,7 +125,7 @@ def _early(confidence: bool, given: dict[str, float | None]) -> EarlyExit | None
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
     """The run and the prompt: RUN PROMPT, PROMPT alone (the newest finished run), or RUN with the prompt on stdin."""
-    from edgeformer.formats.workspace import locate
+    from edgeformer.run import locate
 
     if len(words) > 2:
         raise InputError(f"one prompt at a time; put it in quotes: {' '.join(words[1:])!r}")
@@ -141,7 +141,7 @@ def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
 
 
 def _location(word: str, artifacts: Path) -> Location | None:
-    from edgeformer.formats.workspace import locate
+    from edgeformer.run import locate
 
     if not word or any(character.isspace() for character in word):
         return None

@@ -52,9 +52,9 @@ def crt(
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.workspace import read_run
     from edgeformer.reporting.model_card import write_model_card
     from edgeformer.reporting.tables import run_table
+    from edgeformer.run import read_run
 
     with needs_extra("train", "importing a checkpoint"):
         from edgeformer.stages.importing.import_crt import ImportOptions, import_crt

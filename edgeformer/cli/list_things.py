@@ -38,7 +38,8 @@ def command(
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from edgeformer.formats.shipped import load_recipe, shipped_names
+    from edgeformer.families import load_recipe
+    from edgeformer.formats.shipped import shipped_names
 
     recipes = [load_recipe(name) for name in shipped_names("recipes")]
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
@@ -113,18 +114,16 @@ def _calibrated(created: str | None, median_log2: float | None) -> str:
 
 
 def _scores(manifest: RunManifest) -> dict[str, Any]:
-    from edgeformer.formats.scores import LanguageScore
-
     test = manifest.test
-    if isinstance(test, LanguageScore):
-        return {"accuracy": None, "f1": None, "perplexity": test.perplexity, "leaks": manifest.leaks}
-    found = {"accuracy": test.accuracy if test else None, "f1": test.f1 if test else None}
-    return {**found, "leaks": True} if manifest.leaks else found  # imported, without a score
+    found: dict[str, Any] = {name: getattr(test, name, None) for name in ("accuracy", "f1")}
+    if getattr(test, "perplexity", None) is not None:
+        found["perplexity"] = getattr(test, "perplexity", None)
+    return {**found, "leaks": manifest.leaks} if manifest.leaks or "perplexity" in found else found
 
 
 def _runs(artifacts: Path) -> list[dict[str, Any]]:
     from edgeformer.formats.errors import ArtifactError
-    from edgeformer.formats.workspace import read_run, run_folders
+    from edgeformer.run import read_run, run_folders
 
     rows: list[dict[str, Any]] = []
     for folder in run_folders(artifacts):

@@ -12,7 +12,7 @@ from edgeformer.cli.options import Artifacts, Json
 from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from edgeformer.formats.workspace import Location
+    from edgeformer.run import Location
 
 
 def command(
@@ -62,7 +62,7 @@ def command(
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
     """The run, and the texts. The first word is a run if it names one and texts follow or come on stdin."""
-    from edgeformer.formats.workspace import locate
+    from edgeformer.run import locate
 
     piped = not sys.stdin.isatty()
     if len(words) >= 2 or (words and piped):

@@ -124,13 +124,14 @@ def command(
 
       edgeformer profile --calibrate --validate
     """
+    from edgeformer.bundle import read_bundle
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.shipped import load_profile
-    from edgeformer.formats.workspace import locate, read_bundle
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report
     from edgeformer.reporting.search_tables import print_search
+    from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 

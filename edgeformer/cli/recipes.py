@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.families import load_recipe
+from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.progress import Progress
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.sources import FileTokenizer
+from edgeformer.formats.recipe import Recipe
+from edgeformer.tasks import task_named
 
 
 def read_recipe(
     name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
-) -> AnyRecipe:
+) -> Recipe:
     """Find, override and validate a recipe. Raises RecipeError or DataError."""
     recipe = load_recipe(name, overrides)
     if data is not None:
@@ -25,11 +25,6 @@ def read_recipe(
     return recipe
 
 
-def _with_local_data(recipe: AnyRecipe, folder: Path) -> tuple[AnyRecipe, list[str]]:
-    from edgeformer.data.sources import local_parts, local_text_parts
-
-    if isinstance(recipe, LanguageRecipe):
-        texts, notes = local_text_parts(recipe.data, folder)
-        return recipe.model_copy(update={"data": texts}), notes
-    labelled, notes = local_parts(recipe.data, folder)
-    return recipe.model_copy(update={"data": labelled}), notes
+def _with_local_data(recipe: Recipe, folder: Path) -> tuple[Recipe, list[str]]:
+    data, notes = task_named(recipe.task).local_data(recipe.data, folder)
+    return recipe.model_copy(update={"data": data}), notes

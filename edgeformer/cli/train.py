@@ -12,7 +12,7 @@ from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFi
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.formats.recipes import AnyRecipe
+    from edgeformer.formats.recipe import Recipe
 
 
 def command(
@@ -88,20 +88,18 @@ def command(
     _finish(folder, as_json)
 
 
-def _allowing_leak(recipe: AnyRecipe) -> AnyRecipe:
-    from edgeformer.formats.language_recipe import LanguageRecipe
-
-    if not isinstance(recipe, LanguageRecipe):
+def _allowing_leak(recipe: Recipe) -> Recipe:
+    if not hasattr(recipe, "allow_leak"):
         raise InputError(f"--allow-leak: {recipe.name} is no language model; only those are probed for leaks")
     return recipe.model_copy(update={"allow_leak": True})
 
 
 def _finish(folder: Path, as_json: bool) -> None:
     from edgeformer.cli.console import print_json, stdout
-    from edgeformer.formats.workspace import read_run
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.model_card import write_model_card
     from edgeformer.reporting.tables import run_table
+    from edgeformer.run import read_run
 
     manifest = read_run(folder)
     curve = draw_learning_curve(folder)

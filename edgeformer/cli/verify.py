@@ -38,8 +38,8 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.workspace import locate
     from edgeformer.reporting.verification import verification_lines, verification_table
+    from edgeformer.run import locate
     from edgeformer.stages.verifying.verify import verify
 
     location = locate(bundle, artifacts)

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgeformer.data.rows import Record
 from edgeformer.data.text_files import check_file
+from edgeformer.formats.data_config import HubSource
 from edgeformer.formats.errors import DataError, MissingDependencyError
-from edgeformer.formats.sources import HubSource
 
 
 def _datasets(wanted_for: str) -> Any:

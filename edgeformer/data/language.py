@@ -13,11 +13,11 @@ from edgeformer.data.language_rows import TextRows, cut_paragraphs, packed_rows,
 from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer, unlabelled
 from edgeformer.data.overlap import SeenTexts
 from edgeformer.data.sources import read, text_source
+from edgeformer.data.tokenization import SpecialIds
+from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
 from edgeformer.formats.manifest import DataSummary, OverlapCount
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.sources import Source, SyntheticSource
 
 __all__ = [
     "PreparedText",
@@ -28,6 +28,7 @@ __all__ = [
     "prepare_text",
     "prepare_text_set",
     "text_batch",
+    "text_set_name",
 ]
 
 OVERLAP_WORDS = 10_000_000
@@ -45,16 +46,36 @@ class PreparedText:
     tests: dict[str, TextRows]
     summary: DataSummary
 
+    @property
+    def pad(self) -> int:
+        """The token that fills up rows."""
+        return self.boundary
 
-def prepare_text(recipe: LanguageRecipe, cache: Path, progress: Progress | None = None) -> PreparedText:
+    @property
+    def special(self) -> SpecialIds | None:
+        """None: the only special token is the boundary."""
+        return None
+
+
+def prepare_text(
+    config: TextConfig,
+    tokenizer_config: TokenizerConfig,
+    vocab_size: int,
+    cache: Path,
+    progress: Progress | None = None,
+) -> PreparedText:
     """Read and encode the parts of a recipe, and count what the other sets share with the training set.
+
+    Args:
+        config, tokenizer_config: those sections of the recipe.
+        vocab_size: its ``model.vocab_size``.
+        cache: where encoded sets are kept between runs.
 
     Raises:
         DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     progress = progress or Silent()
-    config = recipe.data
     progress.start("Reading data", len(config.parts), "parts")
     texts: dict[str, list[str]] = {}
     try:
@@ -63,9 +84,7 @@ def prepare_text(recipe: LanguageRecipe, cache: Path, progress: Progress | None 
             progress.advance()
     finally:
         progress.finish()
-    tokenizer = load_language_tokenizer(
-        recipe.tokenizer, vocab_size=recipe.model.vocab_size, training_texts=texts["train"]
-    )
+    tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=texts["train"])
     plain = PlainText(tokenizer)
     progress.start("Tokenizing", sum(map(len, texts.values())), "paragraphs")
     try:
@@ -99,8 +118,7 @@ def prepare_text_set(
         InputError: no such set; names those there are.
         DataError: as in :func:`prepare_text`, or the text is not the one of training.
     """
-    tests = _tests(config)
-    name = (tests[0] if tests else "validation") if split == "test" and "test" not in tests else split
+    tests, name = _tests(config), text_set_name(config, split)
     if name == "train" or name not in config.parts:
         known = ", ".join(dict.fromkeys(("test", "validation", *tests)))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
@@ -111,6 +129,14 @@ def prepare_text_set(
             "score a file of its own with --data FILE"
         )
     return _rows(config, PlainText(tokenizer), texts, cache)
+
+
+def text_set_name(config: TextConfig, split: str) -> str:
+    """The set that ``split`` stands for: ``test`` is the set of that name, else the first test set, else validation."""
+    tests = _tests(config)
+    if split == "test" and "test" not in tests:
+        return tests[0] if tests else "validation"
+    return split
 
 
 def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> TextRows:
@@ -160,7 +186,7 @@ def _too_short(seen: int, config: TextConfig) -> str:
 
 
 def _without_labels(source: Source) -> Source:
-    if isinstance(source, SyntheticSource):
+    if source.kind == "synthetic-reviews":
         return source
     return source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
 
@@ -193,7 +219,7 @@ def _summary(
         digest.update(f"{part} {len(found)} {fingerprints[part]}\n".encode())
     return DataSummary(
         split="given",
-        synthetic=any(isinstance(s, SyntheticSource) for sources in config.parts.values() for s in sources),
+        synthetic=config.synthetic,
         rows={part: len(found) for part, found in rows.items()},
         tokens={part: found.tokens for part, found in rows.items()},
         words={part: found.words for part, found in rows.items()},

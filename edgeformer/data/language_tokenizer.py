@@ -14,9 +14,9 @@ from edgeformer.data.encoding import Encoded
 from edgeformer.data.texts import LabelledTexts
 from edgeformer.data.tokenization import check_size, first_of, tokenizer_from_file, tokenizer_from_hub
 from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer
+from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.progress import Progress
-from edgeformer.formats.sources import FileTokenizer, HubTokenizer, TokenizerConfig
 
 BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """What tokenizers call the token between two documents, in the order in which they are looked for."""

@@ -17,11 +17,10 @@ from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import Splits, draw, set_parts, split
 from edgeformer.data.texts import LabelledTexts, label_rows, load_part, load_parts
 from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
+from edgeformer.formats.data_config import DataConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.recipe import ClassificationRecipe, DataConfig
-from edgeformer.formats.sources import SyntheticSource
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,21 @@ class PreparedData:
     tests: dict[str, Encoded]
     summary: DataSummary
 
+    @property
+    def pad(self) -> int:
+        """The token that fills up rows."""
+        return self.special.pad
 
-def prepare(recipe: ClassificationRecipe, cache: Path, progress: Progress | None = None) -> PreparedData:
+
+def prepare(
+    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress | None = None
+) -> PreparedData:
     """Read, split and encode the data of a recipe, and count what its test sets share with its training set.
+
+    Args:
+        data, tokenizer_config: those sections of the recipe.
+        vocab_size: its ``model.vocab_size``.
+        cache: where encoded sets are kept between runs.
 
     Raises:
         DataError: anything about files, rows, labels, splits or the tokenizer.
@@ -46,21 +57,20 @@ def prepare(recipe: ClassificationRecipe, cache: Path, progress: Progress | None
     progress = progress or Silent()
     progress.start("Reading data", None, "parts")
     try:
-        splits = split(recipe.data, load_parts(recipe.data))
+        splits = split(data, load_parts(data))
     finally:
         progress.finish()
     tokenizer = load_tokenizer(
-        recipe.tokenizer,
-        cleaning=recipe.data.cleaning,
-        vocab_size=recipe.model.vocab_size,
+        tokenizer_config,
+        cleaning=data.cleaning,
+        vocab_size=vocab_size,
         training_texts=splits.train.texts,
     )
     sets = {"train": splits.train, "validation": splits.validation, **splits.tests}
     progress.start("Tokenizing", sum(map(len, sets.values())), "rows")
     try:
         encoded = {
-            name: encode_cached(texts, tokenizer, recipe.data.max_length, cache, progress)
-            for name, texts in sets.items()
+            name: encode_cached(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()
         }
     finally:
         progress.finish()
@@ -70,7 +80,7 @@ def prepare(recipe: ClassificationRecipe, cache: Path, progress: Progress | None
         train=encoded["train"],
         validation=encoded["validation"],
         tests={name: encoded[name] for name in splits.tests},
-        summary=_summary(recipe.data, splits, encoded, progress),
+        summary=_summary(data, splits, encoded, progress),
     )
 
 
@@ -87,7 +97,7 @@ def _summary(config: DataConfig, splits: Splits, encoded: dict[str, Encoded], pr
         progress.finish()
     return DataSummary(
         split=config.split,
-        synthetic=any(isinstance(s, SyntheticSource) for sources in config.parts.values() for s in sources),
+        synthetic=config.synthetic,
         rows={name: len(texts) for name, texts in sets.items()},
         label_rows={name: _label_rows(texts, config.labels) for name, texts in sets.items()},
         fingerprint=_fingerprint(sets),

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.sources import FileSource, HubSource
 
 Record = tuple[str, Mapping[str, object]]
 """Where a record is ("reviews.csv, line 7"), and its values by column."""

@@ -9,10 +9,8 @@ from edgeformer.data.hub import hub_records, parquet_records
 from edgeformer.data.rows import Record, Row, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.text_files import COMPRESSIONS, check_file, format_of, records
+from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, TextConfig
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.language_recipe import TextConfig
-from edgeformer.formats.recipe import DataConfig
-from edgeformer.formats.sources import FileSource, HubSource, Source, SyntheticSource
 
 __all__ = ["Row", "columns", "file_source", "local_parts", "local_text_parts", "read", "text_source"]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from edgeformer.data.cleaning import clean
 from edgeformer.data.containment import WordNumbers, contained_pairs
 from edgeformer.data.texts import LabelledTexts
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.recipe import DataConfig
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10

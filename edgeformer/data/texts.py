@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import read
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.recipe import DataConfig
 
 
 @dataclass(frozen=True)

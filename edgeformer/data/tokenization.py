@@ -14,8 +14,8 @@ from edgeformer.data.cleaning import normalizers
 from edgeformer.data.encoding import Encoded, encode
 from edgeformer.data.text_files import check_file
 from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.sources import FileTokenizer, HubTokenizer, TokenizerConfig
 
 __all__ = ["Encoded", "SpecialIds", "encode", "fingerprint", "load_tokenizer", "special_ids"]
 

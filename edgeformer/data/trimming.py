@@ -20,9 +20,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.data.encoding import Encoded, encode
 from edgeformer.data.splits import split
 from edgeformer.data.texts import LabelledTexts, load_parts
-from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.data_config import DataConfig
+from edgeformer.formats.errors import DataError
 from edgeformer.formats.manifest import Vocabulary
-from edgeformer.formats.recipe import DataConfig
 
 Document = dict[str, Any]
 
@@ -33,15 +33,6 @@ class Trimmed:
 
     tokenizer: Tokenizer
     kept: NDArray[np.int64]
-
-
-def require_classifier(task: str) -> None:
-    """Raises InputError for any other task."""
-    if task != "classification":
-        raise InputError(
-            "--vocab-trim: only a classifier's vocabulary can be trimmed; a language model's vocabulary is what it "
-            "predicts, so without some tokens it is another model, whose perplexity compares with nothing"
-        )
 
 
 def trim_to_training(

@@ -1,73 +1,47 @@
-"""Writing a run's ``model/`` folder: the weights of any model, and everything of a language model."""
+"""A run's ``model/`` folder: everything that export and other programs need of a trained model. The names are those
+that Hugging Face clients look for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import nn
 
-from edgeformer.formats.files import replacing, write_json, write_text
-from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.families import family_of, read_recipe_of
+from edgeformer.families.network import Place
+from edgeformer.families.weights import load_weights, save_weights
+from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.recipe import Recipe
+from edgeformer.tasks import Prepared, task_named
 
-GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
-
-
-def save_weights(model: nn.Module, path: Path) -> None:
-    """``model.safetensors``; every tensor on the CPU and contiguous."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    # Through `replacing`, because safetensors makes files that only their owner can read.
-    with replacing(path) as temporary:
-        save_file(state, temporary, metadata={"format": "pt"})
+MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
 
 
-def save_language_model(
-    folder: Path,
-    model: nn.Module,
-    recipe: LanguageRecipe,
-    tokenizer: Tokenizer,
-    boundary: int,
-    stream: NDArray[np.int32],
-) -> None:
-    """Fill ``folder``; the names are those that Hugging Face clients look for.
-
-    Args:
-        boundary: the token between documents.
-        stream: real token ids int32 [n], not trained on; windows of it become the golden inputs.
-    """
-    save_weights(model, folder / "model.safetensors")
-    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
+    """Fill ``folder`` with weights, configuration, tokenizer and golden inputs."""
+    family, task = family_of(recipe), task_named(recipe.task)
+    save_weights(model, folder / WEIGHTS)
     config = {
-        "model_type": "edgeformer-crt",
-        "architectures": ["CRT"],
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
         **recipe.model.model_dump(mode="json", exclude={"kind"}),
-        "sequence_length": recipe.data.sequence_length,
-        "boundary_token_id": boundary,
-        "leaks": not recipe.model.causal,
+        **task.client_config(prepared, recipe),
+        **({"leaks": family.leaks(recipe.model)} if task.writes_text else {}),
     }
     write_json(folder / "config.json", config)
-    name = tokenizer.id_to_token(boundary)
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.sequence_length,
-            "model_input_names": ["input_ids"],
-            "bos_token": name,
-            "eos_token": name,
-        },
-    )
-    length = min(GOLDEN_TOKENS, recipe.data.sequence_length)
-    np.savez(folder / "golden_inputs.npz", **golden_windows(stream, length))  # type: ignore[arg-type]
+    write_text(folder / "tokenizer.json", prepared.tokenizer.to_str(pretty=True))
+    write_json(folder / "tokenizer_config.json", task.tokenizer_config(prepared, recipe))
+    np.savez(folder / GOLDEN_INPUTS, **task.golden_inputs(prepared, recipe))  # type: ignore[arg-type]
 
 
-def golden_windows(stream: NDArray[np.int32], length: int) -> dict[str, NDArray[np.int64]]:
-    """Eight evenly spaced windows: input_ids and targets (the tokens after them), int64 [8, length]."""
-    if len(stream) <= length:  # a tiny text: repeated
-        stream = np.resize(stream, length + 1)
-    starts = np.linspace(0, len(stream) - length - 1, GOLDEN_ROWS).astype(np.int64)
-    windows = stream[starts[:, None] + np.arange(length + 1)].astype(np.int64)
-    return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}
+def load_model(run: Path) -> nn.Module:
+    """The trained model of a run's folder (``recipe.yaml`` and ``model/``), in evaluation mode on the CPU.
+
+    Raises:
+        RecipeError, ArtifactError: the recipe or the weights are missing or damaged, or do not fit each other.
+    """
+    recipe = read_recipe_of(run)
+    model, _ = family_of(recipe).network.build(recipe, Place(for_export=True))
+    load_weights(model, run / MODEL_FOLDER / WEIGHTS)
+    return model

@@ -30,6 +30,16 @@ _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "S
 """What is done to weights alone is done once, before they are stored; what a graph does not use of them is left out."""
 
 
+def logits_name(loop: int) -> str:
+    """Output with the logits of the exit after ``loop``."""
+    return f"logits_exit{loop}"
+
+
+def state_name(loop: int) -> str:
+    """Output with the hidden state after ``loop``, float32."""
+    return f"state_loop{loop}"
+
+
 @dataclass(frozen=True)
 class GraphSpec:
     """What is exported: a module in evaluation mode on the CPU, with examples of its arguments.
@@ -47,6 +57,24 @@ class GraphSpec:
     axes: Mapping[str, Mapping[int, str]]
     outputs: Sequence[str] = ("logits",)
     longest: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """All graphs of one model in one precision, in memory.
+
+    Attributes:
+        exits: one graph with the logits of every exit and the state after every loop as outputs, called
+            :func:`logits_name` and :func:`state_name`.
+        steps: part → graph: embed, loop, readout…; empty where they were not asked for.
+        decode: of a model that writes text: a graph with caches.
+        shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
+    """
+
+    exits: onnx_ir.Model
+    steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
+    decode: onnx_ir.Model | None = None
+    shared_weights: bool = False
 
 
 def text_spec(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.calibration import Calibration
-from edgeformer.formats.sources import Name
+from edgeformer.formats.data_config import Name
 from edgeformer.formats.units import Bytes, Milliseconds
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from pydantic import Field
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import write_json
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.formats.workspace import read_manifest
 
 EVALUATION_FILE = "evaluation.json"
@@ -43,30 +42,6 @@ class Evaluation(Frozen):
     """All rows that are known of a run."""
 
     rows: tuple[EvaluationRow, ...] = Field((), strict=False)
-
-
-def rows_of(
-    artifact: str, split: str, score: ClassificationScore | LanguageScore, *, leaks: bool = False
-) -> list[EvaluationRow]:
-    """Rows without a time: one, and for a language model one more for each earlier exit."""
-    if isinstance(score, ClassificationScore):
-        return [EvaluationRow(artifact=artifact, split=split, **score.model_dump())]
-    last = max(map(int, score.exits))
-    full = EvaluationRow(
-        artifact=artifact,
-        split=split,
-        n=score.n,
-        loss=score.loss,
-        perplexity=score.perplexity,
-        word_perplexity=score.word_perplexity,
-        leaks=leaks,
-    )
-    earlier = [
-        full.model_copy(update={"exit": int(loop), "loss": e.loss, "perplexity": e.perplexity, "word_perplexity": None})
-        for loop, e in score.exits.items()
-        if int(loop) != last
-    ]
-    return [full, *earlier]
 
 
 def merge_rows(run: Path, rows: list[EvaluationRow]) -> None:

@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.language_recipe import TextConfig
-from edgeformer.formats.recipe import DataConfig
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.data_config import AnyData
+from edgeformer.formats.scores import AnyScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8"]
@@ -92,11 +91,9 @@ class RunManifest(Frozen):
     attention: AttentionUse
     data: DataSummary
     best_epoch: int | None = None
-    validation: ClassificationScore | LanguageScore | None = None
-    test: ClassificationScore | LanguageScore | None = None
-    tests: dict[str, ClassificationScore | LanguageScore] = Field(
-        {}, description="every test set by name, the first is `test`"
-    )
+    validation: AnyScore | None = None
+    test: AnyScore | None = None
+    tests: dict[str, AnyScore] = Field({}, description="every test set by name, the first is `test`")
     leaks: bool = Field(False, description="language models: sees the tokens it is asked to predict; scores are void")
     causality: Causality | None = Field(None, description="language models: what the probe found before training")
     memory: MemoryUse | None = None
@@ -201,8 +198,8 @@ class ArtifactManifest(Frozen):
     opset: int | None = None
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None
-    score: ClassificationScore | LanguageScore | None = Field(None, description="on the golden inputs")
-    validation: ClassificationScore | LanguageScore | None = Field(
+    score: AnyScore | None = Field(None, description="on the golden inputs")
+    validation: AnyScore | None = Field(
         None, description="on the validation split, or as many of its first rows as `n` says"
     )
     sharing: Sharing | None = None
@@ -238,7 +235,7 @@ class BundleManifest(Frozen):
     parameters: int
     synthetic: bool = Field(description="trained on generated text, not on real data")
     target: str | None = None
-    data: DataConfig | TextConfig = Field(description="how to find the test split again (evaluate)")
+    data: AnyData = Field(description="how to find the test split again (evaluate)")
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)

@@ -7,82 +7,109 @@ import json
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.sources import Name, PositiveFloat, PositiveInt, Probability, Seed, Source, TokenizerConfig
-from edgeformer.formats.training_config import ClassificationTraining
+from edgeformer.formats.data_config import (
+    DataSection,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seed,
+    TokenizerConfig,
+)
 
-SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given"]
+
+class OptimizerConfig(Frozen):
+    """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: PositiveFloat
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
+    ] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
 
 
-class DataConfig(Frozen):
-    """Where the text comes from and which protocol cuts it into train, validation and test.
+class ConstantSchedule(Frozen):
+    """The learning rate stays as it is."""
 
-    ``random-split``  parts ``train`` + ``validation`` pooled, shuffled by ``split_seed``, cut 80/10/10
-    ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
-    ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
-    ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
+    kind: Literal["constant"]
 
-    A part that the protocol does not use is scored as a further test set under its own name.
+
+class PlateauSchedule(Frozen):
+    """ReduceLROnPlateau on validation loss, stepped once per epoch."""
+
+    kind: Literal["plateau"]
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    patience: Annotated[int, Field(ge=0)] = 2
+
+
+class OneCycleSchedule(Frozen):
+    """OneCycle over the whole run: ``warmup`` of it up to the optimizer's lr, then a cosine down."""
+
+    kind: Literal["one-cycle"]
+    warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+
+
+class CosineSchedule(Frozen):
+    """Linear warm-up over ``warmup`` of all steps, then a cosine down to ``final`` × lr."""
+
+    kind: Literal["cosine"]
+    warmup: Probability = 0.06
+    final: Probability = 0.0
+
+
+Schedule = Annotated[
+    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule, Field(discriminator="kind")
+]
+
+
+class EarlyStopping(Frozen):
+    """Stop after ``patience`` epochs without an improvement of validation loss by at least ``min_delta``."""
+
+    patience: PositiveInt = 3
+    min_delta: Annotated[float, Field(ge=0.0)] = 1e-3
+
+
+class TrainingConfig(Frozen):
+    """How the weights are found: what every task has in common.
+
+    An optimizer step sees ``batch_size`` × ``accumulation`` rows (the effective batch), ``batch_size`` at a time.
     """
 
-    parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
-    split: SplitProtocol
-    split_seed: Seed = 42
-    labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
-    cleaning: Literal["paper", "none"] = "paper"
-    max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(labels)) != len(labels):
-            raise ValueError("label names must differ from each other")
-        return labels
-
-    @model_validator(mode="after")
-    def _protocol_has_its_parts(self) -> DataConfig:
-        needs = {
-            "random-split": ("train",),
-            "glue-dev": ("train", "validation"),
-            "sst-test": ("train", "validation", "sst-test"),
-            "given": ("train", "test"),
-        }[self.split]
-        missing = [part for part in needs if part not in self.parts]
-        if missing:
-            raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
-        return self
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    accumulation: PositiveInt = 1
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+        "fp32", description="auto: bf16 where this machine computes in it, fp16 on older CUDA cards, else fp32"
+    )
+    optimizer: OptimizerConfig
+    schedule: Schedule
+    clip_norm: PositiveFloat | None = 1.0
+    batching: Literal["shuffled", "bucketed"] = Field(
+        "shuffled", description="bucketed: batches of similar length, in random order"
+    )
+    early_stopping: EarlyStopping | None = None
+    log_every: PositiveInt = 50
 
 
-class EncoderConfig(Frozen):
-    """The encoder of paper A: ``layers`` shared layers, applied ``iterations`` times. Stacked is one iteration."""
+class ModelConfig(Frozen):
+    """A recipe's ``model``: what every family's configuration has; ``kind`` names the family."""
 
-    kind: Literal["encoder"]
+    kind: str
     vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    layers: PositiveInt
-    iterations: PositiveInt
-    heads: PositiveInt
-    ffn_size: PositiveInt
-    residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
-    dropout: Probability = 0.1
-    attention: Literal["sdpa", "flash"] = "sdpa"
-    max_positions: PositiveInt = Field(512, description="rows of the rotary table: the longest input it takes")
-    rope_theta: PositiveFloat = 10_000.0
-    norm_eps: PositiveFloat = 1e-6
+    max_positions: PositiveInt
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> EncoderConfig:
-        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even head size (rotary pairs)"
-            )
-        return self
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Whether the rest of a recipe fits this model. Raises ValueError where it does not."""
 
 
 class Recipe(Frozen):
-    """What every recipe has; each task adds its own ``data``, ``model`` and ``training``."""
+    """What every recipe has. A task narrows ``data`` and ``training``, a family ``model``."""
 
     name: Name
     description: str = ""
@@ -90,6 +117,19 @@ class Recipe(Frozen):
     target: Name | None = Field(None, description="device profile that plan and profile use by default")
     seed: Seed = 42
     tokenizer: TokenizerConfig
+    data: DataSection
+    model: ModelConfig
+    training: TrainingConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.data.tokens_at_once > self.model.max_positions:
+            raise ValueError(
+                f"data.{self.data.length_key} {self.data.tokens_at_once} is longer than model.max_positions "
+                f"{self.model.max_positions}"
+            )
+        self.model.check_recipe(self.data, self.training)
+        return self
 
     def to_yaml(self) -> str:
         """The resolved recipe as a recipe file: every default spelled out."""
@@ -99,25 +139,3 @@ class Recipe(Frozen):
         """sha256 of the resolved recipe; equal recipes are the same run."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-class ClassificationRecipe(Recipe):
-    """A recipe of paper A: an encoder that puts a text into one of several classes."""
-
-    task: Literal["classification"]
-    data: DataConfig
-    model: EncoderConfig
-    training: ClassificationTraining
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> ClassificationRecipe:
-        if self.data.max_length > self.model.max_positions:
-            raise ValueError(
-                f"data.max_length {self.data.max_length} is longer than model.max_positions {self.model.max_positions}"
-            )
-        return self
-
-    @property
-    def classes(self) -> int:
-        """Number of labels."""
-        return len(self.data.labels)

@@ -1,21 +1,16 @@
-"""How good a model is on one set: the scores of each task."""
+"""How good a model is on one set: what the scores of every task have in common, and how a saved one is recognised.
+
+The scores themselves are each task's own (``tasks/<task>/``); a manifest holds whichever its task gave it.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from edgeformer.formats.base import Frozen
-
-
-class ClassificationScore(Frozen):
-    """Scores on one labelled set. Two classes: of the second label; more: macro-averaged."""
-
-    n: int
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
-    loss: float = Field(description="mean cross-entropy, nats")
 
 
 class ExitScore(Frozen):
@@ -33,13 +28,41 @@ class EarlyExitScore(ExitScore):
     thresholds: dict[str, float] = Field(description="loop → smallest top probability that lets a token leave")
 
 
-class LanguageScore(ExitScore):
-    """Scores of a language model on one set; loss and perplexity are those of the final head, per token."""
+class Score(Frozen):
+    """What every task's scores have. A task's own type is known by its fields once the task was imported."""
 
-    n: int = Field(description="tokens predicted")
-    words: int | None = Field(None, description="words of the text, each paragraph's end counted as one")
-    word_perplexity: float | None = Field(
-        None, description="exp(total nats / words): comparable across tokenizers and with published tables"
-    )
-    exits: dict[str, ExitScore] = Field(description="loop → score of the exit after it; the last loop included")
-    early_exit: EarlyExitScore | None = None
+    n: int = Field(description="what the loss is a mean over: rows, or predicted tokens")
+    loss: float = Field(description="mean cross-entropy, nats")
+
+    known: ClassVar[list[type[Score]]] = []
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        Score.known.append(cls)
+
+    @property
+    def by_exit(self) -> dict[int, ExitScore]:
+        """Loop → score of the exit after it, in rising order; empty where the task scores one answer only."""
+        return {}
+
+    @property
+    def leaving_early(self) -> EarlyExitScore | None:
+        """The score with early exit; None where that was not scored."""
+        return None
+
+
+def _recognised(value: object) -> object:
+    """A saved score as its task's type: the one that has exactly such fields."""
+    if not isinstance(value, Mapping):
+        return value
+    for kind in Score.known:
+        fields = kind.model_fields
+        needed = {name for name, info in fields.items() if info.is_required()}
+        if needed <= value.keys() <= fields.keys():
+            return kind.model_validate(dict(value), strict=False)
+    raise ValueError(f"scores of no task that is known here: {', '.join(sorted(map(str, value)))}")
+
+
+AnyScore = Annotated[SerializeAsAny[Score], BeforeValidator(_recognised)]
+"""A score of any task, in a manifest."""

@@ -9,9 +9,8 @@ from typing import Literal
 
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import RecipeError
-from edgeformer.formats.recipes import AnyRecipe, validate_recipe
-from edgeformer.formats.validation import apply_overrides, validate
-from edgeformer.formats.yaml_file import YamlDocument, read_yaml
+from edgeformer.formats.validation import validate
+from edgeformer.formats.yaml_file import read_yaml
 
 Kind = Literal["recipes", "profiles"]
 _SUFFIXES = (".yaml", ".yml")
@@ -52,18 +51,6 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     what = "recipe" if kind == "recipes" else "device profile"
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
-
-
-def load_recipe_document(name: str, overrides: list[str]) -> YamlDocument:
-    """The raw recipe with overrides applied, not validated yet."""
-    document = read_yaml(find("recipes", name))
-    apply_overrides(document, overrides)
-    return document
-
-
-def load_recipe(name: str, overrides: list[str] | None = None) -> AnyRecipe:
-    """Find, read, override and validate a recipe. Raises RecipeError."""
-    return validate_recipe(load_recipe_document(name, overrides or []))
 
 
 def load_profile(name: str, local: Path | None = None) -> DeviceProfile:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.scores import LanguageScore
 from edgeformer.reporting.canvas import GREY, PALETTE, RED, drawing
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 _MIB = 2**20
 
@@ -48,7 +48,7 @@ def _label(artifact: ArtifactManifest, split: bool) -> str:
         return f"{size} · rejected"
     if score is None:
         return size
-    figure = f"perplexity {score.perplexity:.1f}" if isinstance(score, LanguageScore) else f"{score.accuracy:.4f}"
+    figure = f"perplexity {score.perplexity:.1f}" if isinstance(score, LanguageScore) else f"{score.accuracy:.4f}"  # type: ignore[attr-defined]
     return f"{size} · {figure}"
 
 

@@ -9,12 +9,16 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.report import Report
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
-from edgeformer.formats.workspace import Location, read_bundle, read_manifest, read_run
+from edgeformer.formats.scores import Score
+from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.caution import LEAKS
+from edgeformer.run import Location, read_run
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 
 def compare_runs(locations: Sequence[Location]) -> list[dict[str, Any]]:
@@ -54,11 +58,12 @@ def _scores(manifest: RunManifest) -> dict[str, Any]:
     }
 
 
-def _main(score: ClassificationScore | LanguageScore) -> float:
-    return score.accuracy if isinstance(score, ClassificationScore) else score.perplexity
+def _main(score: Score) -> float:
+    found: float = getattr(score, "accuracy", 0.0) or getattr(score, "perplexity", 0.0)
+    return found
 
 
-def _language_scores(test: ClassificationScore | LanguageScore | None) -> dict[str, Any]:
+def _language_scores(test: Score | None) -> dict[str, Any]:
     if not isinstance(test, LanguageScore):
         return {"perplexity": None, "word_perplexity": None, "loss": None}
     last = str(max(map(int, test.exits)))

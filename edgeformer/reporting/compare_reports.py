@@ -14,8 +14,9 @@ from tabulate import tabulate
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Latency, Report, Row
-from edgeformer.formats.workspace import Location, read_manifest
+from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.report_words import latency_words
+from edgeformer.run import Location
 
 RUN_TO_RUN = 0.10
 """Two runs of the same measurement may differ by this much: what a row that is called stable promises."""

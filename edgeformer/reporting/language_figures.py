@@ -9,9 +9,9 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.scores import LanguageScore
 from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
 from edgeformer.reporting.caution import cautions
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 _LOOPS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Light to dark: the deeper the exit, the darker."""

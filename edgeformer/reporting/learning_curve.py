@@ -8,9 +8,9 @@ from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.scores import ClassificationScore
-from edgeformer.formats.workspace import read_run
 from edgeformer.reporting.caution import cautions
+from edgeformer.run import read_run
+from edgeformer.tasks.classification.scoring import ClassificationScore
 
 
 def draw_learning_curve(run: Path) -> Path:

@@ -7,55 +7,108 @@ from pathlib import Path
 import yaml
 from tabulate import tabulate
 
+from edgeformer.families import family_of, read_recipe_of
 from edgeformer.formats.files import write_text
-from edgeformer.formats.language_recipe import LanguageRecipe
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.scores import ClassificationScore
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import Score
 from edgeformer.formats.units import format_duration
-from edgeformer.formats.workspace import RECIPE_FILE, read_run
 from edgeformer.reporting.caution import overlaps, warnings
-from edgeformer.reporting.language_card import language_card
+from edgeformer.run import read_run
+from edgeformer.tasks import Task, task_named
 
 
 def write_model_card(run: Path) -> Path:
     """Write ``model/README.md``; returns its path."""
     path = run / "model" / "README.md"
-    write_text(path, model_card(read_run(run), load_recipe(str(run / RECIPE_FILE))))
+    write_text(path, model_card(read_run(run), read_recipe_of(run)))
     return path
 
 
-def model_card(manifest: RunManifest, recipe: AnyRecipe) -> str:
-    """The card as Markdown with the front matter that model hubs read."""
-    if isinstance(recipe, LanguageRecipe):
-        return language_card(manifest, recipe)
-    front = {
-        "library_name": "edgeformer",
-        "pipeline_tag": "text-classification",
-        "tags": ["weight-sharing", "recurrent-depth", "edge", "onnx"],
-    }
-    m, t = recipe.model, recipe.training
-    scores = {"validation": manifest.validation, **manifest.tests}
-    rows = [
-        (name, f"{s.n:,}", f"{s.accuracy:.4f}", f"{s.precision:.4f}", f"{s.recall:.4f}", f"{s.f1:.4f}", f"{s.loss:.4f}")
-        for name, s in scores.items()
-        if isinstance(s, ClassificationScore)
+def model_card(manifest: RunManifest, recipe: Recipe) -> str:
+    """The card as Markdown with the front matter that model hubs read.
+
+    Args:
+        manifest: of the run.
+        recipe: that it was trained with.
+    """
+    family, task = family_of(recipe), task_named(recipe.task)
+    front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(family.tags())}
+    causality = [f"**Causality:** {_causality(manifest)}"] if task.writes_text else []
+    lines = [
+        f"**Model:** {family.card_line(recipe.model)}; {manifest.parameters:,} parameters",
+        *causality,
+        *task.card_lines(recipe),
+        f"**Training:** {_training(manifest, recipe, task)}",
+        f"**Data:** split {manifest.data.split}; {_counts(manifest)}",
     ]
-    header = ("set", "rows", "accuracy", "precision", "recall", "F1", "loss")
-    epochs = f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)}"
+    items = "".join(f"- {line}\n" for line in lines)
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {manifest.run}\n\n{recipe.description}.\n\n"
-        f"{warnings(manifest)}"
-        f"- **Model:** {m.layers} layers × {m.iterations} iterations, width {m.hidden_size}, {m.heads} heads, "
-        f"FFN {m.ffn_size}, α = {m.residual_scale}; {manifest.parameters:,} parameters\n"
-        f"- **Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens\n"
-        f"- **Training:** {epochs} in {manifest.precision} on {manifest.host.get('cpu')}; weights of epoch "
-        f"{manifest.best_epoch}, chosen by validation {t.select_by}; seed {recipe.seed}\n"
-        f"- **Split:** {manifest.data.split}, "
-        f"{', '.join(f'{name} {count:,}' for name, count in manifest.data.rows.items())} rows\n\n"
-        f"## Scores\n\n{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n"
-        "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged.\n\n"
+        f"{warnings(manifest)}{items}\n"
+        f"## Scores\n\n{_scores(manifest, task)}\n"
         f"## Seen in training\n\n{overlaps(manifest)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )
+
+
+def _causality(manifest: RunManifest) -> str:
+    found = manifest.causality
+    if found is None:
+        return "not probed"
+    tried = f"{found.trials} random places in texts of {', '.join(map(str, found.lengths))} tokens, every exit"
+    largest = max(found.largest_change.values())
+    if found.leaks:
+        return f"the probe ({tried}) saw outputs change with tokens up to {found.reach} positions later"
+    return f"later tokens change no output (probe: {tried}; largest change {largest:.1e} of an output's spread)"
+
+
+def _training(manifest: RunManifest, recipe: Recipe, task: Task) -> str:
+    if not manifest.steps:
+        return f"not here; {manifest.reason}"
+    best = f"weights of epoch {manifest.best_epoch}, " if manifest.best_epoch is not None else "weights "
+    return (
+        f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
+        f"{manifest.precision} on {manifest.host.get('cpu')}; {best}chosen by validation "
+        f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
+    )
+
+
+def _counts(manifest: RunManifest) -> str:
+    """Rows of every set, and tokens where they were counted."""
+    data = manifest.data
+    return ", ".join(
+        f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
+        for name, count in data.rows.items()
+    )
+
+
+def _scores(manifest: RunManifest, task: Task) -> str:
+    scores = {"validation": manifest.validation, **manifest.tests}
+    exits = any(score is not None and score.by_exit for score in scores.values())
+    rows = [row for name, score in scores.items() if score is not None for row in _rows(name, score, task, exits)]
+    if not rows:
+        return "None yet.\n"
+    header = ("set", *(("answered by",) if exits else ()), *(column.heading for column in task.columns))
+    table = tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    return f"{table}\n\n{task.score_note}\n"
+
+
+def _rows(name: str, score: Score, task: Task, exits: bool) -> list[list[str]]:
+    """A row of the full model, behind those of earlier exits and before that of early exit, where there are some."""
+    full = [column.text(getattr(score, column.key, None)) for column in task.columns]
+    if not exits:
+        return [[name, *full]]
+    *earlier, last = score.by_exit
+    rows = [[name, f"loop {loop}", *_exit_cells(score, score.by_exit[loop], task)] for loop in earlier]
+    rows.append([name, f"loop {last}", *full])
+    early = score.leaving_early
+    if early is not None:
+        rows.append([name, f"by confidence ({early.mean_loops:.2f} loops)", *_exit_cells(score, early, task)])
+    return rows
+
+
+def _exit_cells(score: Score, exit_: object, task: Task) -> list[str]:
+    """What is known of one exit: its own figures, and how many rows or tokens they are of."""
+    found = {"n": score.n, **dict(exit_)}  # type: ignore[call-overload]
+    return [column.text(found.get(column.key)) for column in task.columns]

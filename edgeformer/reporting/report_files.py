@@ -12,7 +12,7 @@ from tabulate import tabulate
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.report import Report
 from edgeformer.formats.units import format_bytes, format_milliseconds
-from edgeformer.formats.workspace import REPORTS_FOLDER, Location
+from edgeformer.formats.workspace import REPORTS_FOLDER
 from edgeformer.reporting.badge import badge_markdown, badge_svg
 from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.html_report import as_html
@@ -27,6 +27,7 @@ from edgeformer.reporting.report_words import (
     state_words,
     value_words,
 )
+from edgeformer.run import Location
 
 _COLUMNS = (
     "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50_ms", "low_ms",

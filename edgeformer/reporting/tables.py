@@ -12,9 +12,10 @@ from rich.table import Table
 from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.manifest import BundleManifest, RunManifest
 from edgeformer.formats.planning import Plan
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.caution import LEAKS, cautions
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 DASH = "–"
 _COLOURS = {

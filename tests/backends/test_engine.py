@@ -24,7 +24,7 @@ from edgeformer.backends.tensorrt.plan import (
 from edgeformer.backends.tensorrt.progress import PARTS, Phases
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision
-from edgeformer.formats.workspace import read_run
+from edgeformer.run import read_run
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 
 needs_rtx = pytest.mark.skipif(

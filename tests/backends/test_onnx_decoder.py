@@ -19,7 +19,7 @@ from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.graph_file import write_graph
 from tests.exporting.language_run import EXIT, LOOPS, POSITIONS, WORDS, exported_language_run
 from tests.families.crt_oracle import small_config

@@ -11,7 +11,7 @@ from tiny_bundle import artifact_of, write_bundle, write_manifest
 from edgeformer.backends.opening import check_artifact, check_companion, default_provider, open_artifact
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from edgeformer.families.half import half_for_export
 from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.formats.recipe import EncoderConfig
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.families.encoder.config import EncoderConfig
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_file import write_graph
-from edgeformer.tasks.language_modeling import top_probability
+from edgeformer.tasks.language_modeling.scoring import top_probability
 from tests.exporting.language_run import LOOPS, POSITIONS, WORDS, exported_language_run
 
 ITERATIONS = 3

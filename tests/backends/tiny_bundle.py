@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.data_config import DataConfig
 
 VOCABULARY, WIDTH, POSITIONS, CLASSES = 50, 8, 24, 2
 

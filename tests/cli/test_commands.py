@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.workspace import read_run
+from edgeformer.run import read_run
 from tests.cli.run_cli import edgeformer
 
 

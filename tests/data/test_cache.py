@@ -6,7 +6,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.texts import LabelledTexts
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
 from edgeformer.formats.progress import Silent
-from edgeformer.formats.sources import TrainedTokenizer
+from edgeformer.formats.data_config import TrainedTokenizer
 
 ROWS = list(synthetic_reviews(200, 0))
 TEXTS = LabelledTexts([row.text for row in ROWS], np.array([row.label for row in ROWS]))

@@ -4,7 +4,7 @@ import pytest
 
 from edgeformer.data.sources import read
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.sources import FileSource, HubSource
+from edgeformer.formats.data_config import FileSource, HubSource
 
 datasets = pytest.importorskip("datasets")
 

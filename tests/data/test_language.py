@@ -9,7 +9,8 @@ from edgeformer.data.language import encode_text_file, prepare_text, prepare_tex
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import Silent
 

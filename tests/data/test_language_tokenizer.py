@@ -9,7 +9,7 @@ from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_lang
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.sources import FileTokenizer, TrainedTokenizer
+from edgeformer.formats.data_config import FileTokenizer, TrainedTokenizer
 
 TEXTS = [row.text for row in synthetic_reviews(300, seed=5)]
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")

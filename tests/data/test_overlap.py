@@ -10,7 +10,7 @@ from edgeformer.data.cleaning import clean
 from edgeformer.data.containment import WordNumbers, contained_pairs
 from edgeformer.data.overlap import count_overlap
 from edgeformer.data.sources import read
-from edgeformer.formats.sources import FileSource
+from edgeformer.formats.data_config import FileSource
 
 WORDS = st.sampled_from(["a", "b", "c", "the", "film", "Film!", "!!", "é"])
 TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), max_size=14)

@@ -8,7 +8,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 MODEL = {
     "kind": "encoder",

@@ -4,7 +4,7 @@ import pytest
 from edgeformer.data.rows import Row
 from edgeformer.data.texts import LabelledTexts, label_rows, load_parts
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.data_config import DataConfig
 
 SENTIMENT = ("negative", "positive")
 

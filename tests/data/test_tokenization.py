@@ -10,7 +10,7 @@ from edgeformer.data.cleaning import clean
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import encode, fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.sources import FileTokenizer, HubTokenizer, TrainedTokenizer
+from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 ALGORITHMS = ("wordpiece", "bpe")

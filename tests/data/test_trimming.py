@@ -16,7 +16,7 @@ from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, require_classifier, trim_effect, trim_to_training, trim_tokenizer
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.recipe import ClassificationRecipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 TEXTS = [
     "The film is a wonderful, moving story; wonderfully told.",

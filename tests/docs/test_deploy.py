@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.families.build import load_model
 from edgeformer.families.encoder.model import count_parameters
-from edgeformer.formats.workspace import locate, read_run
+from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
 from edgeformer.stages.exporting.export import ExportOptions, export
 from tests.docs.document import programs

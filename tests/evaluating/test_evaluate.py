@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.workspace import locate, read_run
+from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
 

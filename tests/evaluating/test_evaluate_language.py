@@ -15,14 +15,14 @@ from edgeformer.data.language import encode_text_file, load_language_tokenizer, 
 from edgeformer.families.build import load_crt
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.evaluation import EvaluationRow
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.sources import FileTokenizer
-from edgeformer.formats.workspace import locate
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.families import load_recipe
+from edgeformer.formats.data_config import FileTokenizer
+from edgeformer.run import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
-from edgeformer.tasks.scoring import cut_batches
+from edgeformer.tasks.running import cut_batches
 from tests.exporting.language_run import (
     EXIT,
     LOOPS,

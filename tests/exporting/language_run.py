@@ -15,7 +15,7 @@ from edgeformer.families.crt.layers import TokenBatchNorm
 from edgeformer.families.encoder.model import count_parameters
 from edgeformer.families.saving import save_language_model
 from edgeformer.formats.files import write_json, write_text
-from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.formats.manifest import AttentionUse, RunManifest
 
 SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300

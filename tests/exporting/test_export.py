@@ -17,8 +17,9 @@ from edgeformer.families.build import load_encoder
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import read_bundle, read_run
+from edgeformer.families import load_recipe
+from edgeformer.bundle import read_bundle
+from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation

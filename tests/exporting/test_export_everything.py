@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.tasks.parity import TOLERANCES
 from tests.cli.run_cli import edgeformer

@@ -16,11 +16,13 @@ from edgeformer.families.build import load_crt
 from edgeformer.families.crt.model import CRT
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.scores import LanguageScore
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import read_bundle, read_run
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.families import load_recipe
+from edgeformer.bundle import read_bundle
+from edgeformer.run import read_run
 from edgeformer.stages.exporting.export import export
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import (

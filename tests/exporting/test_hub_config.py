@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.hub_config import CLIENT_TYPE, hub_config
 
 ENCODER = {

@@ -17,7 +17,7 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.families.encoder.model import count_parameters
 from edgeformer.families.tracing import cut_out, export_graph, text_spec
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.workspace import read_run
+from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes

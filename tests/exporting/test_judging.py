@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from edgeformer.families.build import load_encoder
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.scores import ClassificationScore
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.families import load_recipe
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting import judging, variants
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
 from edgeformer.stages.exporting.validation import LANGUAGE_LOSS, lost
-from edgeformer.tasks.classification import score
+from edgeformer.tasks.classification.scoring import score
 from tests.exporting.language_run import write_language_run
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.families.build import load_model
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.audit import weight_parts
 from edgeformer.stages.exporting.int8 import quantize
 

@@ -10,7 +10,7 @@ from edgeformer.families.crt.causality import TOLERANCE, probe_causality
 from edgeformer.families.crt.checkpoint import convert
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.model import CRT, TRM
-from edgeformer.formats.language_recipe import CRTConfig
+from edgeformer.families.crt.config import CRTConfig
 from tests.families.crt_oracle import public_weights, small_config
 
 

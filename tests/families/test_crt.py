@@ -13,8 +13,8 @@ from edgeformer.families.crt.checkpoint import convert
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.crt.model import CRT, Checkpointing
-from edgeformer.formats.language_recipe import CRTConfig
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.families.crt.config import CRTConfig
+from edgeformer.families import load_recipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 
 

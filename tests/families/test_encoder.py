@@ -13,8 +13,9 @@ from edgeformer.families.encoder.flash import choose_attention
 from edgeformer.families.encoder.layers import MASKED, sdpa
 from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.recipe import ClassificationRecipe, EncoderConfig
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.families.encoder.config import EncoderConfig
+from edgeformer.families import load_recipe
 
 SMALL = EncoderConfig(
     kind="encoder",

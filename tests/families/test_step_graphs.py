@@ -14,7 +14,7 @@ from edgeformer.families.crt.model import CRT
 from edgeformer.families.half import half_for_export
 from edgeformer.families.steps import step_specs
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.recipe import EncoderConfig
+from edgeformer.families.encoder.config import EncoderConfig
 from tests.families.crt_oracle import small_config
 from tests.families.torch_graph import torch_parts
 

@@ -17,9 +17,9 @@ from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.saving import save_language_model
 from edgeformer.formats.files import write_json
-from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.formats.manifest import AttentionUse, DataSummary, RunManifest
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.families import load_recipe
 from edgeformer.machine.host import now
 
 TEXT = "The café on Bridge Street sells coffee ☕ for 2 €, tea for 1 € and nothing else at all."

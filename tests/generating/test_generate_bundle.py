@@ -14,9 +14,10 @@ import pytest
 
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json
-from edgeformer.formats.workspace import Location, locate, read_bundle
+from edgeformer.run import Location, locate
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
-from edgeformer.tasks.sampling import Sampling
+from edgeformer.tasks.language_modeling.sampling import Sampling
 from tests.backends.tiny_bundle import write_bundle
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import EXIT, LOOPS, exported_language_run

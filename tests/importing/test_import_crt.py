@@ -17,9 +17,9 @@ from torch import Tensor
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families.build import load_crt
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import locate, read_run
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.families import load_recipe
+from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from edgeformer.stages.importing.import_crt import ImportOptions, import_crt

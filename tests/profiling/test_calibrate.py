@@ -13,7 +13,7 @@ from edgeformer.formats.calibration import FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, RecipeError
 from edgeformer.formats.shipped import load_profile
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile

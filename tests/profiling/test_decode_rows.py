@@ -11,7 +11,7 @@ import pytest
 
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.profiling import launch
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules

@@ -17,7 +17,7 @@ from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, Engine
 from edgeformer.formats.report import Row
 from edgeformer.formats.shipped import load_profile, shipped_names
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import listing
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate, estimate_listed, onnx_origin

@@ -11,7 +11,9 @@ from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundl
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
 from edgeformer.formats.shipped import load_profile
-from edgeformer.formats.workspace import Location, read_bundle, read_manifest
+from edgeformer.run import Location
+from edgeformer.bundle import read_bundle
+from edgeformer.formats.workspace import read_manifest
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling.measure import MeasureRules

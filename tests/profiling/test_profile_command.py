@@ -11,7 +11,7 @@ from tiny_bundle import write_bundle
 
 from edgeformer.cli import main
 from edgeformer.formats.files import write_json
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 
 
 @pytest.fixture

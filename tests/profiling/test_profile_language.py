@@ -12,7 +12,7 @@ import pytest
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.report import Report
 from edgeformer.formats.shipped import load_profile
-from edgeformer.formats.workspace import Location
+from edgeformer.run import Location
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from tests.exporting.language_run import POSITIONS, exported_language_run

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
-from edgeformer.formats.recipe import DataConfig
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
-from edgeformer.formats.scores import ClassificationScore, ExitScore, LanguageScore
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.formats.scores import ExitScore
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from edgeformer.stages.profiling.search import SearchOptions, search
 from edgeformer.stages.profiling.verdict import Limits
 

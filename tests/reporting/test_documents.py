@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgeformer.formats.report import Check, Energy, Latency, Memory, Report, Row, Verdict
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import locate, read_run
+from edgeformer.families import load_recipe
+from edgeformer.run import locate, read_run
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.model_card import model_card

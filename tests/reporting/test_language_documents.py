@@ -16,9 +16,9 @@ from rich.table import Table
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.evaluation import rows_of
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.scores import LanguageScore
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import locate, read_run
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.families import load_recipe
+from edgeformer.run import locate, read_run
 from edgeformer.reporting.caution import LEAKS
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve

@@ -18,7 +18,7 @@ from edgeformer.cli.app import app
 from edgeformer.formats.errors import ArtifactError, EdgeformerError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.report import Check, Report, Verdict
-from edgeformer.formats.workspace import Location
+from edgeformer.run import Location
 from edgeformer.reporting.badge import badge_markdown, badge_svg
 from edgeformer.reporting.compare_reports import compare_reports, format_pairs, report_of
 from edgeformer.reporting.report_files import as_csv, as_markdown

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgeformer.tasks.classification import cross_entropy, score, softmax
+from edgeformer.tasks.classification.scoring import cross_entropy, score, softmax
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from edgeformer.formats.scores import LanguageScore
-from edgeformer.tasks.classification import softmax
-from edgeformer.tasks.language_modeling import LanguageMeter, exit_thresholds, token_losses, top_probability
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks.language_modeling.scoring import LanguageMeter, exit_thresholds, token_losses, top_probability
 
 EXITS = (2, 4, 6, 8)
 

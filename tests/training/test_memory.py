@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from edgeformer.families.build import build_crt, build_encoder
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.recipe import ClassificationRecipe
-from edgeformer.formats.shipped import load_recipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.families import load_recipe
 from edgeformer.stages.training import memory_step
 from edgeformer.stages.training.language import EVALUATION_TOKENS
 from edgeformer.stages.training.memory import check_fits, predict_peak

@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.formats.training_config import (
-    ConstantSchedule,
-    CosineSchedule,
-    OneCycleSchedule,
-    OptimizerConfig,
-    PlateauSchedule,
-    Schedule,
-)
+from edgeformer.formats.recipe import ConstantSchedule, CosineSchedule, OneCycleSchedule, OptimizerConfig, PlateauSchedule, Schedule
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 
 

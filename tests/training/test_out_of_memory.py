@@ -12,8 +12,8 @@ from torch import nn
 
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Silent
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import read_run
+from edgeformer.families import load_recipe
+from edgeformer.run import read_run
 from edgeformer.stages.training.batches import Batch
 from edgeformer.stages.training.classification import ClassificationObjective
 from edgeformer.stages.training.objective import Losses

@@ -7,8 +7,9 @@ import pytest
 from edgeformer.families.build import count_offline
 from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.shipped import load_profile, load_recipe
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.shipped import load_profile
+from edgeformer.families import load_recipe
 from edgeformer.formats.units import parse_bytes
 from edgeformer.stages.training.plan import plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest
@@ -70,12 +71,12 @@ def test_fp16_on_the_host_is_refused_as_in_training() -> None:
         plan(load_recipe("quickstart", ["training.precision=fp16"]), load_profile("host"))
 
 
-def language(*overrides: str) -> AnyRecipe:
+def language(*overrides: str) -> Recipe:
     switches = ["training.checkpointing=none", "training.chunked_loss=false", "training.batch_size=16"]
     return load_recipe("crt_deep_rtx4050", [*switches, "training.accumulation=1", *overrides])
 
 
-def peak_in_mib(recipe: AnyRecipe) -> int:
+def peak_in_mib(recipe: Recipe) -> int:
     """A stand-in for the predictor whose answers can be worked out by hand: 100 + rows × (cost of a row)."""
     training = recipe.training
     row = 10 if training.checkpointing == "none" else 4  # type: ignore[union-attr]
@@ -120,7 +121,7 @@ def test_nothing_helps() -> None:
 def test_hopeless_micro_batches_are_not_predicted() -> None:
     asked: list[int] = []
 
-    def peak(recipe: AnyRecipe) -> int:
+    def peak(recipe: Recipe) -> int:
         asked.append(recipe.training.batch_size)
         return peak_in_mib(recipe)
 

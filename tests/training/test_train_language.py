@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from edgeformer.families.build import load_crt
 from edgeformer.formats.errors import InputError, InterruptedRun
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.scores import LanguageScore
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import read_run
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.families import load_recipe
+from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.training.test_train import StopAfter, records

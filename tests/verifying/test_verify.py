@@ -17,7 +17,7 @@ from edgeformer.backends.tensorrt import engine_check
 from edgeformer.backends.tensorrt.state import TensorRTState
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import Engine, Parity
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.machine.cuda_driver import Device
 from edgeformer.stages.verifying import verify as verifying
 from edgeformer.stages.verifying.judging import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR

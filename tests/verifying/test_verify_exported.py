@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.workspace import read_bundle
+from edgeformer.bundle import read_bundle
 from edgeformer.stages.verifying.verify import verify
 from tests.exporting.language_run import exported_language_run
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from edgeformer.families.crt.config import CRTConfig
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.language_recipe import CRTConfig
 
 WRAPPERS = ("model_state_dict", "model", "state_dict")
 """Keys under which a training checkpoint keeps the weights."""

@@ -1,21 +1,26 @@
-"""CRT-Deep's deep graphs, composed of a few traced pieces: all exits at once, and decoding with caches."""
+"""CRT-Deep's graphs: the parts that are traced, and the deep graphs that are composed of them."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir
 import torch
+from torch import Tensor
 
 from edgeformer.families.composing import Composer, like
+from edgeformer.families.crt.cache import convolution_context
+from edgeformer.families.crt.exits import CRTBlock, CRTEmbed, CRTEmbedding, CRTLoop, CRTReadout
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.exit_graphs import CRTBlock, CRTEmbedding, logits_name, state_name
-from edgeformer.families.steps import readout_of, readout_specs, step_specs
-from edgeformer.families.tracing import GraphSpec, export_graph
+from edgeformer.families.tracing import GraphSpec, export_graph, logits_name, state_name
 
 Pieces = dict[str, onnx_ir.Model]
 
 EMBED, BLOCK = "text_embed", "block"
+# Of the examples; a size of 0 or 1 would become a constant of the graph. All differ, so that none is taken for another.
+_BATCH, _NEW, _PAST = 2, 3, 5
+_ROWS = {0: "batch"}
 _STATE = {0: "batch", 1: "sequence"}
+_KEPT = {0: "batch", 2: "past"}
 
 
 def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
@@ -108,3 +113,87 @@ def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
     assert logits.shape is not None
     logits.shape = onnx_ir.Shape([logits.shape[0], 1, logits.shape[2]])
     return composer.finish([*text, *keys_values, *convolutions], {"logits": logits, **present, **present_conv})
+
+
+def step_specs(model: CRT) -> dict[str, GraphSpec]:
+    """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
+
+    Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
+    are tied to the last one.
+
+    Raises:
+        InputError: the model looks ahead.
+    """
+    longest = {"sequence": model.max_positions, "past": model.max_positions}
+    state, (key, value) = _state(model), _keys_values(model)
+    embed = {**_text(), "past_conv": _convolutions(model)[0]}
+    loop = {
+        "state": state,
+        "loop": torch.zeros(1, dtype=torch.int64),
+        "past_key": key,
+        "past_value": value,
+        "past_conv": _convolutions(model)[1],
+    }
+    text, kept = {"input_ids": _STATE, "position_ids": _STATE}, {"past_key": _KEPT, "past_value": _KEPT}
+    return {
+        "embed": GraphSpec(
+            CRTEmbed(model),
+            embed,
+            {**text, "past_conv": _ROWS},
+            ("state", "present_conv"),
+            {"sequence": model.max_positions},
+        ),
+        "loop": GraphSpec(
+            CRTLoop(model),
+            loop,
+            {"state": _STATE, **kept, "past_conv": _ROWS},
+            ("next_state", "present_key", "present_value", "present_conv"),
+            longest,
+        ),
+        **readout_specs(model),
+    }
+
+
+def readout_specs(model: CRT) -> dict[str, GraphSpec]:
+    """A part for every head; also of a model that looks ahead."""
+    heads = {"readout": model.loops}
+    if "shared" in model.exit_heads and len(model.exits) > 1:
+        heads["readout_exit"] = model.exits[0]
+    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
+    state = _state(model)
+    return {
+        part: GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _STATE}) for part, loop in heads.items()
+    }
+
+
+def readout_of(model: CRT, loop: int) -> str:
+    """The part that answers after ``loop``."""
+    if loop == model.loops or not model.exit_heads:
+        return "readout"
+    return "readout_exit" if "shared" in model.exit_heads else f"readout_exit{loop}"
+
+
+def _text() -> dict[str, Tensor]:
+    return {
+        "input_ids": torch.zeros(_BATCH, _NEW, dtype=torch.int64),
+        "position_ids": torch.arange(_PAST, _PAST + _NEW).repeat(_BATCH, 1),
+    }
+
+
+def _state(model: CRT) -> Tensor:
+    """A state in the matrices' type."""
+    weight = model.projection.weight
+    return weight.new_zeros(_BATCH, _NEW, weight.shape[0])
+
+
+def _keys_values(model: CRT) -> tuple[Tensor, Tensor]:
+    attention, weight = model.attention, model.projection.weight
+    shape = (_BATCH, attention.heads, _PAST, attention.head_size)
+    return weight.new_zeros(shape), weight.new_zeros(shape)
+
+
+def _convolutions(model: CRT) -> tuple[Tensor, Tensor]:
+    """What is kept for the convolutions of the embedding, and of a loop."""
+    weight = model.projection.weight
+    embed, loop = (weight.new_zeros(_BATCH, convolution_context(trm), len(weight)) for trm in (model.refine, model.trm))
+    return embed, loop

@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.families.encoder.layers import RMSNorm
-
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
-
-
-class LayerNorm(nn.LayerNorm):
-    """Layer normalisation, computed in float32 whatever the input's type; the result has the input's type again."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """x [..., size] → the same shape and type."""
-        wide = input if input.dtype == torch.float64 else input.float()
-        return F.layer_norm(wide, self.normalized_shape, self.weight, self.bias, self.eps).to(input.dtype)
-
-
-class TokenBatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of every channel over all tokens of a batch; running statistics in evaluation."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """x [B, T, C] → the same shape and type."""
-        flat = input.reshape(-1, input.shape[-1])
-        wide = flat if flat.dtype == torch.float64 else flat.float()
-        return super().forward(wide).to(input.dtype).view_as(input)
-
-
-def make_norm(kind: str, size: int, eps: float) -> nn.Module:
-    """``layer | rms | batch | none`` (the paper's normalisation ablation)."""
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "layer": lambda: LayerNorm(size, eps=eps),
-        "rms": lambda: RMSNorm(size, eps),
-        "batch": lambda: TokenBatchNorm(size, eps=eps),
-        "none": nn.Identity,
-    }
-    return makers[kind]()
 
 
 class DilatedConv(nn.Module):

@@ -61,3 +61,45 @@ def _cross_entropy(x: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
     logits = head(x)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+
+
+class TokenLosses(nn.Module):
+    """A language model that answers with losses instead of logits, which would not fit for every exit at once."""
+
+    inputs = ("input_ids", "targets")
+    optional = ("positions",)
+
+    def __init__(self, model: CRT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, targets: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
+        """Of every exit ``loss_exitN``, the cross-entropy in nats, and ``confidence_exitN``, the top probability.
+
+        Args:
+            input_ids: int64 [B, T].
+            targets: the token after each position, int64 [B, T], or ``IGNORED``.
+            positions: place of each token in its document, int64 [B, T]; None: each row is one document.
+
+        Returns:
+            name → float32 [B, T]; losses are 0 where nothing is predicted.
+        """
+        found: dict[str, Tensor] = {}
+        for loop, state in self.model(input_ids, positions).items():
+            losses, confidence = _answers(self.model.head_of(loop), state.flatten(0, 1), targets.flatten())
+            found[f"loss_exit{loop}"] = losses.view_as(targets)
+            found[f"confidence_exit{loop}"] = confidence.view_as(targets)
+        return found
+
+
+def _answers(head: nn.Linear, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and top probability of every token, float32 [n], a few hundred tokens at a time; x [n, C], targets [n]."""
+    losses, confidence = [], []
+    for part, wanted in zip(torch.split(x, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True):
+        logits = head(part).float()
+        log_sum = logits.logsumexp(-1)
+        counted = wanted != IGNORED
+        own = logits.gather(-1, torch.where(counted, wanted, 0)[:, None])[:, 0]
+        losses.append(torch.where(counted, log_sum - own, 0.0))
+        confidence.append((logits.amax(-1) - log_sum).exp())
+    return torch.cat(losses), torch.cat(confidence)

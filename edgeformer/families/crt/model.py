@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from edgeformer.families.crt.layers import CausalAttention, DilatedConv, TRMCycle, document_mask, make_norm
+from edgeformer.families.crt.layers import CausalAttention, DilatedConv, TRMCycle, document_mask
+from edgeformer.families.norms import make_norm
 
 Checkpointing = Literal["none", "loop", "cycles"]
 CYCLE_GROUP = 2

@@ -1,1 +1,61 @@
-"""The encoder of paper A."""
+"""The encoder of paper A: N layers applied R times; the stacked baseline is R = 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from edgeformer.families.encoder.config import EncoderConfig
+from edgeformer.families.family import Family
+from edgeformer.formats.manifest import Precision
+from edgeformer.formats.recipe import ModelConfig
+
+CLIENT_TYPE = "distilbert"
+"""Clients only open a ``model_type`` that they know, and take from it which inputs to send. To them DistilBERT is any
+text encoder that takes ``input_ids`` and ``attention_mask`` and nothing else, which is what our graphs are: the layers
+themselves are in the graph, and no client of one looks at them."""
+
+
+class Encoder(Family):
+    """Shared layers with RoPE, RMSNorm and SwiGLU."""
+
+    kind: ClassVar[str] = "encoder"
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    config_type: ClassVar[type[ModelConfig]] = EncoderConfig
+    model_type: ClassVar[str] = "edgeformer-encoder"
+    architecture: ClassVar[str] = "EncoderClassifier"
+    network_module: ClassVar[str] = "edgeformer.families.encoder.network"
+
+    def loops(self, config: EncoderConfig) -> int:
+        """Iterations."""
+        return config.iterations
+
+    def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
+        """Says ``distilbert`` to clients (:data:`CLIENT_TYPE`); the true description is under ``edgeformer``."""
+        return {
+            "model_type": CLIENT_TYPE,
+            "architectures": config["architectures"],
+            "problem_type": "single_label_classification",
+            "vocab_size": config["vocab_size"],
+            "hidden_size": config["hidden_size"],
+            "num_hidden_layers": config["layers"] * config["iterations"],
+            "iterations": config["iterations"],  # how often a host runs the loop graph of a step bundle
+            "num_attention_heads": config["heads"],
+            "max_position_embeddings": config["max_positions"],
+            "pad_token_id": config["pad_token_id"],
+            "id2label": config["id2label"],
+            "label2id": config["label2id"],
+            # In a browser Transformers.js would otherwise look for a file that is not there (model_quantized.onnx).
+            "transformers.js_config": {"dtype": precision},
+            "edgeformer": dict(config),
+        }
+
+    def card_line(self, config: EncoderConfig) -> str:
+        """See :meth:`Family.card_line`."""
+        return (
+            f"{config.layers} layers × {config.iterations} iterations, width {config.hidden_size}, "
+            f"{config.heads} heads, FFN {config.ffn_size}, α = {config.residual_scale}"
+        )
+
+
+FAMILY = Encoder()

@@ -8,30 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgeformer.families.norms import RMSNorm
+
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 """(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
 
 MASKED = -1e4
 """Added to the attention score of a padding token: zero after softmax, and representable in every float type."""
-
-
-class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x²) + ε) · γ over the last dimension (paper A, "RMS Normalization").
-
-    Computed in float32 whatever the input's type: x² overflows FP16 from |x| = 256 on.
-    """
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → the same shape and type."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        # Division by the root, not multiplication with rsqrt: the form that runtimes recognise and fuse.
-        scaled = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (scaled * self.weight).to(x.dtype)
 
 
 def rotary_angles(positions: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:

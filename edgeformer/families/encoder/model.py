@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from edgeformer.families.encoder.layers import MASKED, Attention, EncoderLayer, RMSNorm, rotary_angles, sdpa
+from edgeformer.families.encoder.layers import MASKED, Attention, EncoderLayer, rotary_angles, sdpa
+from edgeformer.families.norms import RMSNorm
 
 _INITIAL_STD = 0.02
 
@@ -18,6 +19,9 @@ class EncoderClassifier(nn.Module):
 
     Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
     """
+
+    inputs = ("input_ids",)
+    optional = ("attention_mask",)
 
     def __init__(  # noqa: PLR0913 - one keyword per dimension; configurations stay outside model classes
         self,
@@ -101,8 +105,3 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=_INITIAL_STD)
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Parameters, each shared one counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -9,16 +9,15 @@ from pathlib import Path
 from edgeformer.backends.session import Session
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import encode_file, prepare_test
+from edgeformer.formats.data_config import DataConfig, TextConfig
 from edgeformer.formats.evaluation import EvaluationRow, merge_rows
-from edgeformer.formats.language_recipe import TextConfig
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.recipe import DataConfig
-from edgeformer.formats.workspace import Location
 from edgeformer.machine.host import cpu_name
+from edgeformer.run import Location
 from edgeformer.stages.evaluating.language import Texts, score_texts
 from edgeformer.stages.evaluating.subject import Subject, open_subject
-from edgeformer.tasks.classification import score
-from edgeformer.tasks.scoring import run_rows
+from edgeformer.tasks import task_named
+from edgeformer.tasks.running import Calls, score_calls
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress | 
         texts = Texts(subject, subject.data, options.split, options.data, options.cache)
         rows = [row for artifact in artifacts for row in score_texts(texts, artifact, options.batch, progress)]
     else:
+        assert isinstance(subject.data, DataConfig)
         rows = _score_labelled(subject, subject.data, artifacts, options, progress)
     if location.run is not None and options.data is None:
         merge_rows(location.run, rows)
@@ -81,18 +81,20 @@ def _score(
     session: Session, artifact: str, split: str, encoded: Encoded, shape: tuple[int, int], progress: Progress
 ) -> EvaluationRow:
     pad, batch = shape
+    task = task_named("classification")
+    meter = task.meter()
+    calls = Calls(task, encoded, pad, task.call_batches(encoded, batch, 0))
     progress.start(f"Scoring {artifact} on {split}", len(encoded), "rows")
     try:
-        logits, seconds = run_rows(session.run, encoded, pad, batch, progress.advance)
+        seconds = score_calls(session.run, calls, meter, advance=progress.advance)
     finally:
         progress.finish()
-    result = score(logits, encoded.labels)
-    return EvaluationRow(
-        artifact=artifact,
-        split=split,
-        **result.model_dump(),
-        ms_per_sample=1000 * seconds / len(encoded),
-        batch=batch,
-        provider=session.provider,
-        host=cpu_name(),
+    (row,) = task.rows(artifact, split, meter.score())
+    return row.model_copy(
+        update={
+            "ms_per_sample": 1000 * seconds / len(encoded),
+            "batch": batch,
+            "provider": session.provider,
+            "host": cpu_name(),
+        }
     )

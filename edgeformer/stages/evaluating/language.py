@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeformer.data.language import TextRows, encode_text_file, prepare_text_set, text_batch
-from edgeformer.formats.evaluation import EvaluationRow, rows_of
-from edgeformer.formats.language_recipe import TextConfig
+from edgeformer.data.language import TextRows, encode_text_file, prepare_text_set
+from edgeformer.formats.data_config import TextConfig
+from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.progress import Progress
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.evaluating.subject import TORCH, Subject
-from edgeformer.tasks.language_modeling import LanguageMeter
-from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches, run_texts
-
-_TORCH_TOKENS = 8192
+from edgeformer.tasks import task_named
+from edgeformer.tasks.running import Calls, score_calls
 
 
 @dataclass
@@ -65,20 +63,20 @@ def score_texts(texts: Texts, artifact: str, most: int, progress: Progress) -> l
     """
     subject, rows = texts.subject, texts.rows(artifact)
     exits = subject.exits if artifact == TORCH else (subject.loop_of(artifact),)
-    tokens = _TORCH_TOKENS if artifact == TORCH else LOGITS_BYTES // (4 * subject.vocabulary)
-    batches = cut_batches(rows.lengths, most, max(1, tokens))
-    meter = LanguageMeter(exits)
+    task = task_named("language-modeling")
+    batches = task.call_batches(rows, most, subject.vocabulary, losses=artifact == TORCH)
+    meter = task.meter(exits)
+    calls = Calls(task, rows, subject.pad, batches)
     progress.start(f"Scoring {artifact} on {texts.name}", len(rows), "rows")
     try:
         with subject.open(artifact) as session:
-            if artifact != TORCH:
-                session.run(text_batch(rows, batches[0], subject.pad))  # untimed: it pays for every allocation
-            seconds = run_texts(session.run, rows, batches, meter, (exits, subject.pad), progress.advance)
+            warm_up = artifact != TORCH  # of the weights themselves no time is told
+            seconds = score_calls(session.run, calls, meter, warm_up=warm_up, advance=progress.advance)
             provider = session.provider
     finally:
         progress.finish()
-    score = meter.score(None if rows.truncated else rows.words)
-    found = rows_of(artifact, texts.name, score, leaks=subject.leaks)
+    score = meter.score(task.words(rows, cut=True))
+    found = task.rows(artifact, texts.name, score, leaks=subject.leaks)
     if exits != subject.exits and exits[0] != subject.exits[-1]:
         found = [row.model_copy(update={"exit": exits[0]}) for row in found]
     if artifact == TORCH:  # its time would be that of every exit's head, and of the losses

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.encoding import Encoded, encode
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.language_recipe import TextConfig
-from edgeformer.formats.workspace import Location
+from edgeformer.run import Location
 from edgeformer.stages.evaluating.subject import Subject, open_subject
-from edgeformer.tasks.classification import softmax
-from edgeformer.tasks.scoring import run_rows
+from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks.running import run_rows
 
 _BATCH = 32
 _LOOPS = range(1, 100)
@@ -56,7 +56,7 @@ def predict(
             raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
     subject = open_subject(location)
     data = subject.data
-    if isinstance(data, TextConfig):
+    if not isinstance(data, DataConfig):
         raise InputError(f"{location.name}: is a language model, which has no labels; use edgeformer generate")
     if confidence is not None and artifact is None and location.artifact is None:
         artifact = subject.step_artifact()
@@ -90,7 +90,7 @@ def _run(
     """Logits [n, C] and, where texts may leave early, the loop after which each did."""
     if confidence is None:
         with subject.open(chosen) as session:
-            return run_rows(session.run, encoded, subject.pad, _BATCH)[0], None
+            return run_rows(session.run, encoded, subject.pad, _BATCH), None
     from edgeformer.backends.onnxruntime.step_session import Early
 
     every_loop: Mapping[int, float] = dict.fromkeys(_LOOPS, confidence)
@@ -101,5 +101,5 @@ def _run(
             outputs = session.run(inputs)
             return {"logits": np.column_stack([outputs["logits"], outputs["loops"].astype(np.float32)])}
 
-        found, _ = run_rows(run, encoded, subject.pad, _BATCH)
+        found = run_rows(run, encoded, subject.pad, _BATCH)
     return found[:, :-1], found[:, -1].astype(np.int64)

@@ -6,21 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from edgeformer.backends.opening import cannot_run, check_companion, open_artifact
 from edgeformer.backends.session import Session
+from edgeformer.bundle import read_bundle
 from edgeformer.data.language import boundary_id, load_language_tokenizer
 from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.families import family_of, read_recipe_of
+from edgeformer.formats.data_config import DataConfig, DataSection, FileTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.recipe import DataConfig
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.sources import FileTokenizer
-from edgeformer.formats.workspace import RECIPE_FILE, Location, read_bundle, read_run
+from edgeformer.run import Location, read_run
 
 if TYPE_CHECKING:
     from edgeformer.backends.onnxruntime.step_session import Early
@@ -44,7 +43,7 @@ class Subject:
     tokenizer: Tokenizer
     pad: int
     vocabulary: int
-    data: DataConfig | TextConfig
+    data: DataSection
     trained_on: Mapping[str, str]
     exits: tuple[int, ...] = ()
     leaks: bool = False
@@ -151,7 +150,7 @@ def _of_run(location: Location) -> Subject:
     tokenizer_path = run / "model" / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise ArtifactError(f"{run}: holds no trained model; finish its training first")
-    recipe, manifest = load_recipe(str(run / RECIPE_FILE)), read_run(run)
+    recipe, manifest = read_recipe_of(run), read_run(run)
     tokenizer, pad = _tokenizer(tokenizer_path, recipe.data, recipe.model.vocab_size)
     return Subject(
         location=location,
@@ -161,16 +160,17 @@ def _of_run(location: Location) -> Subject:
         vocabulary=recipe.model.vocab_size,
         data=recipe.data,
         trained_on=manifest.data.fingerprints,
-        exits=(*recipe.model.exits, recipe.model.loops) if isinstance(recipe, LanguageRecipe) else (),
+        exits=family_of(recipe).trained_exits(recipe.model),
         leaks=manifest.leaks,
     )
 
 
-def _tokenizer(path: Path, data: DataConfig | TextConfig, vocabulary: int) -> tuple[Tokenizer, int]:
+def _tokenizer(path: Path, data: DataSection, vocabulary: int) -> tuple[Tokenizer, int]:
     config = FileTokenizer(kind="file", path=str(path))
     if isinstance(data, TextConfig):
         tokenizer = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
         return tokenizer, boundary_id(tokenizer)
+    assert isinstance(data, DataConfig)
     tokenizer = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
     return tokenizer, special_ids(tokenizer).pad
 
@@ -178,14 +178,11 @@ def _tokenizer(path: Path, data: DataConfig | TextConfig, vocabulary: int) -> tu
 def _open_torch(run: Path) -> Session:
     try:
         from edgeformer.backends.torch.session import TorchSession
-        from edgeformer.families.build import load_crt, load_encoder
-        from edgeformer.families.crt.token_losses import TokenLosses
+        from edgeformer.families.saving import load_model
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "
             "or choose an exported artifact with --artifact"
         ) from None
-    recipe, weights = load_recipe(str(run / RECIPE_FILE)), run / "model" / "model.safetensors"
-    if isinstance(recipe, LanguageRecipe):
-        return TorchSession(TokenLosses(load_crt(recipe.model, weights)), ("input_ids", "targets"), ("positions",))
-    return TorchSession(load_encoder(recipe.model, recipe.classes, weights))
+    scorer: Any = family_of(read_recipe_of(run)).network.scorer(load_model(run))
+    return TorchSession(scorer, scorer.inputs, scorer.optional)

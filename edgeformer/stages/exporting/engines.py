@@ -14,8 +14,6 @@ from edgeformer.backends.tensorrt.plan import (
     text_shapes,
 )
 from edgeformer.backends.tensorrt.torch_tensorrt import compile_program
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.exit_graphs import LastExit
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import sha256_of
@@ -62,7 +60,7 @@ def build_engines(
             reason=target.reason,
         )
         return
-    shapes = text_shapes(int(subject.facts["max_length"]), subject.recipe.model.max_positions)
+    shapes = text_shapes(subject.recipe.data.tokens_at_once, subject.recipe.model.max_positions)
     request = EngineRequest(target, precision, shapes, cache)
     for graph in graphs:
         yield _engine(bundle, graph, request, progress)
@@ -84,8 +82,8 @@ def compile_in_torch(
         return ArtifactManifest.model_validate({**about, **unavailable})
     file = f"engines/model{'' if precision == 'fp32' else f'_{precision}'}.{device.name}.ep"
     (bundle / "engines").mkdir(exist_ok=True)
-    shapes = text_shapes(int(subject.facts["max_length"]), subject.recipe.model.max_positions)
-    module = LastExit(subject.model) if isinstance(subject.model, CRT) else subject.model
+    shapes = text_shapes(subject.recipe.data.tokens_at_once, subject.recipe.model.max_positions)
+    module = subject.network.whole(subject.model)
     progress.start("Compiling with torch-tensorrt", None)
     try:
         request = EngineRequest(target, precision, shapes)

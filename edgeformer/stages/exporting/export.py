@@ -6,31 +6,30 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from edgeformer.backends.tensorrt.engine import size_note
+from edgeformer.families import read_recipe_of
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json
-from edgeformer.formats.language_recipe import LanguageRecipe
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.workspace import BUNDLE_FILE, RECIPE_FILE, read_run
+from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.host import code_version, now
-from edgeformer.stages.exporting.classifier import open_classifier
+from edgeformer.run import read_run
 from edgeformer.stages.exporting.engines import build_engines, compile_in_torch, engine_device
-from edgeformer.stages.exporting.exportable import Exportable, write_companions
+from edgeformer.stages.exporting.exportable import Exportable, from_config, open_exportable, write_companions
 from edgeformer.stages.exporting.graphs import write
 from edgeformer.stages.exporting.judging import Baseline, Judge
-from edgeformer.stages.exporting.language_model import open_language_model
 from edgeformer.stages.exporting.overflow import largest_activation
-from edgeformer.stages.exporting.trimmed import TrimmedSubject, trim_subject, write_trimmed_companions
+from edgeformer.stages.exporting.trimming import TrimmedSubject, trim_subject, write_trimmed_companions
 from edgeformer.stages.exporting.validation import Validation, open_validation
 from edgeformer.stages.exporting.variant import TRIMMED_FOLDER, Variant
 from edgeformer.stages.exporting.variants import Asked, Made, make_variants
+from edgeformer.tasks import Origin, TextReader
 
 _FP16_NOTE = (
     "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
@@ -102,10 +101,16 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     tokenizer = _tokenizer(run / "model" / "tokenizer.json")
     device = engine_device(options.target, subject.recipe.target) if options.trt else None
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
-    validations, notes = _validations(run, manifest, options, (subject, trimmed, tokenizer), progress)
-    largest = largest_activation(subject.exits, *subject.inputs.values()) if options.fp16 else 0.0
+    facts = subject.task.bundle_facts(subject.recipe, from_config(run, dict))
+    readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
+    if trimmed is not None:
+        readers[True] = trimmed.reader
+    validations, notes = _validations(run, manifest, options, readers, progress)
+    largest = (
+        largest_activation(subject.network.exits(subject.model), *subject.inputs.values()) if options.fp16 else 0.0
+    )
     with replacing_folder(run / "bundle") as folder:
-        write_companions(folder, run, subject.golden)
+        write_companions(folder, run, subject)
         if trimmed is not None:
             (folder / TRIMMED_FOLDER).mkdir()
         if options.fp16:
@@ -114,7 +119,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         artifacts = _build(work, exits)
         if trimmed is not None:
             _complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
-        bundle = _manifest(folder, manifest, subject, artifacts, tuple(notes))
+        bundle = _manifest(folder, manifest, subject, artifacts, {**facts, "notes": tuple(notes)})
         write_json(folder / BUNDLE_FILE, bundle)
     return bundle
 
@@ -130,22 +135,15 @@ def _complete_trimmed(folder: Path, run: Path, trimmed: TrimmedSubject, artifact
 
 
 def _validations(
-    run: Path,
-    manifest: RunManifest,
-    options: ExportOptions,
-    made: tuple[Exportable, TrimmedSubject | None, Tokenizer],
-    progress: Progress,
+    run: Path, manifest: RunManifest, options: ExportOptions, readers: dict[bool, TextReader], progress: Progress
 ) -> tuple[dict[bool, Validation | None], list[str]]:
-    """The validation split as each tokenizer cuts it, and why it cannot be found."""
-    subject, trimmed, tokenizer = made
-    cache = options.cache or run.parent / ".cache" / "tokens"
-    tokenizers = {False: (tokenizer, int(subject.facts["pad_id"]))}
-    if trimmed is not None:
-        tokenizers[True] = trimmed.tokenizer
+    """The validation split as each tokenizer cuts it, by whether it is trimmed, and why it cannot be found."""
+    recipe = read_recipe_of(run)
+    origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
     found: dict[bool, Validation | None] = {}
     notes: list[str] = []
-    for which, own in tokenizers.items():
-        found[which], missing = open_validation(subject.recipe, manifest, cache, own, progress)
+    for which, reader in readers.items():
+        found[which], missing = open_validation(recipe, reader, origin, progress)
         if missing is not None and missing not in notes:
             notes.append(missing)
     return found, notes
@@ -166,11 +164,7 @@ def _finished(run: Path) -> RunManifest:
 
 
 def _open(run: Path, manifest: RunManifest, allow_leak: bool) -> Exportable:
-    recipe = load_recipe(str(run / RECIPE_FILE))
-    if isinstance(recipe, LanguageRecipe):
-        subject = open_language_model(run, recipe, manifest, allow_leak=allow_leak)
-    else:
-        subject = open_classifier(run, recipe)
+    subject = open_exportable(run, manifest, allow_leak=allow_leak)
     if subject.parameters != manifest.parameters:
         raise EdgeformerError(
             f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
@@ -180,7 +174,7 @@ def _open(run: Path, manifest: RunManifest, allow_leak: bool) -> Exportable:
 
 def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
     """The exits that become graphs, the full graph's always among them and first. Raises InputError."""
-    known = subject.exits.exits
+    known = subject.exits
     wanted = known if options.exits == "all" else options.exits
     for exit_ in wanted:
         if exit_ not in known:
@@ -282,7 +276,11 @@ def _without_rejected(folder: Path, artifacts: list[ArtifactManifest]) -> list[A
 
 
 def _manifest(
-    folder: Path, manifest: RunManifest, subject: Exportable, artifacts: list[ArtifactManifest], notes: tuple[str, ...]
+    folder: Path,
+    manifest: RunManifest,
+    subject: Exportable,
+    artifacts: list[ArtifactManifest],
+    facts: dict[str, Any],
 ) -> BundleManifest:
     recipe, graphs = subject.recipe, {artifact.file for artifact in artifacts}
     others = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -290,7 +288,9 @@ def _manifest(
         run=manifest.run,
         task=manifest.task,
         created=now(),
-        **subject.facts,
+        **facts,
+        exits=subject.family.trained_exits(recipe.model),
+        leaks=subject.leaks,
         max_positions=recipe.model.max_positions,
         parameters=manifest.parameters,
         synthetic=manifest.data.synthetic,
@@ -299,6 +299,5 @@ def _manifest(
         data_fingerprints=manifest.data.fingerprints,
         files={name: sha256_of(folder / name) for name in others if name not in graphs},
         artifacts=tuple(artifacts),
-        notes=notes,
         code_version=code_version(),
     )

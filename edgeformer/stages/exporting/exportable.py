@@ -1,4 +1,4 @@
-"""What export needs to know of a trained model, whatever its task."""
+"""A trained model, ready to be exported: its torch module, its exits, and what its graphs are checked against."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import nn
 
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.encoder.model import EncoderClassifier
-from edgeformer.families.exit_graphs import CRTExits, EncoderExits
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.families import Family, family_of, read_recipe_of
+from edgeformer.families.network import Exits, Network
+from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
+from edgeformer.families.weights import count_parameters
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing, write_json
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
-from edgeformer.stages.exporting.hub_config import hub_config
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import Score
+from edgeformer.tasks import Task, task_named
 
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
@@ -30,69 +32,127 @@ T = TypeVar("T")
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
 
-class Scoring(Protocol):
-    """How good logits are on the golden inputs."""
-
-    def __call__(
-        self, exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None
-    ) -> ClassificationScore | LanguageScore:
-        """Score logits [n, C] of an exit. ``rows``: which golden rows or tokens they are of; None: all."""
-        ...
-
-
 @dataclass(frozen=True)
 class Exportable:
     """A model in evaluation mode on the CPU, and what its graphs are checked against.
 
     Attributes:
-        model: the model itself; the step and decode graphs are made of it.
-        exits: all of its exits and the states after every loop as one module, ``inputs`` in their order.
+        model: the model itself; every graph is made of it.
+        exits: loops that answer, in rising order; the last one is the whole model.
+        loops: loops after which there is a state.
         parameters: of the whole model, each counted once.
         needed: exit → parameters that its graph needs; the last exit is the full graph.
         inputs: real validation inputs, int64 [n, S] each.
+        answers: what is right for them.
         references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
         states: loop → torch FP32 hidden states, float32 [n, S, d].
-        score: how good logits like ``references``, or some rows of them, are.
         golden: what golden.npz holds.
-        facts: what bundle.json says of this kind of model: labels, exits, leaks, max_length, pad_id.
+        leaks: it sees what it is asked to predict.
     """
 
-    recipe: AnyRecipe
-    model: EncoderClassifier | CRT
-    exits: EncoderExits | CRTExits
+    recipe: Recipe
+    task: Task
+    family: Family
+    model: nn.Module
+    exits: tuple[int, ...]
     parameters: int
     needed: dict[int, int]
     inputs: dict[str, NDArray[np.int64]]
+    answers: dict[str, NDArray[np.int64]]
     references: dict[int, Logits]
     states: dict[int, Logits]
-    score: Scoring
     golden: dict[str, Array]
-    facts: dict[str, Any] = field(default_factory=dict)
+    leaks: bool = False
+
+    @property
+    def network(self) -> Network:
+        """The family's torch half."""
+        return self.family.network
 
     @property
     def last(self) -> int:
         """The last exit: that of the full graph."""
-        return self.exits.exits[-1]
+        return self.exits[-1]
 
     def rows(self, logits: Logits) -> Logits:
         """A session's logits in the shape of ``references``."""
         return logits.reshape(-1, logits.shape[-1])
 
+    def score(self, exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None) -> Score:
+        """Score logits like ``references``. ``rows``: which golden rows or tokens they are of; None: all."""
+        return self.task.golden_score(exit_, logits, self.answers, rows)
 
-@torch.inference_mode()
-def run_exits(
-    exits: EncoderExits | CRTExits, inputs: dict[str, NDArray[np.int64]]
-) -> tuple[dict[int, Tensor], dict[int, Logits]]:
-    """Logits of every exit, as the model gives them, and the states after every loop."""
-    outputs = exits(*map(torch.from_numpy, inputs.values()))
+
+def open_exportable(run: Path, manifest: RunManifest, *, allow_leak: bool = False) -> Exportable:
+    """The run's weights with their golden inputs, after the probe for leaks.
+
+    Raises:
+        ArtifactError: a file of the run is missing or damaged.
+        InputError: the model looks ahead, and ``allow_leak`` is not set.
+    """
+    recipe = read_recipe_of(run)
+    task, family = task_named(recipe.task), family_of(recipe)
+    names, answers = task.golden_names
+    arrays = read_golden_inputs(run, (*names, *answers))
+    model = load_model(run)
+    empty = Exportable(
+        recipe=recipe,
+        task=task,
+        family=family,
+        model=model,
+        exits=(),
+        parameters=0,
+        needed={},
+        inputs={name: arrays[name] for name in names},
+        answers={name: arrays[name] for name in answers},
+        references={},
+        states={},
+        golden={},
+        leaks=_leaks(run, family.network, model, manifest, allow_leak=allow_leak),
+    )
+    return with_references(empty)
+
+
+def with_references(subject: Exportable) -> Exportable:
+    """``subject`` with what torch FP32 computes for its inputs."""
+    module = subject.network.exits(subject.model)
+    exits: Exits = module  # type: ignore[assignment]
+    with torch.inference_mode():
+        outputs = exits(*map(torch.from_numpy, subject.inputs.values()))
     count = len(exits.exits)
-    states = {loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)}
-    return dict(zip(exits.exits, outputs[:count], strict=True)), states
+    logits = {exit_: found.numpy() for exit_, found in zip(exits.exits, outputs[:count], strict=True)}
+    return replace(
+        subject,
+        exits=exits.exits,
+        parameters=count_parameters(subject.model),
+        needed=subject.network.needed(subject.model),
+        references={exit_: found.reshape(-1, found.shape[-1]) for exit_, found in logits.items()},
+        states={loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)},
+        golden={**subject.inputs, **subject.answers, **subject.task.golden_answers(logits)},
+    )
+
+
+def _leaks(run: Path, network: Network, model: nn.Module, manifest: RunManifest, *, allow_leak: bool) -> bool:
+    try:
+        found = network.causality(model)
+    except ValueError as error:
+        raise ArtifactError(f"{run}: the causality probe found nothing to judge: {error}; train it again") from None
+    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
+    seen_now = found is not None and found.leaks
+    if not (seen_now or manifest.leaks):
+        return False
+    if not allow_leak:
+        ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
+        raise InputError(
+            f"{run}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
+            "export it all the same, marked as leaking, with --allow-leak"
+        )
+    return True
 
 
 def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """The arrays that training left for export, int64. Raises ArtifactError."""
-    path = run / "model" / "golden_inputs.npz"
+    path = run / MODEL_FOLDER / GOLDEN_INPUTS
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in names}
@@ -105,28 +165,28 @@ def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.
 
 def from_config(run: Path, take: Callable[[dict[str, Any]], T]) -> T:
     """What ``take`` makes of the model's config.json. Raises ArtifactError."""
-    path = run / "model" / "config.json"
+    path = run / MODEL_FOLDER / "config.json"
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
 
 
-def token_id(run: Path, key: str) -> int:
-    """A token's number from the model's config.json. Raises ArtifactError."""
-    return from_config(run, lambda config: int(config[key]))
-
-
-def write_companions(folder: Path, run: Path, golden: dict[str, Array]) -> None:
-    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs."""
+def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
+    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs. Raises ArtifactError."""
     for name in COMPANIONS:
-        source = run / "model" / name
+        source = run / MODEL_FOLDER / name
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
-    write_json(folder / "config.json", from_config(run, hub_config))
-    card = run / "model" / "README.md"
+    write_json(folder / "config.json", from_config(run, subject.family.client_config))
+    card = run / MODEL_FOLDER / "README.md"
     if card.is_file():
         shutil.copyfile(card, folder / "README.md")
+    write_golden(folder, subject.golden)
+
+
+def write_golden(folder: Path, golden: dict[str, Array]) -> None:
+    """golden.npz."""
     with replacing(folder / "golden.npz") as temporary:
         np.savez(temporary, **golden)  # type: ignore[arg-type]

@@ -1,43 +1,21 @@
-"""All graphs of one variant: traced from torch, quantised, and written to the bundle with shared weights."""
+"""All graphs of one variant: quantised, and written to the bundle with shared weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir
 
-from edgeformer.families.crt.graphs import compose_decode, compose_exits, trace_pieces
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.exit_graphs import logits_name, state_name
-from edgeformer.families.steps import step_specs
-from edgeformer.families.tracing import cut_out, export_graph, text_spec
-from edgeformer.stages.exporting.exportable import Exportable
+from edgeformer.families.tracing import Graphs, cut_out, logits_name, state_name
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 from edgeformer.stages.exporting.int8 import quantize
 from edgeformer.stages.exporting.variant import Variant
 
 LOOP = "loop"
 """The step graph that is run again and again."""
-
-
-@dataclass(frozen=True)
-class Graphs:
-    """In memory.
-
-    Attributes:
-        exits: one graph with the logits of every exit and the state after every loop as outputs.
-        steps: part → graph: embed, loop, readout…; empty where they were not asked for.
-        decode: a language model's graph with caches.
-        shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
-    """
-
-    exits: onnx_ir.Model
-    steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
-    decode: onnx_ir.Model | None = None
-    shared_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,23 +26,6 @@ class Written:
     steps: dict[str, str]
     decode: str | None
     size_bytes: dict[str, int]
-
-
-def trace(subject: Exportable, *, steps: bool) -> Graphs:
-    """The model as it is now (FP32, or made FP16 in place) as graphs. Raises EdgeformerError."""
-    model = subject.model
-    if isinstance(model, CRT):
-        return _trace_crt(model, steps=steps)
-    names = tuple(subject.inputs)
-    full = text_spec(subject.exits, names, subject.recipe.model.max_positions, subject.exits.outputs)
-    parts = step_specs(model) if steps else {}
-    return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()})
-
-
-def _trace_crt(model: CRT, *, steps: bool) -> Graphs:
-    pieces, parts = trace_pieces(model)
-    exits, decode = compose_exits(model, pieces), compose_decode(model, parts) if parts else None
-    return Graphs(exits, parts if steps else {}, decode, shared_weights=True)
 
 
 def quantized(graphs: Graphs) -> Graphs:

@@ -18,6 +18,7 @@ from edgeformer.backends.onnxruntime.step_session import StepSession
 from edgeformer.families.tracing import OPSET
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.formats.scores import Score
 from edgeformer.machine.host import library_versions
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
@@ -32,10 +33,10 @@ from edgeformer.stages.exporting.graphs import LOOP, Written, probe_outputs, pro
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.stages.exporting.overflow import overflow
 from edgeformer.stages.exporting.step_timing import step_note
-from edgeformer.stages.exporting.validation import Score, Validation, lost
+from edgeformer.stages.exporting.validation import Validation
 from edgeformer.stages.exporting.variant import Variant
+from edgeformer.tasks import Run
 from edgeformer.tasks.parity import measure_parity, out_of_tolerance
-from edgeformer.tasks.scoring import Run
 
 _LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -134,7 +135,7 @@ class Judge:
         score = None if parity.max_abs_error is None else self.subject.score(last, found, rows)
         if reason is None and score is not None and self.variant.precision != "fp32":
             wanted = self.subject.score(last, reference, rows)
-            reason = lost(score, wanted, self.variant.precision, trimmed=self.variant.trimmed)
+            reason = self.subject.task.lost(score, wanted, self.variant.precision, trimmed=self.variant.trimmed)
         facts: dict[str, object] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
@@ -166,7 +167,7 @@ class Judge:
             found = golden
             if score is not None and on_validation is not None:
                 found, wanted = score, on_validation
-            reason = lost(found, wanted, self.variant.precision, trimmed=self.variant.trimmed)
+            reason = self.subject.task.lost(found, wanted, self.variant.precision, trimmed=self.variant.trimmed)
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def _overflow(self) -> str | None:

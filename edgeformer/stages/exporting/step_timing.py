@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.tasks.scoring import Run
+from edgeformer.tasks import Run
 
 Array = NDArray[Any]
 ROUNDS, CALLS = 7, 3

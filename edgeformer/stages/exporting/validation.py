@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from edgeformer.data.language import TextRows, prepare_text_set
-from edgeformer.data.prepare import prepare_test
 from edgeformer.formats.errors import DataError, InputError, MissingDependencyError
-from edgeformer.formats.language_recipe import LanguageRecipe
-from edgeformer.formats.manifest import Precision, RunManifest
 from edgeformer.formats.progress import Progress
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
-from edgeformer.tasks.classification import score
-from edgeformer.tasks.language_modeling import LanguageMeter
-from edgeformer.tasks.scoring import LOGITS_BYTES, Run, cut_batches, run_rows, run_texts
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import Score
+from edgeformer.tasks import Origin, Run, Task, TextReader, task_named
+from edgeformer.tasks.running import Calls, score_calls
 
-Score = ClassificationScore | LanguageScore
-CLASSIFIER_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
-"""Accuracy that an artifact of each precision may lose against FP32 on the same rows."""
-
-TRIMMED_LOSS = 0.005
-"""The same for one with a trimmed vocabulary, whatever its precision."""
-
-LANGUAGE_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02}
-"""Share by which the perplexity of a language model may rise."""
-
-LANGUAGE_TOKENS = 2048
-"""Tokens of a language model's validation text that every artifact is scored on: enough to see a loss of 2 %."""
+SCORED_TOKENS = 2048
+"""Tokens of the validation text that every artifact of a task that counts tokens is scored on: enough to see 2 %."""
 
 _BATCH = 32
 
@@ -50,74 +34,42 @@ class Validation:
 
 
 def open_validation(
-    recipe: AnyRecipe, manifest: RunManifest, cache: Path, tokenizer: tuple[Tokenizer, int], progress: Progress
+    recipe: Recipe, reader: TextReader, origin: Origin, progress: Progress
 ) -> tuple[Validation | None, str | None]:
     """The split that training validated on, and why it cannot be found (None: it can).
 
     Args:
-        tokenizer: the model's own, or the one of a trimmed vocabulary; and the token that fills up rows.
+        recipe: of the run.
+        reader: the model's own tokenizer, or the one of a trimmed vocabulary.
+        origin: what is known of the run's data.
     """
-    own, pad = tokenizer
-    trained_on = manifest.data.fingerprints
+    task = task_named(recipe.task)
     try:
-        if isinstance(recipe, LanguageRecipe):
-            config = recipe.data.model_copy(update={"mode": "paragraphs"})
-            rows = prepare_text_set(config, own, cache, "validation", trained_on)
-            return _texts(rows, pad, recipe.model.vocab_size, progress), None
-        encoded = prepare_test(recipe.data, own, recipe.data.max_length, cache, "validation", trained_on)
+        rows = task.read_set(recipe.data, reader, "validation", origin)
     except (DataError, InputError, MissingDependencyError) as error:
-        few = f"{CLASSIFIER_LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
-        if isinstance(recipe, LanguageRecipe):
-            few = "they are few"
         return None, (
             f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
-            f"golden inputs; {few}"
+            f"golden inputs; {task.few()}"
         )
+    calls = _calls(task, rows, reader)
+    used = sum(map(len, calls.batches))
 
     def judge(run: Run, loop: int) -> Score:
-        progress.start("Scoring on the validation split", len(encoded), "rows")
-        try:
-            logits, _ = run_rows(run, encoded, pad, _BATCH, progress.advance)
-        finally:
-            progress.finish()
-        return score(logits, encoded.labels)
-
-    return Validation(len(encoded), judge), None
-
-
-def _texts(rows: TextRows, boundary: int, vocabulary: int, progress: Progress) -> Validation:
-    most = max(1, LOGITS_BYTES // (4 * vocabulary))
-    count = int(np.searchsorted(np.cumsum(rows.lengths), LANGUAGE_TOKENS)) + 1
-    batches = cut_batches(rows.lengths[:count], _BATCH, most)
-    used = sum(map(len, batches))
-
-    def judge(run: Run, loop: int) -> Score:
-        meter = LanguageMeter((loop,))
+        meter = task.meter((loop,))
         progress.start("Scoring on the validation split", used, "rows")
         try:
-            run_texts(run, rows, batches, meter, ((loop,), boundary), progress.advance)
+            score_calls(run, calls, meter, warm_up=False, advance=progress.advance)
         finally:
             progress.finish()
         return meter.score()
 
-    return Validation(used, judge)
+    return Validation(used, judge), None
 
 
-def lost(found: Score, reference: Score, precision: Precision, *, trimmed: bool) -> str | None:
-    """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within.
-
-    On ``n`` rows one row more or less is no loss that could be told from chance, so that much is always allowed.
-    """
-    if isinstance(found, ClassificationScore) and isinstance(reference, ClassificationScore):
-        drop = reference.accuracy - found.accuracy
-        bar = max(TRIMMED_LOSS if trimmed else CLASSIFIER_LOSS[precision], 1.5 / reference.n)
-        if drop > bar:
-            most = f"at most {bar:.4f} may be lost"
-            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
-        return None
-    assert isinstance(found, LanguageScore) and isinstance(reference, LanguageScore)
-    rise = found.perplexity / reference.perplexity - 1
-    bar = LANGUAGE_LOSS[precision]
-    if not rise <= bar:
-        return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
-    return None
+def _calls(task: Task, rows: Any, reader: TextReader) -> Calls:
+    """All rows, or of a text as many of the first ones as hold ``SCORED_TOKENS``."""
+    count = len(rows)
+    if task.unit == "tokens":
+        count = min(count, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
+    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=count)
+    return Calls(task, rows, reader.pad, batches)

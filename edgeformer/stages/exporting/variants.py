@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from edgeformer.families.half import half_for_export
+from edgeformer.families.norms import half_for_export
+from edgeformer.families.tracing import Graphs
 from edgeformer.formats.progress import Progress
 from edgeformer.stages.exporting.exportable import Exportable
-from edgeformer.stages.exporting.graphs import Graphs, quantized, trace
+from edgeformer.stages.exporting.graphs import quantized
 from edgeformer.stages.exporting.variant import Variant
 
 
@@ -56,6 +57,6 @@ def make_variants(subject: Exportable, small: Exportable | None, asked: Asked, p
 def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:
     progress.start(f"Tracing the {name} graphs", None)
     try:
-        return trace(subject, steps=steps)
+        return subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
     finally:
         progress.finish()

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeformer.tasks.language_modeling import top_probability
-from edgeformer.tasks.sampling import Sampler
+from edgeformer.tasks.language_modeling.sampling import Sampler
+from edgeformer.tasks.language_modeling.scoring import top_probability
 
 Logits = npt.NDArray[Any]
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 
 from edgeformer.data.language_tokenizer import PlainText
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.workspace import Location
+from edgeformer.run import Location
 from edgeformer.stages.generating.decoding import Decoded, decode
 from edgeformer.stages.generating.text_stream import TextStream
 from edgeformer.stages.generating.writers import Writer, find_writer
-from edgeformer.tasks.language_modeling import exit_thresholds
-from edgeformer.tasks.sampling import Sampler, Sampling
+from edgeformer.tasks.language_modeling.sampling import Sampler, Sampling
+from edgeformer.tasks.language_modeling.scoring import exit_thresholds
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edgeformer.backends.opening import check_companion, open_decoder
+from edgeformer.bundle import read_bundle
 from edgeformer.data.language_tokenizer import load_language_tokenizer
+from edgeformer.families import family_of, read_recipe_of
+from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.formats.language_recipe import LanguageRecipe
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.sources import FileTokenizer
-from edgeformer.formats.workspace import RECIPE_FILE, Location, read_bundle, read_run
+from edgeformer.run import Location, read_run
 from edgeformer.stages.generating.decoding import DecodingSession
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 TORCH = "torch"
 """``--artifact torch``: the run's own weights."""
@@ -205,28 +206,28 @@ class RunWriter(Writer):
         """See :meth:`Writer.open`."""
         try:
             from edgeformer.backends.torch.decoder import TorchDecoder
-            from edgeformer.families.build import load_crt
-            from edgeformer.families.crt.cache import Decoder
+            from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "
                 f"the run where that is installed: edgeformer export {self.run.name} --exit all"
             ) from None
-        return TORCH, TorchDecoder(Decoder(load_crt(self.recipe.model, self.run / "model" / "model.safetensors")))
+        return TORCH, TorchDecoder(family_of(self.recipe).network.decoder(load_model(self.run)))
 
 
 def _run_writer(location: Location, run: Path) -> RunWriter:
-    manifest, recipe = read_run(run), load_recipe(str(run / RECIPE_FILE))
+    manifest, recipe = read_run(run), read_recipe_of(run)
     if not isinstance(recipe, LanguageRecipe):
         raise _refuse_classifier(location.name)
     if manifest.status != "finished":
         raise ArtifactError(f"{run}: is {manifest.status}, not finished; go on with edgeformer train … --resume")
     config = recipe.model
-    if manifest.leaks or not config.causal:
+    family = family_of(recipe)
+    if manifest.leaks or family.leaks(config):
         raise _refuse_leak(location.name)
     return RunWriter(
         name=recipe.name,
-        exits=(*config.exits, config.loops),
+        exits=family.trained_exits(config),
         max_positions=config.max_positions,
         trained_length=recipe.data.sequence_length,
         run=run,

@@ -8,28 +8,29 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.data.language import prepare_text_set
+from edgeformer.data.language import PreparedText, TextRows, prepare_text_set
 from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
 from edgeformer.data.sources import local_text_parts
-from edgeformer.families.build import build_crt
+from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.checkpoint import config_of, convert
+from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.saving import save_language_model
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.saving import MODEL_FOLDER, save_model
+from edgeformer.families.weights import count_parameters
+from edgeformer.formats.data_config import NAME_PATTERN, FileTokenizer, HubTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.formats.language_recipe import CRTConfig, LanguageRecipe
 from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.shipped import load_recipe
-from edgeformer.formats.sources import NAME_PATTERN, FileTokenizer, HubTokenizer
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, library_versions, now
 from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 RECIPE_NAME = "crt_imported"
 _PUBLISHED = "crt_deep_published"
@@ -67,12 +68,11 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
     for note in notes:
         progress.message(note)
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
-    plain = PlainText(tokenizer)
-    stream, golden = _stream(recipe, tokenizer, plain, from_data=options.data is not None)
+    prepared, golden = _prepared(recipe, tokenizer, from_data=options.data is not None)
     manifest = _manifest(folder.name, recipe, model, _causality(model, path), _source(path, golden))
     with replacing_folder(folder) as temporary:
-        (temporary / "model").mkdir()
-        save_language_model(temporary / "model", model, recipe, tokenizer, plain.boundary, stream)
+        (temporary / MODEL_FOLDER).mkdir()
+        save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
         header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
         write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
         write_json(temporary / RUN_FILE, manifest)
@@ -99,15 +99,16 @@ def _folder(options: ImportOptions) -> Path:
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
     """The published protocol around this model, and notes. Raises DataError."""
-    published = load_recipe(_PUBLISHED)
-    assert isinstance(published, LanguageRecipe)
-    length = min(published.data.sequence_length, config.max_positions)
-    data, notes = published.data.model_copy(update={"sequence_length": length}), list[str]()
+    published = load_recipe(_PUBLISHED).model_dump()
+    length = min(published["data"]["sequence_length"], config.max_positions)
+    data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
     if options.data is not None:
         data, notes = local_text_parts(data, options.data)
     file = None if options.tokenizer is None else FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
+    if not config.exits:
+        published["training"]["exit_weight"] = 0.0
     document = {
-        **published.model_dump(),
+        **published,
         "name": RECIPE_NAME,
         "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
         "allow_leak": False,
@@ -115,21 +116,25 @@ def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[Lang
         "tokenizer": (file or HubTokenizer(kind="hub", name="gpt2")).model_dump(),
         "model": config.model_dump(),
     }
-    if not config.exits:
-        document["training"] = {**document["training"], "exit_weight": 0.0}
-    return LanguageRecipe.model_validate(document), notes
+    found: LanguageRecipe = recipe_type(published["task"], config.kind).model_validate(document)
+    return found, notes
 
 
-def _stream(
-    recipe: LanguageRecipe, tokenizer: Tokenizer, plain: PlainText, *, from_data: bool
-) -> tuple[NDArray[np.int32], str]:
-    """Real token numbers for the golden inputs, and what they are."""
+def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) -> tuple[PreparedText, str]:
+    """Real text for the golden inputs, and what it is."""
+    plain = PlainText(tokenizer)
     if from_data:
-        return prepare_text_set(recipe.data, tokenizer, None, "validation").ids, "from the validation text"
-    ids: list[int] = [plain.boundary]
-    for paragraph in PARAGRAPHS:
-        ids += [*plain.encode(paragraph).ids, plain.boundary]
-    return np.array(ids, dtype=np.int32), "from a short built-in English text, not from the model's own data"
+        rows, golden = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
+    else:
+        ids: list[int] = [plain.boundary]
+        for paragraph in PARAGRAPHS:
+            ids += [*plain.encode(paragraph).ids, plain.boundary]
+        words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
+        stream, ends = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
+        rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
+        golden = "from a short built-in English text, not from the model's own data"
+    summary = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
+    return PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary), golden
 
 
 def _causality(model: CRT, path: Path) -> Causality:
@@ -154,7 +159,7 @@ def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causalit
         recipe_sha256=recipe.fingerprint(),
         started=moment,
         finished=moment,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=count_parameters(model),
         vocabulary=recipe.model.vocab_size,
         precision="unknown",
         attention=AttentionUse(requested="sdpa", used="sdpa"),

@@ -16,7 +16,7 @@ from edgeformer.backends.onnxruntime.providers import on_gpu
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search
-from edgeformer.formats.scores import ClassificationScore, LanguageScore
+from edgeformer.formats.scores import Score
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import Choice, Metric, Minimize, Option, choose, front
@@ -189,7 +189,7 @@ def _kind(artifact: ArtifactManifest) -> tuple[str, str, bool]:
     return artifact.format, artifact.precision, artifact.trimmed
 
 
-def _checked(score: ClassificationScore | LanguageScore, metric: Metric) -> _Scored:
+def _checked(score: Score, metric: Metric) -> _Scored:
     value: float | None = getattr(score, metric, None)  # None: another task's score
     return _Scored(value) if value is not None and isfinite(value) else _Scored(None, why_none=f"it has no {metric}")
 

@@ -28,6 +28,7 @@ class Position:
     batch: int = 0
     step: int = 0
     seconds: float = 0.0
+    training_seconds: float = 0.0
     samples: int = 0
     best_epoch: int | None = None
     best_value: float | None = None

@@ -17,15 +17,12 @@ from torch import nn
 
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Progress
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.stages.training.batches import PlannedBatches, training_loader
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.interrupt import StopRequest
-from edgeformer.stages.training.meter import Meter, StepResult
-from edgeformer.stages.training.metrics_log import MetricsLog
-from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.memory_here import RandomState, is_out_of_memory
+from edgeformer.stages.training.metrics import Meter, MetricsLog, StepResult
+from edgeformer.stages.training.objective import Objective, PlannedBatches, training_loader
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
-from edgeformer.stages.training.out_of_memory import RandomState, is_out_of_memory
 
 
 @dataclass
@@ -43,7 +40,8 @@ class TrainingLoop:
     a time. When memory runs out, the step is repeated with half as many at a time: the same rows, the same gradient.
     """
 
-    def __init__(self, recipe: AnyRecipe, objective: Objective, model: nn.Module, accelerator: Accelerator) -> None:
+    def __init__(self, objective: Objective, accelerator: Accelerator) -> None:
+        recipe, model = objective.recipe, objective.model
         self._recipe, self._config, self._objective = recipe, recipe.training, objective
         self._accelerator = accelerator
         lengths, rows = objective.lengths, recipe.training.batch_size * recipe.training.accumulation
@@ -92,7 +90,7 @@ class TrainingLoop:
             if stop:
                 self._save()
                 return Outcome(self.position, interrupted=True)
-            self._validate(log, progress)
+            self._validate(log, progress, complete=complete)
             if complete:
                 self.position.epoch += 1
                 self.position.batch, self.position.epoch_loss_sum, self.position.epoch_weight = 0, 0.0, 0
@@ -135,7 +133,7 @@ class TrainingLoop:
         return True
 
     def _meter(self) -> Meter:
-        return Meter(per_token=self._recipe.task == "language-modeling")
+        return Meter(per_token=self._objective.task.unit == "tokens")
 
     def _passes(self) -> float:
         return self.position.epoch + self.position.batch / len(self._sampler)
@@ -146,6 +144,7 @@ class TrainingLoop:
         position.step += 1
         position.samples += result.rows
         position.seconds += seconds
+        position.training_seconds += seconds
         position.epoch_loss_sum += result.loss
         position.epoch_weight += result.weight
 
@@ -179,7 +178,7 @@ class TrainingLoop:
         if size == 1:
             raise EdgeformerError(
                 f"out of memory at step {position.step + 1} with a single row at a time; use "
-                "training.checkpointing: loop, a shorter data.sequence_length, or see edgeformer plan"
+                f"training.checkpointing: loop, a shorter data.{self._recipe.data.length_key}, or see edgeformer plan"
             )
         position.batch_size = size // 2
         pieces = -(-self._sampler.batch_size // position.batch_size)
@@ -192,14 +191,14 @@ class TrainingLoop:
     def _attempt(self, rows: NDArray[np.int64]) -> StepResult:
         device, size = self._accelerator.device, self.position.batch_size
         batches = [self._objective.batch(rows[at : at + size], device) for at in range(0, len(rows), size)]
-        weight = sum(map(self._objective.weight, batches))
+        weight = sum(batch.weight for batch in batches)
         total, parts = 0.0, dict[str, float]()
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             # Several processes exchange gradients once per step, with the last piece.
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
                 with self._accelerator.autocast():
-                    losses = self._objective.losses(self._model, batch)
+                    losses = self._objective.losses(self._model, batch.tensors)
                 self._accelerator.backward(losses.total / max(1, weight))
             total += float(losses.total.detach())
             for name, value in losses.parts.items():
@@ -220,25 +219,32 @@ class TrainingLoop:
             self._rate.after_step()
         self._optimizer.zero_grad()
 
-    def _validate(self, log: MetricsLog, progress: Progress) -> None:
+    def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> None:
+        """Score the weights as they are, and keep them if they are the best so far.
+
+        Args:
+            complete: an epoch has ended; where --max-steps stops in the middle of one, schedule, early stopping and
+                the best epoch's number do not count it.
+        """
         position, objective = self.position, self._objective
         started = time.perf_counter()
         result = objective.evaluate(self.plain_model, "validation", self._accelerator.device)
         position.seconds += time.perf_counter() - started
-        self._rate.after_epoch(result.loss)
+        if complete:
+            self._rate.after_epoch(result.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
-        log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.record(result)})
+        log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.task.record(result)})
         value = objective.criterion(result)
         better = position.best_value is None or value < position.best_value
         if better:
-            position.best_epoch, position.best_value = position.epoch + 1, value
+            position.best_epoch, position.best_value = position.epoch + 1 if complete else None, value
             position.validation = result.model_dump()
             self._kept.save_best(self.plain_model)
-        progress.message(
-            f"epoch {position.epoch + 1}: train loss {train_loss:.4f}, {objective.describe(result)}"
-            f"{' (best so far)' if better else ''}"
-        )
-        self._count_stagnation(result.loss)
+        where = f"epoch {position.epoch + 1}" if complete else f"step {position.step}"
+        described = objective.task.describe(result)
+        progress.message(f"{where}: train loss {train_loss:.4f}, {described}{' (best so far)' if better else ''}")
+        if complete:
+            self._count_stagnation(result.loss)
 
     def _count_stagnation(self, loss: float) -> None:
         stopping, position = self._config.early_stopping, self.position

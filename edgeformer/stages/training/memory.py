@@ -1,23 +1,174 @@
-"""The peak memory of training a recipe, predicted before a step is run."""
+"""The peak memory of training a recipe, predicted before a step is run: one step and one validation batch are traced
+on tensors without data."""
 
 from __future__ import annotations
 
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.planning import MemoryBreakdown, Suggestion
-from edgeformer.formats.recipes import AnyRecipe
-from edgeformer.formats.units import format_bytes
-from edgeformer.stages.training.memory_free import free_bytes
-from edgeformer.stages.training.memory_ledger import Kind, gradient_bytes, with_gradients, worst_moment
-from edgeformer.stages.training.memory_step import DeviceKind, Trace, trace
-from edgeformer.stages.training.precision import resolve_precision
-from edgeformer.stages.training.suggestions import in_words, suggest
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["DeviceKind", "check_fits", "free_bytes", "predict_peak", "suggestions"]
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+
+from edgeformer.families import family_of
+from edgeformer.families.network import Place, run_scorer
+from edgeformer.formats.planning import MemoryBreakdown
+from edgeformer.formats.recipe import Recipe
+from edgeformer.stages.training.memory_ledger import (
+    Event,
+    Kind,
+    MemoryLedger,
+    gradient_bytes,
+    with_gradients,
+    worst_moment,
+)
+from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.tasks import task_named
 
 _MIB = 2**20
 
+DeviceKind = Literal["cuda", "cpu"]
+_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-def predict_peak(recipe: AnyRecipe, *, device_kind: DeviceKind, precision: str) -> MemoryBreakdown:
+
+@dataclass(frozen=True)
+class Trace:
+    """The memory of a training step.
+
+    Attributes:
+        weights, optimizer: bytes of the tensors that live as long as the training.
+        first: the first micro-batch of a step, clipping and the optimizer's step. What it leaves are gradients.
+        validation: a batch of validation.
+    """
+
+    weights: int
+    optimizer: int
+    first: list[Event]
+    validation: list[Event]
+
+
+def trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> Trace:
+    """The memory of training ``recipe``, batches at their longest, found without allocating any of it.
+
+    The tensors are fake ones of the CPU (fake CUDA tensors need a torch with CUDA); for a CUDA card, what differs
+    there is put in place.
+    """
+    with FakeTensorMode():
+        task, network = task_named(recipe.task), family_of(recipe).network
+        model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
+        loss = network.loss(model, recipe, None)
+        batch = _tensors(task.example(recipe, recipe.training.batch_size))
+        if device_kind == "cuda":
+            model = _as_on_cuda(network.as_on_cuda(model))
+        model.train()
+        parameters = list(model.parameters())
+        weights = [*parameters, *model.buffers()]
+        ledger = MemoryLedger(weights)
+        optimizer = build_optimizer(model, recipe.training.optimizer)
+        _make_state(optimizer, parameters)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(_gradient_hook(ledger))  # type: ignore[no-untyped-call]
+        for tensor in batch.values():
+            ledger.enter(tensor, "activations")
+        half = _FORMATS.get(precision)
+        with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+            total = loss(model, batch).total
+        with ledger.making("temporary"):
+            total.backward()  # type: ignore[no-untyped-call]
+            if recipe.training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
+            optimizer.step()
+        first = list(ledger.events)  # a copy: what is left goes when this function returns
+        state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
+        return Trace(_bytes(weights), _bytes(state), first, _validation(recipe))
+
+
+def _tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+    """Tensors of these shapes; the arrays hold one number each, over and over."""
+    return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _make_state(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _gradient_hook(ledger: MemoryLedger) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            ledger.is_gradient(parameter.grad)
+
+    return hook
+
+
+class _MaskDropout(nn.Module):
+    """Dropout as CUDA computes it: it keeps a mask of bytes, where the CPU keeps the noise in the input's type."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and type."""
+        result: Tensor = torch.native_dropout(x, self.share, self.training)[0]
+        return result
+
+
+def _as_on_cuda(model: nn.Module) -> nn.Module:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout) and child.p:
+                setattr(module, name, _MaskDropout(child.p))
+    return model
+
+
+def _validation(recipe: Recipe) -> list[Event]:
+    """A batch of validation, in float32 and without gradients; it depends on nothing of how a recipe trains."""
+    return _validation_of(_Untrained(recipe))
+
+
+class _Untrained:
+    """A recipe as a key for what does not depend on its ``training``."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._key = (recipe.task, recipe.data.model_dump_json(), recipe.model.model_dump_json())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Untrained) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@functools.lru_cache(maxsize=8)
+def _validation_of(untrained: _Untrained) -> list[Event]:
+    recipe = untrained.recipe
+    task, network = task_named(recipe.task), family_of(recipe).network
+    model, _ = network.build(recipe, Place(for_export=True))
+    model.eval()
+    batch = _tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
+    ledger = MemoryLedger([*model.parameters(), *model.buffers()])
+    for tensor in batch.values():
+        ledger.enter(tensor, "activations")
+    with ledger.making("activations"), torch.no_grad():
+        run_scorer(network.scorer(model), batch)
+        return list(ledger.events)
+
+
+def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> MemoryBreakdown:
     """Bytes at the worst moment of training ``recipe``, its batches at their longest.
 
     Args:
@@ -42,8 +193,8 @@ def _cuda_reserve(_: Trace, counted: dict[Kind, int]) -> int:
     """Assumed, not calibrated on a card yet.
 
     64 MiB for cuBLAS workspaces (8 MiB for each of two threads, 32 MiB on Hopper) and the kernels' own scratch, and a
-    tenth of what comes and goes in a step for the gaps of the caching allocator. The context and the kernels' code are
-    not in it: a profile's usable memory already leaves them out.
+    tenth of what comes and goes in a step for the gaps of the caching allocator. CUDA's context and the kernels' code
+    are not in it: the budget leaves them out.
     """
     return 64 * _MIB + round(0.1 * (counted["activations"] + counted["temporary"]))
 
@@ -66,44 +217,3 @@ def _cpu_reserve(traced: Trace, _: dict[Kind, int]) -> int:
 
 
 _RESERVES = {"cuda": _cuda_reserve, "cpu": _cpu_reserve}
-
-
-def check_fits(
-    recipe: AnyRecipe, *, device_kind: DeviceKind, precision: str, free_bytes: int, what: str
-) -> MemoryBreakdown:
-    """Predict the peak, and refuse a recipe that cannot fit.
-
-    Args:
-        free_bytes, what: memory that training may take, and of what it is a part, e.g. "free on … now".
-
-    Raises:
-        InputError: with the predicted peak, what there is, and what to change.
-    """
-    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision)
-    if breakdown.peak_bytes <= free_bytes:
-        return breakdown
-    natural = resolve_precision("auto", device_kind)
-    found = suggestions(recipe, free_bytes, device_kind=device_kind, precision=precision, natural=natural)
-    raise InputError(
-        f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
-        f"{format_bytes(free_bytes)} are {what}; {in_words(found)}, or train anyway with --ignore-memory"
-    )
-
-
-def suggestions(
-    recipe: AnyRecipe, budget_bytes: int, *, device_kind: DeviceKind, precision: str, natural: str
-) -> tuple[Suggestion, ...]:
-    """What to change so that ``recipe`` fits into ``budget_bytes``.
-
-    Args:
-        precision: what the recipe computes in, resolved.
-        natural: what the device would compute in with ``precision: auto``.
-    """
-
-    def peak(candidate: AnyRecipe) -> int:
-        changed = candidate.training.precision != recipe.training.precision
-        format_ = candidate.training.precision if changed else precision
-        return predict_peak(candidate, device_kind=device_kind, precision=format_).peak_bytes
-
-    half = natural if precision == "fp32" and natural != "fp32" else None
-    return suggest(recipe, budget_bytes, peak, half)

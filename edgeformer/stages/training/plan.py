@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from edgeformer.families.build import count_offline
+import torch
+
+from edgeformer.families import family_of
+from edgeformer.families.network import Place
+from edgeformer.families.weights import count_parameters
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.planning import Plan, Suggestion
-from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.planning import MemoryBreakdown, Plan, Suggestion
+from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes
-from edgeformer.stages.training.memory import predict_peak, suggestions
-from edgeformer.stages.training.memory_free import free_bytes
-from edgeformer.stages.training.precision import resolve_precision
+from edgeformer.stages.training.memory import DeviceKind, predict_peak
+from edgeformer.stages.training.memory_here import free_bytes
+from edgeformer.stages.training.optimization import resolve_precision
+from edgeformer.stages.training.suggestions import in_words, suggest
 
 _FIRST_WITH_BF16 = (8, 0)
 """Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 
 
-def plan(recipe: AnyRecipe, device: DeviceProfile) -> Plan:
+def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
     """The predicted peak of training ``recipe`` on ``device`` against the memory that it leaves to a process.
 
     Raises:
@@ -68,9 +73,65 @@ def _budget(device: DeviceProfile) -> tuple[int, str]:
     facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
     for name, fact in facts.items():
         if fact is not None:
-            return fact.value, f"{name} of {device.title}: {fact.source}"
+            context, less = context_of(device)
+            return fact.value - context, f"{name} of {device.title}{less}: {fact.source}"
     if device.kind == "cpu":
         return free_bytes("cpu")
     raise InputError(
         f"device profile {device.name}: says nothing about memory; add usable_memory_bytes (value, source, verified)"
     )
+
+
+def context_of(device: DeviceProfile) -> tuple[int, str]:
+    """Bytes of usable memory that CUDA's context takes before the first tensor, and how a message says so."""
+    if device.kind != "cuda" or device.context_bytes is None:
+        return 0, ""
+    return device.context_bytes.value, f", less {format_bytes(device.context_bytes.value)} for CUDA's context"
+
+
+def count_offline(recipe: Recipe) -> int:
+    """Exact parameter count of a recipe's model without allocating a weight (meta device)."""
+    with torch.device("meta"):
+        model, _ = family_of(recipe).network.build(recipe, Place(for_export=True))
+    return count_parameters(model)
+
+
+def check_fits(
+    recipe: Recipe, *, device_kind: DeviceKind, precision: str, free_bytes: int, what: str
+) -> MemoryBreakdown:
+    """Predict the peak, and refuse a recipe that cannot fit.
+
+    Args:
+        free_bytes, what: memory that training may take, and of what it is a part, e.g. "free on … now".
+
+    Raises:
+        InputError: with the predicted peak, what there is, and what to change.
+    """
+    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision)
+    if breakdown.peak_bytes <= free_bytes:
+        return breakdown
+    natural = resolve_precision("auto", device_kind)
+    found = suggestions(recipe, free_bytes, device_kind=device_kind, precision=precision, natural=natural)
+    raise InputError(
+        f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
+        f"{format_bytes(free_bytes)} are {what}; {in_words(found)}, or train anyway with --ignore-memory"
+    )
+
+
+def suggestions(
+    recipe: Recipe, budget_bytes: int, *, device_kind: DeviceKind, precision: str, natural: str
+) -> tuple[Suggestion, ...]:
+    """What to change so that ``recipe`` fits into ``budget_bytes``.
+
+    Args:
+        precision: what the recipe computes in, resolved.
+        natural: what the device would compute in with ``precision: auto``.
+    """
+
+    def peak(candidate: Recipe) -> int:
+        changed = candidate.training.precision != recipe.training.precision
+        format_ = candidate.training.precision if changed else precision
+        return predict_peak(candidate, device_kind=device_kind, precision=format_).peak_bytes
+
+    half = natural if precision == "fp32" and natural != "fp32" else None
+    return suggest(recipe, budget_bytes, peak, half)

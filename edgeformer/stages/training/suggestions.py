@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from edgeformer.families.crt.model import Checkpointing
-from edgeformer.formats.language_recipe import LanguageRecipe
+from edgeformer.formats.data_config import DataSection
 from edgeformer.formats.planning import Suggestion
-from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.units import format_bytes
 
-Peak = Callable[[AnyRecipe], int]
+Peak = Callable[[Recipe], int]
 """The predicted peak of training a recipe, in bytes."""
 
 KINDS_OF_CHANGES = 5
@@ -28,7 +27,7 @@ class Change:
     values: dict[str, Any]
     note: str
 
-    def applied(self, recipe: AnyRecipe) -> AnyRecipe:
+    def applied(self, recipe: Recipe) -> Recipe:
         """The recipe with these values."""
         for key, value in self.values.items():
             section, name = key.split(".")
@@ -51,7 +50,7 @@ def _suggestion(changes: Changes, peak_bytes: int, budget_bytes: int) -> Suggest
     return Suggestion(set=pairs, peak_bytes=peak_bytes, fits=peak_bytes <= budget_bytes, note=note)
 
 
-def suggest(recipe: AnyRecipe, budget_bytes: int, peak: Peak, half_precision: str | None) -> tuple[Suggestion, ...]:
+def suggest(recipe: Recipe, budget_bytes: int, peak: Peak, half_precision: str | None) -> tuple[Suggestion, ...]:
     """First the changes that together make ``recipe`` fit, if any do; then each change by itself.
 
     Args:
@@ -60,7 +59,7 @@ def suggest(recipe: AnyRecipe, budget_bytes: int, peak: Peak, half_precision: st
     """
     known: dict[str, int] = {}
 
-    def peak_of(candidate: AnyRecipe) -> int:
+    def peak_of(candidate: Recipe) -> int:
         key = candidate.fingerprint()
         if key not in known:
             known[key] = peak(candidate)
@@ -78,7 +77,7 @@ def suggest(recipe: AnyRecipe, budget_bytes: int, peak: Peak, half_precision: st
     return (fitting, *(single for single in singles if single.set != fitting.set))
 
 
-def _search(recipe: AnyRecipe, budget_bytes: int, peak_of: Peak, half_precision: str | None) -> Suggestion | None:
+def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: str | None) -> Suggestion | None:
     """Add one kind of change after the other, from the cheapest on, each as far as needed, until it fits.
 
     A change that does not lower the peak is not kept.
@@ -128,39 +127,39 @@ class _Secant:
         return self.peak_bytes - self.slope * (self.rows - rows) > self.budget_bytes
 
 
-def _steps(recipe: AnyRecipe, half_precision: str | None) -> tuple[Iterator[Change], ...]:
+def _steps(recipe: Recipe, half_precision: str | None) -> tuple[Iterator[Change], ...]:
     """Kinds of changes from the cheapest on, each with its values from the mildest on."""
-    language = recipe if isinstance(recipe, LanguageRecipe) else None
     return (
-        _chunked_loss(language),
-        _smaller_batches(recipe),
-        _checkpointing(language),
+        _chunked_loss(recipe.training),
+        _smaller_batches(recipe.training),
+        _checkpointing(recipe.training),
         _precision(half_precision),
-        _shorter_rows(recipe),
+        _shorter_rows(recipe.data),
     )
 
 
-def _chunked_loss(recipe: LanguageRecipe | None) -> Iterator[Change]:
-    if recipe is not None and not recipe.training.chunked_loss:
+def _chunked_loss(training: TrainingConfig) -> Iterator[Change]:
+    if getattr(training, "chunked_loss", True) is False:
         yield Change(
             {"training.chunked_loss": True}, "the same result; the heads' logits are computed twice, a part at a time"
         )
 
 
-def _smaller_batches(recipe: AnyRecipe) -> Iterator[Change]:
-    rows, accumulation = recipe.training.batch_size, recipe.training.accumulation
+def _smaller_batches(training: TrainingConfig) -> Iterator[Change]:
+    rows, accumulation = training.batch_size, training.accumulation
     for smaller in range(rows // 2, 0, -1):
         if rows % smaller == 0:
             values = {"training.batch_size": smaller, "training.accumulation": accumulation * rows // smaller}
             yield Change(values, f"the same effective batch of {rows * accumulation} rows, fewer at a time")
 
 
-def _checkpointing(recipe: LanguageRecipe | None) -> Iterator[Change]:
-    if recipe is not None:
-        kinds: tuple[Checkpointing, ...] = ("none", "loop", "cycles")
-        for kind in kinds[kinds.index(recipe.training.checkpointing) + 1 :]:
-            note = "the same result; the forward pass is computed twice, about a third more work per step"
-            yield Change({"training.checkpointing": kind}, note)
+def _checkpointing(training: TrainingConfig) -> Iterator[Change]:
+    """Every kind that keeps less than the present one, where the task's training knows checkpointing."""
+    field = type(training).model_fields.get("checkpointing")
+    kinds = get_args(field.annotation) if field is not None else ()
+    for kind in kinds[kinds.index(getattr(training, "checkpointing")) + 1 :] if kinds else ():  # noqa: B009
+        note = "the same result; the forward pass is computed twice, about a third more work per step"
+        yield Change({"training.checkpointing": kind}, note)
 
 
 def _precision(half_precision: str | None) -> Iterator[Change]:
@@ -169,14 +168,11 @@ def _precision(half_precision: str | None) -> Iterator[Change]:
         yield Change({"training.precision": half_precision}, note)
 
 
-def _shorter_rows(recipe: AnyRecipe) -> Iterator[Change]:
-    if isinstance(recipe, LanguageRecipe):
-        key, length = "data.sequence_length", recipe.data.sequence_length
-    else:
-        key, length = "data.max_length", recipe.data.max_length
+def _shorter_rows(data: DataSection) -> Iterator[Change]:
+    length = data.tokens_at_once
     while length // 2 >= SHORTEST:
         length //= 2
-        yield Change({key: length}, f"changes the task: the model sees {length} tokens at once")
+        yield Change({f"data.{data.length_key}": length}, f"changes the task: the model sees {length} tokens at once")
 
 
 def in_words(suggestions: tuple[Suggestion, ...]) -> str:

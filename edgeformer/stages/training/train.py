@@ -10,20 +10,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
+from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.recipes import AnyRecipe
+from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.interrupt import stop_on_interrupt
-from edgeformer.stages.training.job import prepare_job
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.measured_memory import reset_peak
-from edgeformer.stages.training.metrics_log import MetricsLog
-from edgeformer.stages.training.precision import resolve_precision
-from edgeformer.stages.training.run_folder import check_name, folder_to_resume, new_folder
-from edgeformer.stages.training.run_record import RunRecord
+from edgeformer.stages.training.memory import predict_peak
+from edgeformer.stages.training.memory_here import free_bytes, reset_peak
+from edgeformer.stages.training.metrics import MetricsLog
+from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.optimization import resolve_precision
+from edgeformer.stages.training.plan import check_fits, context_of
+from edgeformer.stages.training.run_folder import RunRecord, check_name, folder_to_resume, new_folder
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class TrainOptions:
     ignore_memory: bool = False
 
 
-def train(recipe: AnyRecipe, options: TrainOptions, progress: Progress | None = None) -> Path:
+def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = None) -> Path:
     """Train ``recipe`` and return the folder of its finished run.
 
     Raises:
@@ -58,11 +60,11 @@ def train(recipe: AnyRecipe, options: TrainOptions, progress: Progress | None = 
     accelerator, precision = _accelerator(recipe, options)
     memory = _memory(recipe, options, accelerator.device.type, precision)
     cache = options.artifacts / ".cache" / "tokens"
-    job = prepare_job(recipe, cache, accelerator.device.type, precision, progress)
-    loop = TrainingLoop(recipe, job.objective, job.model, accelerator)
+    objective = Objective(recipe, cache, Place(accelerator.device.type, precision), progress)
+    loop = TrainingLoop(objective, accelerator)
     folder = resumed or new_folder(recipe, options.artifacts, options.name)
     loop.checkpoints = Checkpoints(folder)
-    record = RunRecord(folder, recipe, job, loop)
+    record = RunRecord(folder, objective, loop)
     manifest = record.begin(accelerator, memory, resumed=resumed is not None)
     _announce(manifest, loop, progress)
     try:
@@ -90,7 +92,7 @@ def _run(
     record.finish(manifest, loop.device, progress)
 
 
-def _accelerator(recipe: AnyRecipe, options: TrainOptions) -> tuple[Accelerator, str]:
+def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
@@ -103,10 +105,8 @@ def _accelerator(recipe: AnyRecipe, options: TrainOptions) -> tuple[Accelerator,
     return Accelerator(mixed_precision="no" if precision == "fp32" else precision, cpu=use_cpu), precision
 
 
-def _memory(recipe: AnyRecipe, options: TrainOptions, device_type: str, precision: str) -> MemoryUse:
+def _memory(recipe: Recipe, options: TrainOptions, device_type: str, precision: str) -> MemoryUse:
     """Predict the peak and refuse what cannot fit; with ``as_device``, cap the allocator to that profile first."""
-    from edgeformer.stages.training.memory import check_fits, free_bytes, predict_peak
-
     kind: Literal["cpu", "cuda"] = "cuda" if device_type == "cuda" else "cpu"
     free, what = free_bytes(kind)
     if options.as_device is not None:
@@ -126,8 +126,10 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
     if usable is None:
         raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, usable.value / total))
-    return min(free, usable.value), f"what {device.name} leaves to a process"
+    context, less = context_of(device)
+    # The fraction caps what the allocator takes; on the smaller card the context would have taken its part before.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (usable.value - context) / total))
+    return min(free, usable.value - context), f"what {device.name} leaves to a process{less}"
 
 
 def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:

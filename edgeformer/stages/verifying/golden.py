@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import Parity, Precision
-from edgeformer.tasks.language_modeling import token_losses
+from edgeformer.tasks.language_modeling.scoring import token_losses
 from edgeformer.tasks.parity import TOLERANCES, measure_parity
 
 Logits = NDArray[np.float32]

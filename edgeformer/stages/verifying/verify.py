@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from edgeformer.backends.opening import cannot_run, open_checked
 from edgeformer.backends.session import Session
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.verification import ArtifactCheck, FileCheck, Verification
-from edgeformer.formats.workspace import BUNDLE_FILE, read_bundle
+from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.stages.verifying.golden import Golden, GoldenError, Logits, read_golden
 from edgeformer.stages.verifying.intact import check_files, files_of, first_problem
 from edgeformer.stages.verifying.judging import judge

@@ -11,13 +11,13 @@ import yaml
 
 from edgeformer.backends.onnxruntime.session import CPU
 from edgeformer.backends.opening import check_artifact, check_companion
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.calibration import Calibration, FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.workspace import read_bundle
 from edgeformer.machine.host import cpu_name, library_versions, now
 from edgeformer.machine.threads import default_threads
 from edgeformer.stages.profiling.estimating.fit import (

@@ -10,12 +10,12 @@ from itertools import product
 from pathlib import Path
 
 from edgeformer.backends.opening import check_artifact, check_companion
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.workspace import read_bundle
 from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration

@@ -1,14 +1,17 @@
-"""Memory that a new allocation can have on this machine, right now."""
+"""Memory of the machine that trains: what is free, the peak so far, and going on after it ran out."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 def free_bytes(device_kind: str) -> tuple[int, str]:
@@ -71,3 +74,50 @@ def _reclaimable(folder: Path, key: str) -> int:
         return 0
     found = [int(value) for name, value in (line.split() for line in lines) if name == key]
     return found[0] if found else 0
+
+
+def reset_peak(device_type: str) -> None:
+    """Begin a new peak where the system can (CUDA's allocator); a process's resident peak only ever grows."""
+    if device_type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def measured_peak(device_type: str) -> tuple[int | None, str]:
+    """Bytes, and what they are."""
+    if device_type == "cuda":
+        return int(torch.cuda.max_memory_allocated()), "peak of torch's CUDA allocator, without context and cache"
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset), "peak working set of the whole process"
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak, "peak resident set of the whole process, libraries and data included"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's own error and for the one of torch's CPU allocator, which is a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """torch's random generators at the start of a step, so that its repetition draws the same numbers."""
+
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """The current state."""
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), cuda)
+
+    def restore(self) -> None:
+        """Put it back, and give cached memory back to the device."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+            torch.cuda.empty_cache()

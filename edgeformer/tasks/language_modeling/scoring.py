@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from edgeformer.formats.scores import EarlyExitScore, ExitScore, LanguageScore
+from edgeformer.data.language_rows import IGNORED
+from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
+from edgeformer.tasks.task import Meter
 
 Float64s = NDArray[np.float64]
 TokenValues = Mapping[int, NDArray[np.floating]]
@@ -16,6 +20,30 @@ TokenValues = Mapping[int, NDArray[np.floating]]
 
 _ROWS_AT_ONCE = 128
 _LARGEST_LOSS = 709.0  # exp of more is no float any more, and not JSON
+
+
+class LanguageScore(Score):
+    """Scores of a language model on one set; loss and perplexity are those of the final head, per token."""
+
+    loss: float = Field(description="nats per predicted token: the sum over all of them divided by their number")
+    perplexity: float = Field(description="exp(loss)")
+    n: int = Field(description="tokens predicted")
+    words: int | None = Field(None, description="words of the text, each paragraph's end counted as one")
+    word_perplexity: float | None = Field(
+        None, description="exp(total nats / words): comparable across tokenizers and with published tables"
+    )
+    exits: dict[str, ExitScore] = Field(description="loop → score of the exit after it; the last loop included")
+    early_exit: EarlyExitScore | None = None
+
+    @property
+    def by_exit(self) -> dict[int, ExitScore]:
+        """See :attr:`Score.by_exit`."""
+        return {loop: self.exits[str(loop)] for loop in sorted(map(int, self.exits))}
+
+    @property
+    def leaving_early(self) -> EarlyExitScore | None:
+        """See :attr:`Score.leaving_early`."""
+        return self.early_exit
 
 
 def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> Float64s:
@@ -59,7 +87,7 @@ def exit_thresholds(
     return {loop: max(floor, start * decay ** (loop - 1)) for loop in exits}
 
 
-class LanguageMeter:
+class LanguageMeter(Meter):
     """Adds up the losses of all tokens of a set, batch by batch.
 
     Args:
@@ -77,8 +105,27 @@ class LanguageMeter:
         self._left = dict.fromkeys(self._exits, 0)
         self._with_confidence: bool | None = None
 
-    def add(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
-        """Count one batch: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
+    def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
+        """Count one batch of ``targets`` [B, S]: ``logits`` [B, S, V] of the last exit, or ``loss_exitN`` [B, S]."""
+        targets = batch["targets"]
+        counted = targets != IGNORED
+        if "logits" in outputs:
+            pieces = [
+                token_losses(logits[there], wanted[there])
+                for logits, wanted, there in zip(outputs["logits"], targets, counted, strict=True)
+            ]
+            self.add_tokens({self._exits[-1]: np.concatenate(pieces)})
+            return
+        losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
+        sure = {
+            loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
+            for loop in self._exits
+            if f"confidence_exit{loop}" in outputs
+        }
+        self.add_tokens(losses, sure or None)
+
+    def add_tokens(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
+        """Count tokens: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
 
         The last loop's confidence does not matter: whoever is left answers there.
 

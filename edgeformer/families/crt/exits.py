@@ -1,7 +1,7 @@
-"""A looped model in the pieces that export writes: embed, one loop, readout.
+"""CRT-Deep in the pieces that export writes: all exits at once, one loop, readout; with and without caches.
 
-A host runs embed, then the loop graph as often as it likes, then a readout. CRT-Deep's pieces take and return what is
-kept of earlier tokens, so that the same graphs read a prompt, write a token, and let waiting tokens catch up (see
+A host runs embed, then the loop graph as often as it likes, then a readout. The pieces with caches take and return what
+is kept of earlier tokens, so that the same graphs read a prompt, write a token, and let waiting tokens catch up (see
 :mod:`edgeformer.families.crt.cache`, whose functions they are made of). ``past`` is 0 at the start of a text.
 """
 
@@ -12,43 +12,64 @@ from torch import Tensor, nn
 
 from edgeformer.families.crt.cache import cached_block, cached_embedding, require_causal
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.tracing import logits_name, state_name
 
 
-class EncoderEmbed(nn.Module):
-    """input_ids int64 [B, S] → state [B, S, d]."""
+class CRTExits(nn.Module):
+    """CRT-Deep with all its exits, through their own heads."""
 
-    def __init__(self, model: EncoderClassifier) -> None:
+    def __init__(self, model: CRT) -> None:
+        super().__init__()
+        self.model = model
+        self.exits = model.exits
+        self.outputs = (*map(logits_name, self.exits), *map(state_name, range(1, model.loops + 1)))
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
+        x = self.model.embed(input_ids)
+        logits, states = [], []
+        for loop in range(1, self.model.loops + 1):
+            x = self.model.block(x, loop, None, None)
+            states.append(x.float())
+            if loop in self.exits:
+                logits.append(self.model.head_of(loop)(x).float())
+        return (*logits, *states)
+
+
+class CRTEmbedding(nn.Module):
+    """input_ids int64 [B, T] → state [B, T, C] in front of the first loop."""
+
+    def __init__(self, model: CRT) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """State in front of the first iteration."""
+        """State."""
         return self.model.embed(input_ids)
 
 
-class EncoderLoop(nn.Module):
-    """One iteration of all positions: state [B, S, d], attention_mask int64 [B, S] → next state."""
+class CRTBlock(nn.Module):
+    """One loop: state [B, T, C] and the loop's encoding [C] → next state."""
 
-    def __init__(self, model: EncoderClassifier) -> None:
+    def __init__(self, model: CRT) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, state: Tensor, attention_mask: Tensor) -> Tensor:
-        """State after one more iteration."""
-        return self.model.iterate(state, attention_mask)
+    def forward(self, state: Tensor, encoding: Tensor) -> Tensor:
+        """Next state."""
+        return self.model.encoded_block(state, encoding)
 
 
-class EncoderReadout(nn.Module):
-    """State [B, S, d] after any iteration → logits float32 [B, classes]."""
+class LastExit(nn.Module):
+    """The whole of CRT-Deep as one module: input_ids int64 [B, T] → logits float32 [B, T, V]."""
 
-    def __init__(self, model: EncoderClassifier) -> None:
+    def __init__(self, model: CRT) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, state: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor) -> Tensor:
         """Logits."""
-        return self.model.readout(state)
+        return self.model.logits(input_ids)
 
 
 class CRTEmbed(nn.Module):

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from edgeformer.formats.scores import ClassificationScore
+from edgeformer.formats.scores import Score
+from edgeformer.tasks.task import Meter
+
+
+class ClassificationScore(Score):
+    """Scores on one labelled set. Two classes: of the second label; more: macro-averaged."""
+
+    n: int
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    loss: float = Field(description="mean cross-entropy, nats")
 
 
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -61,3 +77,22 @@ def _precision_recall_f1(predicted: NDArray[np.bool_], actual: NDArray[np.bool_]
     recall = hits / present if present else 0.0
     f1 = 2 * hits / (claimed + present) if claimed + present else 0.0
     return precision, recall, f1
+
+
+class ClassificationMeter(Meter):
+    """Keeps logits and labels of every row: precision and recall are no sums over batches."""
+
+    def __init__(self) -> None:
+        self._logits: list[NDArray[Any]] = []
+        self._labels: list[NDArray[np.int64]] = []
+
+    def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
+        """Count one batch: ``logits`` [B, C] against ``labels`` [B]."""
+        self._logits.append(outputs["logits"])
+        self._labels.append(batch["labels"])
+
+    def score(self, words: int | None = None) -> ClassificationScore:
+        """The score of all rows so far. Raises ValueError where there is none."""
+        if not self._logits:
+            raise ValueError("cannot score an empty set")
+        return score(np.concatenate(self._logits), np.concatenate(self._labels))

@@ -1,0 +1,191 @@
+"""A recipe's ``data`` and ``tokenizer``: where text comes from, and how it is cut; field types that others share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+
+from edgeformer.formats.base import Frozen
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class HubSource(Frozen):
+    """A split of a hub data set, read with the ``datasets`` library (a local data set folder works too)."""
+
+    kind: Literal["hub"]
+    name: str = Field(description="hub name (nyu-mll/glue) or the folder of a local data set")
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    text: str = "text"
+    label: str | None = "label"
+    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
+    skip_unlabelled: bool = False
+
+
+class FileSource(Frozen):
+    """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
+
+    kind: Literal["file"]
+    path: str = Field(description="absolute, or relative to the folder edgeformer is started in")
+    format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
+        None, description="read from the file's suffix when absent"
+    )
+    text: str = "text"
+    label: str | None = "label"
+    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
+    skip_unlabelled: bool = False
+
+
+class SyntheticSource(Frozen):
+    """The built-in generator of synthetic product reviews (seeded). Not real text; for trying things out."""
+
+    kind: Literal["synthetic-reviews"]
+    rows: PositiveInt
+    seed: Seed = 0
+
+
+Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
+
+
+class HubTokenizer(Frozen):
+    """A tokenizer by hub name."""
+
+    kind: Literal["hub"]
+    name: str
+    revision: str | None = None
+
+
+class FileTokenizer(Frozen):
+    """A ``tokenizer.json`` on this machine."""
+
+    kind: Literal["file"]
+    path: str
+
+
+class TrainedTokenizer(Frozen):
+    """A tokenizer trained on the run's own training text; its size is ``model.vocab_size``."""
+
+    kind: Literal["trained"]
+    algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
+
+
+TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Field(discriminator="kind")]
+
+
+class DataSection(Frozen):
+    """What every task's ``data`` has."""
+
+    parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
+    known: ClassVar[list[type[DataSection]]] = []
+    length_key: ClassVar[str]
+    """The key that says how many tokens the model reads at once."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        DataSection.known.append(cls)
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of the longest row that the model is given."""
+        return int(getattr(self, self.length_key))
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether any of the text is made up by the built-in generator."""
+        return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
+
+
+SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given"]
+
+
+class DataConfig(DataSection):
+    """Where the text comes from and which protocol cuts it into train, validation and test.
+
+    ``random-split``  parts ``train`` + ``validation`` pooled, shuffled by ``split_seed``, cut 80/10/10
+    ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
+    ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
+    ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
+
+    A part that the protocol does not use is scored as a further test set under its own name.
+    """
+
+    length_key: ClassVar[str] = "max_length"
+
+    split: SplitProtocol
+    split_seed: Seed = 42
+    labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
+    cleaning: Literal["paper", "none"] = "paper"
+    max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(labels)) != len(labels):
+            raise ValueError("label names must differ from each other")
+        return labels
+
+    @model_validator(mode="after")
+    def _protocol_has_its_parts(self) -> DataConfig:
+        needs = {
+            "random-split": ("train",),
+            "glue-dev": ("train", "validation"),
+            "sst-test": ("train", "validation", "sst-test"),
+            "given": ("train", "test"),
+        }[self.split]
+        missing = [part for part in needs if part not in self.parts]
+        if missing:
+            raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
+        return self
+
+
+class TextConfig(DataSection):
+    """Running text, one paragraph per line or row, and how it becomes rows of tokens.
+
+    ``paragraphs``  one row per paragraph: boundary token, text, boundary token; longer ones are cut; padding is masked
+    ``packed``      the same documents end to end in rows of exactly ``sequence_length``, without padding; attention
+                    and convolutions do not look across the boundary of a document, positions start again behind it
+    """
+
+    length_key: ClassVar[str] = "sequence_length"
+
+    parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]] = Field(
+        description="train, validation, and any number of test sets by name"
+    )
+    mode: Literal["paragraphs", "packed"]
+    sequence_length: Annotated[int, Field(ge=8)] = Field(description="tokens that the model reads at once")
+    min_characters: Annotated[int, Field(ge=0)] = Field(50, description="only paragraphs with more characters are used")
+    first_n: PositiveInt | None = Field(None, description="train on the first n paragraphs only")
+
+    @field_validator("parts")
+    @classmethod
+    def _has_both(cls, parts: dict[str, tuple[Source, ...]]) -> dict[str, tuple[Source, ...]]:
+        missing = [part for part in ("train", "validation") if part not in parts]
+        if missing:
+            raise ValueError(f"needs the parts train and validation; missing: {', '.join(missing)}")
+        return parts
+
+
+def _recognised(value: object) -> object:
+    """A saved data section as its own type: the one that has exactly such keys."""
+    if not isinstance(value, Mapping):
+        return value
+    for kind in DataSection.known:
+        fields = kind.model_fields
+        needed = {name for name, info in fields.items() if info.is_required()}
+        if needed <= value.keys() <= fields.keys():
+            return kind.model_validate(dict(value), strict=False)
+    raise ValueError(f"a data section of no task that is known here: {', '.join(sorted(map(str, value)))}")
+
+
+AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(_recognised)]
+"""The data section of any task, in a manifest."""

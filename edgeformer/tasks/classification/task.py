@@ -1,0 +1,226 @@
+"""Classification: data, metric, scoring and golden inputs of models that put a text into one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.encoding import Encoded
+from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_test
+from edgeformer.data.sources import local_parts
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.formats.data_config import DataConfig, FileTokenizer
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import Recipe, TrainingConfig
+from edgeformer.formats.scores import Score
+from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
+from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
+from edgeformer.tasks.parity import measure_parity
+from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
+
+LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
+"""Accuracy that an artifact of each precision may lose against FP32 on the same rows."""
+
+TRIMMED_LOSS = 0.005
+"""The same for one with a trimmed vocabulary, whatever its precision."""
+
+GOLDEN_ROWS = 64
+EVALUATION_ROWS = 128
+
+
+class Classification(Task):
+    """One label per text."""
+
+    name: ClassVar[str] = "classification"
+    noun: ClassVar[str] = "classifier"
+    recipe_type: ClassVar[type[Recipe]] = ClassificationRecipe
+    score_type: ClassVar[type[Score]] = ClassificationScore
+    metric: ClassVar[Metric] = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
+    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+        ScoreColumn("n", "rows", None),
+        ScoreColumn("accuracy", "accuracy", 4),
+        ScoreColumn("precision", "precision", 4),
+        ScoreColumn("recall", "recall", 4),
+        ScoreColumn("f1", "F1", 4),
+        ScoreColumn("loss", "loss", 4),
+    )
+    unit: ClassVar[str] = "rows"
+    phase: ClassVar[Literal["steady", "decode"]] = "steady"
+    can_trim: ClassVar[bool] = True
+    pipeline_tag: ClassVar[str] = "text-classification"
+    use: ClassVar[str] = "predict"
+    score_note: ClassVar[str] = (
+        "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
+    )
+
+    def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> PreparedData:
+        """See :meth:`Task.prepare`."""
+        return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
+    def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
+        """See :meth:`Task.local_data`."""
+        return local_parts(data, folder)
+
+    def set_name(self, data: DataConfig, split: str) -> str:
+        """See :meth:`Task.set_name`."""
+        return data.split if split == "test" else split
+
+    def read_set(self, data: DataConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
+        """See :meth:`Task.read_set`."""
+        return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+
+    def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
+        """See :meth:`Task.read_file`."""
+        return encode_file(path, data.labels, reader.tokenizer, data.max_length)
+
+    def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
+        """See :meth:`Task.reader`."""
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
+        return TextReader(found, special_ids(found).pad, vocabulary)
+
+    def batch(
+        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        """input_ids, attention_mask int64 [B, S]; labels int64 [B]."""
+        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
+
+    def weight(self, batch: Arrays) -> int:
+        """Rows."""
+        return len(batch["labels"])
+
+    def example(self, recipe: ClassificationRecipe, rows: int) -> dict[str, Int64s]:
+        """See :meth:`Task.example`."""
+        ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
+
+    def evaluation_rows(self, longest: int) -> int:
+        """See :meth:`Task.evaluation_rows`."""
+        return EVALUATION_ROWS
+
+    def call_batches(
+        self, rows: Encoded, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        """See :meth:`Task.call_batches`."""
+        return ordered_batches(rows.lengths[:first], most)
+
+    def words(self, rows: Encoded, *, cut: bool = False) -> int | None:
+        """None: no figure of a classifier is per word."""
+        return None
+
+    def meter(self, exits: Sequence[int] = ()) -> ClassificationMeter:
+        """See :meth:`Task.meter`."""
+        return ClassificationMeter()
+
+    def criterion(self, score: ClassificationScore, training: ClassificationTraining) -> float:
+        """Validation loss, or accuracy with ``training.select_by: accuracy``."""
+        return score.loss if training.select_by == "loss" else -score.accuracy
+
+    def record(self, score: ClassificationScore) -> dict[str, float]:
+        """val_loss, val_accuracy, val_f1."""
+        return {"val_loss": score.loss, "val_accuracy": score.accuracy, "val_f1": score.f1}
+
+    def describe(self, score: ClassificationScore) -> str:
+        """Loss and accuracy."""
+        return f"validation loss {score.loss:.4f}, accuracy {score.accuracy:.4f}"
+
+    def rows(
+        self, artifact: str, split: str, score: ClassificationScore, *, leaks: bool = False
+    ) -> list[EvaluationRow]:
+        """One row."""
+        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **score.model_dump())]
+
+    def lost(
+        self, found: ClassificationScore, reference: ClassificationScore, precision: Precision, *, trimmed: bool
+    ) -> str | None:
+        """Accuracy; on ``n`` rows one more or less is no loss that could be told from chance, so much is allowed."""
+        drop = reference.accuracy - found.accuracy
+        bar = max(TRIMMED_LOSS if trimmed else LOSS[precision], 1.5 / reference.n)
+        if drop > bar:
+            most = f"at most {bar:.4f} may be lost"
+            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
+        return None
+
+    def few(self) -> str:
+        """See :meth:`Task.few`."""
+        return f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
+
+    def golden_inputs(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, Int64s]:
+        """64 rows of the validation set, drawn by the recipe's seed, with their labels."""
+        validation = prepared.validation
+        count = min(GOLDEN_ROWS, len(validation))
+        rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
+        return self.batch(validation, rows, prepared.pad)
+
+    @property
+    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See :attr:`Task.golden_names`."""
+        return ("input_ids", "attention_mask"), ("labels",)
+
+    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
+        """Logits [n, C] of every exit; ``logits`` are those of the last."""
+        found = {f"logits_exit{exit_}": logits for exit_, logits in references.items()}
+        return {"logits": references[max(references)], **found}
+
+    def golden_score(
+        self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None
+    ) -> ClassificationScore:
+        """See :meth:`Task.golden_score`."""
+        return score(logits, answers["labels"] if rows is None else answers["labels"][rows])
+
+    def golden_parity(
+        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        """See :meth:`Task.golden_parity`."""
+        name = "logits" if exit_ is None else f"logits_exit{exit_}"
+        if name not in golden:
+            raise ArtifactError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
+        if golden[name].shape != logits.shape:
+            raise ArtifactError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
+        return measure_parity(logits, golden[name], precision, provider)
+
+    def client_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
+        """Label names by number and back, the longest text, the padding token."""
+        labels = recipe.data.labels
+        return {
+            "id2label": {str(number): label for number, label in enumerate(labels)},
+            "label2id": {label: number for number, label in enumerate(labels)},
+            "max_length": recipe.data.max_length,
+            "pad_token_id": prepared.pad,
+        }
+
+    def tokenizer_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
+        """See :meth:`Task.tokenizer_config`."""
+        name, special = prepared.tokenizer.id_to_token, prepared.special
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": recipe.data.max_length,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "pad_token": name(special.pad),
+            "unk_token": name(special.unk),
+            "cls_token": name(special.cls),
+        }
+
+    def bundle_facts(self, recipe: ClassificationRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`Task.bundle_facts`."""
+        return {
+            "labels": recipe.data.labels,
+            "max_length": recipe.data.max_length,
+            "pad_id": int(config["pad_token_id"]),
+        }
+
+    def card_lines(self, recipe: ClassificationRecipe) -> list[str]:
+        """See :meth:`Task.card_lines`."""
+        return [f"**Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens"]
+
+    def selected_by(self, training: TrainingConfig) -> str:
+        """``loss`` or ``accuracy``."""
+        return str(getattr(training, "select_by", "loss"))

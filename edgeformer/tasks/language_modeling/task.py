@@ -1,0 +1,304 @@
+"""Language modelling: data, metric, scoring and golden inputs of models that predict the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.data.language import (
+    PreparedText,
+    TextRows,
+    boundary_id,
+    encode_text_file,
+    load_language_tokenizer,
+    prepare_text,
+    prepare_text_set,
+    text_batch,
+    text_set_name,
+)
+from edgeformer.data.language_rows import IGNORED
+from edgeformer.data.sources import local_text_parts
+from edgeformer.formats.data_config import FileTokenizer, TextConfig
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import Score
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe, LanguageTraining
+from edgeformer.tasks.language_modeling.scoring import LanguageMeter, LanguageScore, token_losses
+from edgeformer.tasks.parity import TOLERANCES
+from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
+from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
+
+LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02}
+"""Share by which the perplexity of an artifact may rise against FP32 on the same tokens."""
+
+GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
+GOLDEN_TOP = 32
+"""Logits per golden token that the bundle keeps; all of them would be gigabytes."""
+
+EVALUATION_TOKENS = 8192
+"""Tokens that are scored at the same time where a model answers with losses."""
+
+
+class LanguageModeling(Task):
+    """The next token of a text."""
+
+    name: ClassVar[str] = "language-modeling"
+    noun: ClassVar[str] = "language model"
+    recipe_type: ClassVar[type[Recipe]] = LanguageRecipe
+    score_type: ClassVar[type[Score]] = LanguageScore
+    metric: ClassVar[Metric] = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+        ScoreColumn("n", "tokens", None),
+        ScoreColumn("loss", "loss", 4),
+        ScoreColumn("perplexity", "perplexity", 2),
+        ScoreColumn("word_perplexity", "per word", 2),
+    )
+    unit: ClassVar[str] = "tokens"
+    phase: ClassVar[Literal["steady", "decode"]] = "decode"
+    writes_text: ClassVar[bool] = True
+    pipeline_tag: ClassVar[str] = "text-generation"
+    use: ClassVar[str] = "generate"
+    score_note: ClassVar[str] = (
+        "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
+        "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
+    )
+
+    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> PreparedText:
+        """See :meth:`Task.prepare`."""
+        return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
+    def local_data(self, data: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
+        """See :meth:`Task.local_data`."""
+        return local_text_parts(data, folder)
+
+    def set_name(self, data: TextConfig, split: str) -> str:
+        """See :meth:`Task.set_name`."""
+        return text_set_name(data, split)
+
+    def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
+        """See :meth:`Task.read_set`.
+
+        Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
+        every document is a row of its own. They predict the same tokens from the same context as the packed rows do,
+        except where a document goes over the end of a packed row (which forgets the part in front of it) and where it
+        is longer than the model reads (which cuts it, and leaves the rest out of ``n``).
+        """
+        config = self._as_read(data, origin.as_trained)
+        return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
+
+    def read_file(self, data: TextConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> TextRows:
+        """See :meth:`Task.read_file`."""
+        return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer)
+
+    def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
+        return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
+
+    def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
+        """See :meth:`Task.reader`."""
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        found = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
+        return TextReader(found, boundary_id(found), vocabulary)
+
+    def batch(
+        self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        """input_ids, targets and, for packed rows, positions: int64 [B, S]."""
+        return text_batch(rows, numbers, pad, pad_to=pad_to)
+
+    def weight(self, batch: Arrays) -> int:
+        """Tokens to be predicted."""
+        return int((batch["targets"] != IGNORED).sum())
+
+    def example(self, recipe: LanguageRecipe, rows: int) -> dict[str, Int64s]:
+        """See :meth:`Task.example`."""
+        ids = np.zeros((rows, recipe.data.sequence_length), dtype=np.int64)
+        packed = {"positions": ids} if recipe.data.mode == "packed" else {}
+        return {"input_ids": ids, "targets": ids, **packed}
+
+    def evaluation_rows(self, longest: int) -> int:
+        """See :meth:`Task.evaluation_rows`."""
+        return max(1, EVALUATION_TOKENS // max(1, longest))
+
+    def call_batches(
+        self, rows: TextRows, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        """See :meth:`Task.call_batches`."""
+        tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
+        return cut_batches(rows.lengths[:first], most, max(1, tokens))
+
+    def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
+        """See :meth:`Task.words`."""
+        return None if cut and rows.truncated else rows.words
+
+    def meter(self, exits: Sequence[int] = ()) -> LanguageMeter:
+        """See :meth:`Task.meter`."""
+        return LanguageMeter(exits)
+
+    def criterion(self, score: LanguageScore, training: LanguageTraining) -> float:
+        """Validation loss of the final head."""
+        return score.loss
+
+    def record(self, score: LanguageScore) -> dict[str, float]:
+        """val_loss, val_perplexity, val_loss_exitN, and what early exit does."""
+        values = {"val_loss": score.loss, "val_perplexity": score.perplexity}
+        values |= {f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.exits.items()}
+        if score.early_exit is not None:
+            values["early_exit_loss"] = score.early_exit.loss
+            values["early_exit_mean_loops"] = score.early_exit.mean_loops
+        return values
+
+    def describe(self, score: LanguageScore) -> str:
+        """Perplexity of every exit."""
+        exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.exits.items())
+        return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
+
+    def rows(self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False) -> list[EvaluationRow]:
+        """The last exit's row, then one for each earlier exit."""
+        full = EvaluationRow(
+            artifact=artifact,
+            split=split,
+            n=score.n,
+            loss=score.loss,
+            perplexity=score.perplexity,
+            word_perplexity=score.word_perplexity,
+            leaks=leaks,
+        )
+        *earlier, _ = score.by_exit.items()
+        changed = (
+            {"exit": loop, "loss": exit_.loss, "perplexity": exit_.perplexity, "word_perplexity": None}
+            for loop, exit_ in earlier
+        )
+        return [full, *(full.model_copy(update=update) for update in changed)]
+
+    def lost(
+        self, found: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
+    ) -> str | None:
+        """Perplexity."""
+        rise = found.perplexity / reference.perplexity - 1
+        bar = LOSS[precision]
+        if not rise <= bar:
+            return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
+        return None
+
+    def few(self) -> str:
+        """See :meth:`Task.few`."""
+        return "they are few"
+
+    def golden_inputs(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, Int64s]:
+        """Eight windows of the validation text."""
+        length = min(GOLDEN_TOKENS, recipe.data.sequence_length)
+        return golden_windows(prepared.validation.ids, length)
+
+    @property
+    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See :attr:`Task.golden_names`."""
+        return ("input_ids",), ("targets",)
+
+    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
+        """Of every exit the 32 largest logits of every token, the log-sum-exp of all, and how widely they spread."""
+        golden: dict[str, Array] = {}
+        for loop, logits in references.items():
+            count = min(GOLDEN_TOP, logits.shape[-1])
+            top = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
+            order = np.argsort(-np.take_along_axis(logits, top, axis=-1), axis=-1, kind="stable")
+            indices = np.take_along_axis(top, order, axis=-1)
+            largest = logits.max(-1, keepdims=True)
+            log_sum = largest[..., 0] + np.log(np.exp(logits - largest).sum(-1))
+            golden[f"top_values_exit{loop}"] = np.take_along_axis(logits, indices, axis=-1)
+            golden[f"top_indices_exit{loop}"] = indices.astype(np.int64)
+            golden[f"log_sum_exp_exit{loop}"] = log_sum.astype(np.float32)
+            golden[f"logits_std_exit{loop}"] = np.asarray(logits.std())
+        return golden
+
+    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> LanguageScore:
+        """See :meth:`Task.golden_score`. Logits [n, V] of flat positions."""
+        targets = answers["targets"].reshape(-1)
+        wanted = targets if rows is None else targets[rows]
+        counted = wanted != IGNORED
+        meter = LanguageMeter((exit_,))
+        meter.add_tokens({exit_: token_losses(logits[counted], wanted[counted])})
+        return meter.score()
+
+    def golden_parity(
+        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        """See :meth:`Task.golden_parity`.
+
+        golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
+        the two, unless it is a small one that became even smaller.
+
+        Args:
+            logits: [n, S, V], or [n, s, V] for the last s positions.
+        """
+        names = [f"{name}_exit{exit_}" for name in ("top_values", "top_indices", "log_sum_exp", "logits_std")]
+        missing = [name for name in names if name not in golden]
+        if missing:
+            raise ArtifactError(f"golden.npz holds no {missing[0]!r}; it is of an older version: export the run again")
+        values, indices, log_sum, spread = (golden[name] for name in names)
+        count, last = logits.shape[-1], logits.shape[1]
+        if indices.shape[:1] != logits.shape[:1] or indices.shape[1] < last or indices.max() >= count:
+            raise ArtifactError(f"golden.npz's tokens {indices.shape} do not fit the logits {logits.shape}")
+        values, indices, log_sum = values[:, -last:], indices[:, -last:], log_sum[:, -last:]
+        found = np.take_along_axis(logits, indices, axis=-1)
+        likeliest = indices[..., 0].reshape(-1)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is reported as such
+            losses = token_losses(logits.reshape(-1, count), likeliest).reshape(log_sum.shape)
+            error = np.append(np.abs(found - values), np.abs(losses + found[..., 0] - log_sum)[..., None], axis=-1)
+        finite = bool(np.isfinite(error).all() and np.isfinite(logits).all())
+        kind, tolerance = TOLERANCES[precision]
+        return Parity(
+            status="measured",
+            n=len(likeliest),
+            provider=provider,
+            max_abs_error=float(error.max()) if finite else None,
+            mean_abs_error=float(error.mean()) if finite else None,
+            relative_error=float(error.max() / spread) if finite and spread else None,
+            top1_agreement=float((logits.argmax(-1).reshape(-1) == likeliest).mean()),
+            tolerance=tolerance,
+            tolerance_kind=kind,
+        )
+
+    def client_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
+        """The longest text, the token between documents, and whether the model sees later tokens."""
+        return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
+
+    def tokenizer_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
+        """See :meth:`Task.tokenizer_config`."""
+        name = prepared.tokenizer.id_to_token(prepared.pad)
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": recipe.data.sequence_length,
+            "model_input_names": ["input_ids"],
+            "bos_token": name,
+            "eos_token": name,
+        }
+
+    def bundle_facts(self, recipe: LanguageRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`Task.bundle_facts`."""
+        return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
+
+    def card_lines(self, recipe: LanguageRecipe) -> list[str]:
+        """See :meth:`Task.card_lines`."""
+        data = recipe.data
+        length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
+        return [f"**Length:** {length}"]
+
+
+def golden_windows(stream: NDArray[np.int32], length: int) -> dict[str, Int64s]:
+    """Eight evenly spaced windows of a text: ``input_ids`` and ``targets`` (the tokens after them), int64 [8, length].
+
+    Args:
+        stream: real token ids int32 [n], not trained on; a tiny text is repeated.
+    """
+    if len(stream) <= length:
+        stream = np.resize(stream, length + 1)
+    starts = np.linspace(0, len(stream) - length - 1, GOLDEN_ROWS).astype(np.int64)
+    windows = stream[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+    return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}

@@ -1,0 +1,344 @@
+"""What a task is to the rest of the house: its recipe, its data, its metric, how it is scored, its golden inputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgeformer.data.tokenization import SpecialIds
+from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.manifest import DataSummary, Parity, Precision
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import Recipe, TrainingConfig
+from edgeformer.formats.scores import Score
+
+Array = NDArray[Any]
+Int64s = NDArray[np.int64]
+Arrays = Mapping[str, Array]
+Run = Callable[[Arrays], Arrays]
+"""Inputs by name → outputs by name: a session's ``run``."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The figure that a task is judged by.
+
+    Attributes:
+        name: as in JSON, e.g. ``accuracy``.
+        higher_is_better: accuracy rises, perplexity falls.
+        places: decimals in a table.
+        lowest, highest: the range that a bound on it can have; None: open.
+        flag: the option of ``profile --search`` that bounds it.
+    """
+
+    name: str
+    higher_is_better: bool
+    places: int
+    lowest: float
+    highest: float | None
+    flag: str
+
+    def of(self, score: Score | None) -> float | None:
+        """The figure of a score; None without one, or of another task's."""
+        value: float | None = getattr(score, self.name, None)
+        return value
+
+    def text(self, value: float | None) -> str:
+        """The figure for a table; an en dash where there is none."""
+        return "–" if value is None else f"{value:,.{self.places}f}"
+
+
+@dataclass(frozen=True)
+class ScoreColumn:
+    """One figure of a score in a table: its key in JSON, its heading, its decimals (None: a count)."""
+
+    key: str
+    heading: str
+    places: int | None
+
+    def text(self, value: float | None) -> str:
+        """The figure in a table; an en dash where there is none."""
+        if value is None:
+            return "–"
+        return f"{value:,}" if self.places is None else f"{value:,.{self.places}f}"
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """How a trained model reads text: its tokenizer, the token that fills up rows, and how many tokens it knows."""
+
+    tokenizer: Tokenizer
+    pad: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a trained model's data.
+
+    Attributes:
+        cache: where encoded sets are kept; None: nowhere.
+        trained_on: set → fingerprint, as training recorded it; other data cut by the same protocol is refused.
+        as_trained: cut the text as training did. Exported graphs read every document by itself.
+    """
+
+    cache: Path | None = None
+    trained_on: Mapping[str, str] = field(default_factory=dict)
+    as_trained: bool = False
+
+
+class Rows(Protocol):
+    """Encoded rows of one set."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> Int64s:
+        """Tokens of every row."""
+
+
+class Prepared(Protocol):
+    """Everything that training needs to know of the data; the texts themselves are gone."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def pad(self) -> int:
+        """The token that fills up rows."""
+
+    @property
+    def special(self) -> SpecialIds | None:
+        """Numbers of the special tokens, where the task has them."""
+
+    @property
+    def train(self) -> Rows: ...
+
+    @property
+    def validation(self) -> Rows: ...
+
+    @property
+    def tests(self) -> Mapping[str, Rows]: ...
+
+    @property
+    def summary(self) -> DataSummary: ...
+
+
+class Meter(ABC):
+    """Adds up the answers of a model over a set, batch by batch, into a score."""
+
+    @abstractmethod
+    def add(self, outputs: Arrays, batch: Arrays) -> None:
+        """Count one batch.
+
+        Args:
+            outputs: what the model answered: ``logits``, or, of a model that answers at several exits and would not
+                fit them, ``loss_exitN`` and perhaps ``confidence_exitN``.
+            batch: what it was given, with the right answers, as :meth:`Task.batch` makes it.
+        """
+
+    @abstractmethod
+    def score(self, words: int | None = None) -> Score:
+        """The score so far. ``words``: of the text, for figures per word. Raises ValueError where nothing was added."""
+
+
+class Task(ABC):
+    """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
+
+    Attributes:
+        name: as recipes and manifests name it.
+        noun: what a model of this task is called: ``classifier``.
+        recipe_type: the recipe, still without a family's ``model``.
+        score_type: its scores.
+        metric: what it is judged by.
+        columns: the figures of its scores in tables.
+        unit: what a score's ``n`` counts: ``rows`` or ``tokens``.
+        phase: which call a latency budget is about: a whole input, or one decoded token.
+        writes_text: whether it generates: its step and decode artifacts keep what they computed for earlier tokens.
+        can_trim: whether its vocabulary can be trimmed.
+        pipeline_tag: how model hubs call it.
+        use: the command that uses such a model, for messages.
+        score_note: what a reader of its scores must know.
+    """
+
+    name: ClassVar[str]
+    noun: ClassVar[str]
+    recipe_type: ClassVar[type[Recipe]]
+    score_type: ClassVar[type[Score]]
+    metric: ClassVar[Metric]
+    columns: ClassVar[tuple[ScoreColumn, ...]]
+    unit: ClassVar[str]
+    phase: ClassVar[Literal["steady", "decode"]]
+    writes_text: ClassVar[bool] = False
+    can_trim: ClassVar[bool] = False
+    pipeline_tag: ClassVar[str]
+    use: ClassVar[str]
+    score_note: ClassVar[str]
+
+    # Data
+
+    @abstractmethod
+    def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared:
+        """Read, split and encode a recipe's data. Raises DataError, MissingDependencyError."""
+
+    @abstractmethod
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        """``--data DIR``: the same data section on the files of a folder, and notes. Raises DataError."""
+
+    @abstractmethod
+    def set_name(self, data: Any, split: str) -> str:
+        """The set's own name: ``test`` is the protocol's."""
+
+    @abstractmethod
+    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Rows:
+        """Encode one set of a trained model's data.
+
+        Args:
+            split: ``test`` (the protocol's own), ``validation``, or a test set by name.
+
+        Raises:
+            InputError: no such set.
+            DataError: it cannot be read, or is not what training saw.
+        """
+
+    @abstractmethod
+    def read_file(self, data: Any, reader: TextReader, path: Path, *, as_trained: bool = False) -> Rows:
+        """Encode a labelled or plain file as the model's own sets were. Raises DataError."""
+
+    @abstractmethod
+    def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
+        """A trained model's own tokenizer. Raises DataError."""
+
+    # Batches
+
+    @abstractmethod
+    def batch(
+        self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        """The rows ``numbers`` as int64 arrays with one row each: inputs and right answers, padded to the longest.
+
+        Args:
+            pad_to: pad to this many tokens, and count padding as text (a defect that is reproduced on request).
+        """
+
+    @abstractmethod
+    def weight(self, batch: Arrays) -> int:
+        """How much of a batch counts in its loss: rows, or predicted tokens."""
+
+    @abstractmethod
+    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
+        """A batch of ``rows`` rows at the recipe's full length, for planning memory: shapes count, values do not."""
+
+    @abstractmethod
+    def evaluation_rows(self, longest: int) -> int:
+        """Rows that training evaluates at a time, where the longest has ``longest`` tokens."""
+
+    @abstractmethod
+    def call_batches(
+        self, rows: Any, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        """Row numbers of batches for one call each, longest first: at most ``most`` rows, whose answers fit memory.
+
+        Args:
+            rows: of a set.
+            most: rows per call.
+            vocabulary: tokens that the model knows.
+            losses: the model answers with losses instead of logits.
+            first: only so many of the first rows; None: all.
+        """
+
+    @abstractmethod
+    def words(self, rows: Any, *, cut: bool = False) -> int | None:
+        """Words that a set spells, where the score wants them; ``cut``: None where rows were cut."""
+
+    # Scores
+
+    @abstractmethod
+    def meter(self, exits: Sequence[int] = ()) -> Meter:
+        """A fresh meter. ``exits``: loops that answer, in rising order; tasks with one answer ignore it."""
+
+    @abstractmethod
+    def criterion(self, score: Any, training: Any) -> float:
+        """What picks the epoch whose weights are kept; smaller is better."""
+
+    @abstractmethod
+    def record(self, score: Any) -> dict[str, float]:
+        """A validation score as figures for metrics.jsonl, each key beginning with ``val_`` or the name of its part."""
+
+    @abstractmethod
+    def describe(self, score: Any) -> str:
+        """A validation score in a line for people."""
+
+    @abstractmethod
+    def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
+        """A score as rows of evaluation.json, without times: the full model's first, then one per earlier exit."""
+
+    @abstractmethod
+    def lost(self, found: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
+        """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within."""
+
+    @abstractmethod
+    def few(self) -> str:
+        """What the golden inputs alone cannot tell of a score, for a note."""
+
+    # Golden inputs
+
+    @abstractmethod
+    def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
+        """Real validation inputs with their right answers, int64 [n, …], for export and device to check by."""
+
+    @property
+    @abstractmethod
+    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers."""
+
+    @abstractmethod
+    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
+        """What golden.npz keeps of torch FP32's logits. ``references``: exit → as the model gives them."""
+
+    @abstractmethod
+    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> Score:
+        """Score logits [n, C] of an exit on the golden inputs. ``rows``: those that they are of; None: all."""
+
+    @abstractmethod
+    def golden_parity(
+        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        """Compare an artifact's logits on the golden inputs with what golden.npz keeps.
+
+        Args:
+            logits: as a session gives them; of a decode graph perhaps for the last positions only.
+            exit_: the loop that answered; None: the only or last one.
+
+        Raises:
+            ArtifactError: golden.npz lacks what is needed, or is of other shapes.
+        """
+
+    # What clients need
+
+    @abstractmethod
+    def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """The task's keys of a run's config.json."""
+
+    @abstractmethod
+    def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """tokenizer_config.json, as Hugging Face clients read it."""
+
+    @abstractmethod
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What bundle.json says of such a model: labels, max_length, pad_id. ``config``: the run's config.json."""
+
+    @abstractmethod
+    def card_lines(self, recipe: Any) -> list[str]:
+        """Markdown list items of a model card that are the task's: labels, lengths."""
+
+    def selected_by(self, training: TrainingConfig) -> str:
+        """What validation figure picked the kept weights, in a word."""
+        return "loss"
