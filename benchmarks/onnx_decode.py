@@ -27,12 +27,12 @@ import numpy as np
 import onnxruntime
 import torch
 
-from edgeformer.backends.onnxruntime.decoder import FullDepthDecoder, StepDecoder
+from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepParts
-from edgeformer.backends.torch.decoder import TorchDecoder
+from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families.build import build_crt
-from edgeformer.families.crt.cache import Decoder
+from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import compose_decode
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.steps import step_specs
@@ -116,10 +116,10 @@ def variants(model: CRT, paths: dict[str, Path], ids: list[int], threads: int) -
     last = model.loops
     parts = StepParts(paths, last, model.exits, opened)
     found: dict[str, tuple[Text, int]] = {
-        "torch": (TorchDecoder(Decoder(model)), last),
-        "decode graph": (FullDepthDecoder(opened(paths[DECODE])), last),
+        "torch": (torch_decoder(CachedLoops(model)), last),
+        "decode graph": (full_depth_decoder(opened(paths[DECODE])), last),
     }
-    found |= {f"step graphs, exit {loop}": (StepDecoder(parts), loop) for loop in model.exits}
+    found |= {f"step graphs, exit {loop}": (step_decoder(parts), loop) for loop in model.exits}
     return {name: Writing(text, ids, loop) for name, (text, loop) in found.items()}
 
 

@@ -118,10 +118,11 @@ def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
         export(run)
 
 
-@pytest.mark.parametrize("options", [ExportOptions(target="rtx4050"), ExportOptions(trt_via="torch-tensorrt")])
-def test_options_of_engines_need_engines(run: Path, options: ExportOptions) -> None:
-    with pytest.raises(InputError, match="add --trt"):
-        export(run, options)
+def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
+    with pytest.raises(InputError, match="--target: .* add --trt"):
+        export(run, ExportOptions(target="rtx4050"))
+    with pytest.raises(InputError, match="--build nonsense: no such builder; there are: .*tensorrt"):
+        export(run, ExportOptions(build=("nonsense",)))
 
 
 def scored(right: int, rows: int = 10_000) -> ClassificationScore:

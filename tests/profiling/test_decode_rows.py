@@ -89,11 +89,11 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_and_the_others_surviv
 
 DIES_WHILE_DECODING = """
 import os, sys
-from edgeformer.backends.onnxruntime.decoder import StepDecoder
+from edgeformer.backends.decoder import Decoder
 from edgeformer.stages.profiling import child
 def peek(decoder, ids, loop):
     os._exit(9)
-StepDecoder.peek = peek
+Decoder.peek = peek
 sys.exit(child.main())
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
-from edgeformer.backends.tensorrt import engine_check
+from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import Engine, Parity
@@ -227,7 +227,7 @@ class TestAnswers:
     ) -> None:
         gpu = Device(0, "Some Other GPU", "8.6")
         here = TensorRTState("tensorrt-rtx", "1.7", gpus=(gpu,))
-        monkeypatch.setattr(engine_check, "tensorrt_state", lambda name: here)
+        monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: here)
         built_for = {"compute_capability": "8.9", "tensorrt-rtx": "1.7"}
         change(bundle, "other", status="built", reason=None, format="tensorrt-rtx", built_for=built_for)
         found = verify(bundle)

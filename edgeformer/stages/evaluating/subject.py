@@ -23,7 +23,7 @@ from edgeformer.formats.sources import FileTokenizer
 from edgeformer.formats.workspace import RECIPE_FILE, Location, read_bundle, read_run
 
 if TYPE_CHECKING:
-    from edgeformer.backends.onnxruntime.step_session import Early
+    from edgeformer.backends.session import Early
 
 TORCH = "torch"
 

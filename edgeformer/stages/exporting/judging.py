@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from edgeformer.backends import library_versions
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.decoder import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepSession
 from edgeformer.families.tracing import OPSET
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
-from edgeformer.machine.host import library_versions
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
     describe_io,
@@ -187,7 +187,7 @@ class Judge:
             {
                 "id": id_,
                 "file": file,
-                "format": "onnx",
+                "format": ONNX,
                 "precision": precision,
                 "trimmed": self.variant.trimmed,
                 "vocabulary": self.vocabulary,

@@ -204,15 +204,15 @@ class RunWriter(Writer):
     def open(self, thresholds: Mapping[int, float]) -> tuple[str, DecodingSession]:
         """See :meth:`Writer.open`."""
         try:
-            from edgeformer.backends.torch.decoder import TorchDecoder
+            from edgeformer.backends.torch.decoder import torch_decoder
             from edgeformer.families.build import load_crt
-            from edgeformer.families.crt.cache import Decoder
+            from edgeformer.families.crt.cache import CachedLoops
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "
                 f"the run where that is installed: edgeformer export {self.run.name} --exit all"
             ) from None
-        return TORCH, TorchDecoder(Decoder(load_crt(self.recipe.model, self.run / "model" / "model.safetensors")))
+        return TORCH, torch_decoder(CachedLoops(load_crt(self.recipe.model, self.run / "model" / "model.safetensors")))
 
 
 def _run_writer(location: Location, run: Path) -> RunWriter:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from edgeformer.backends import library_versions
 from edgeformer.data.language import prepare_text_set
 from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
 from edgeformer.data.sources import local_text_parts
@@ -27,7 +28,7 @@ from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.shipped import load_recipe
 from edgeformer.formats.sources import NAME_PATTERN, FileTokenizer, HubTokenizer
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import code_version, describe_host, library_versions, now
+from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 

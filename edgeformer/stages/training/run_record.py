@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from edgeformer.backends import library_versions
 from edgeformer.families.encoder.model import count_parameters
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.evaluation import merge_rows, rows_of
@@ -18,7 +19,7 @@ from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipes import AnyRecipe
 from edgeformer.formats.scores import ClassificationScore, LanguageScore
 from edgeformer.formats.workspace import read_run
-from edgeformer.machine.host import code_version, describe_host, library_versions, now
+from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.job import Job
 from edgeformer.stages.training.loop import TrainingLoop
