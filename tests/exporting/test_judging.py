@@ -119,9 +119,9 @@ def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
 
 
 def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
-    with pytest.raises(InputError, match="--target: .* add --trt"):
+    with pytest.raises(InputError, match=r"--target: .* add --trt"):
         export(run, ExportOptions(target="rtx4050"))
-    with pytest.raises(InputError, match="--build nonsense: no such builder; there are: .*tensorrt"):
+    with pytest.raises(InputError, match=r"--build nonsense: no such builder; there are: .*tensorrt"):
         export(run, ExportOptions(build=("nonsense",)))
 
 
