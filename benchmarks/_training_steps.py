@@ -7,9 +7,9 @@ import json
 import time
 
 import torch
+from edgeformer.families.build import build_encoder
 from torch import nn
 
-from edgeformer.families.build import build_encoder
 from edgeformer.families import load_recipe
 from edgeformer.stages.training.optimization import build_optimizer
 

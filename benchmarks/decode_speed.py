@@ -18,27 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from edgeformer.families.build import build_crt
-from edgeformer.families.crt.cache import Decoder
-from edgeformer.families.crt.model import CRT
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+
+from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import load_recipe
+from edgeformer.families.crt.cache import CachedLoops
+from edgeformer.families.crt.model import CRT
 from edgeformer.machine.host import cpu_name, now
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 
 class Cached:
     """One text of ``context`` tokens, and then one token at a time, always up to the same loop."""
 
     def __init__(self, model: CRT, ids: torch.Tensor, loop: int) -> None:
-        self._decoder, self._loop = Decoder(model), loop
-        self._decoder.read(ids)
-        self.logits = self._decoder.logits(self._decoder.advance(loop), loop)
+        self._decoder, self._loop = torch_decoder(CachedLoops(model)), loop
+        self(ids)
 
     def __call__(self, token: torch.Tensor) -> torch.Tensor:
-        """Logits after ``token`` [1, 1]."""
-        self._decoder.read(token)
-        self.logits = self._decoder.logits(self._decoder.advance(self._loop), self._loop)
+        """Logits after ``token`` [1, 1], or after the last of several."""
+        self._decoder.read_rows(token.numpy())
+        self._decoder.advance(self._loop)
+        self.logits = torch.from_numpy(self._decoder.row_logits(self._loop))
         return self.logits
 
 

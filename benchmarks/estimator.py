@@ -25,13 +25,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from edgeformer.backends import library_versions
+from edgeformer.bundle import read_bundle
 from edgeformer.cli.progress import show_progress
 from edgeformer.formats.calibration import FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.shipped import load_profile
+from edgeformer.machine.host import describe_host, now
 from edgeformer.run import locate
-from edgeformer.bundle import read_bundle
-from edgeformer.machine.host import describe_host, library_versions, now
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error

@@ -26,6 +26,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import onnxruntime
+from edgeformer.families.build import load_encoder
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -37,13 +38,12 @@ from onnxruntime.quantization import (
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import PreparedData, prepare
-from edgeformer.families.build import load_encoder
-from edgeformer.families.tracing import export_graph, text_spec
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.families import load_recipe
+from edgeformer.families.tracing import export_graph, text_spec
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.exporting import int8
 from edgeformer.stages.exporting.graph_file import write_graph
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.classification.scoring import score
 from edgeformer.tasks.running import run_rows
 

@@ -26,22 +26,22 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 import torch
+from edgeformer.families.build import build_crt
+from edgeformer.families.steps import step_specs
 
-from edgeformer.backends.onnxruntime.decoder import FullDepthDecoder, StepDecoder
+from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepParts
-from edgeformer.backends.torch.decoder import TorchDecoder
-from edgeformer.families.build import build_crt
-from edgeformer.families.crt.cache import Decoder
+from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.families import load_recipe
+from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import compose_decode
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.families import load_recipe
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.machine.threads import default_threads
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 DECODE = "decode"
 
@@ -116,10 +116,10 @@ def variants(model: CRT, paths: dict[str, Path], ids: list[int], threads: int) -
     last = model.loops
     parts = StepParts(paths, last, model.exits, opened)
     found: dict[str, tuple[Text, int]] = {
-        "torch": (TorchDecoder(Decoder(model)), last),
-        "decode graph": (FullDepthDecoder(opened(paths[DECODE])), last),
+        "torch": (torch_decoder(CachedLoops(model)), last),
+        "decode graph": (full_depth_decoder(opened(paths[DECODE])), last),
     }
-    found |= {f"step graphs, exit {loop}": (StepDecoder(parts), loop) for loop in model.exits}
+    found |= {f"step graphs, exit {loop}": (step_decoder(parts), loop) for loop in model.exits}
     return {name: Writing(text, ids, loop) for name, (text, loop) in found.items()}
 
 

@@ -46,19 +46,19 @@ def peak_resident_bytes() -> int:
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
     from accelerate import Accelerator
+    from edgeformer.families.build import build_crt
+    from edgeformer.stages.training.language import LanguageObjective
+    from edgeformer.stages.training.metrics_log import MetricsLog
+    from edgeformer.stages.training.precision import resolve_precision
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
     from edgeformer.data.language import PreparedText
-    from edgeformer.families.build import build_crt
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import Silent
     from edgeformer.stages.training.checkpoints import Checkpoints
     from edgeformer.stages.training.interrupt import StopRequest
-    from edgeformer.stages.training.language import LanguageObjective
     from edgeformer.stages.training.loop import TrainingLoop
-    from edgeformer.stages.training.metrics_log import MetricsLog
-    from edgeformer.stages.training.precision import resolve_precision
 
     rows_per_step = recipe.training.batch_size * recipe.training.accumulation
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
@@ -112,9 +112,10 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
+    from edgeformer.stages.training.precision import resolve_precision
+
     from edgeformer.families import load_recipe
     from edgeformer.stages.training.memory import predict_peak
-    from edgeformer.stages.training.precision import resolve_precision
 
     recipe_name, *overrides = shlex.split(size)
     recipe = load_recipe(recipe_name, overrides)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.families import load_recipe
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; two threads each would wait for one another.

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Any
 
-from edgeformer.backends.onnxruntime.providers import default_provider
-from edgeformer.backends.session import Session
-from edgeformer.backends.tensorrt.engine_check import open_engine, why_engine_cannot_run
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.session import Early, Session
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.workspace import BUNDLE_FILE
 
-if TYPE_CHECKING:
-    from edgeformer.backends.onnxruntime.decoder import OnnxDecoder
-    from edgeformer.backends.onnxruntime.session import OnnxSession
-    from edgeformer.backends.onnxruntime.step_session import Early
-
 __all__ = [
-    "cannot_run", "check_artifact", "check_companion", "default_provider", "open_artifact", "open_checked",
+    "artifact_files", "cannot_run", "check_artifact", "check_companion", "loops_of", "open_artifact", "open_checked",
     "open_checked_decoder", "open_decoder",
 ]  # fmt: skip
 
@@ -41,7 +36,7 @@ def open_artifact(
     Args:
         bundle: the bundle's folder.
         artifact: one of the artifacts of its manifest.
-        provider: an ONNX Runtime execution provider; None takes :func:`default_provider`. Engines have none.
+        provider: an ONNX Runtime execution provider; None takes the backend's choice. Engines have none.
         threads: threads of one operator; None takes what this process may use.
         early: when rows leave a classifier's step bundle; see ``StepSession``.
 
@@ -104,18 +99,23 @@ def open_checked(
     early: Early | None = None,
 ) -> Session:
     """Open a file that :func:`check_artifact` has passed, and its parts. Raises what :func:`open_artifact` raises."""
-    if early is not None and artifact.role != "step":
-        raise InputError(f"artifact {artifact.id!r} always runs all of its loops; rows can leave a step artifact early")
-    if artifact.format != "onnx":
-        return open_engine(path, artifact)
-    from edgeformer.backends.onnxruntime.decoder import DecodeSession
-    from edgeformer.backends.onnxruntime.step_session import StepSession
+    files = artifact_files(path, artifact, max_positions)
+    return backend_of(artifact).open(files, OpenOptions(provider, threads, early))
 
-    open_part = _opener(provider, threads, max_positions, in_turns=artifact.role == "step")
-    if artifact.role == "step":
-        bundle = _bundle_of(path, artifact)
-        return StepSession(_parts(bundle, artifact), loops_of(bundle, read_bundle(bundle)), open_part, early=early)
-    return DecodeSession(open_part(path)) if artifact.role == "decode" else open_part(path)
+
+def artifact_files(path: Path, artifact: ArtifactManifest, max_positions: int | None) -> ArtifactFiles:
+    """What a backend needs to open a file that :func:`check_artifact` has passed.
+
+    Args:
+        path: the file.
+        artifact: its entry in the manifest.
+        max_positions: of the bundle.
+    """
+    if artifact.role != "step":
+        return ArtifactFiles(artifact, path, max_positions=max_positions)
+    bundle = _bundle_of(path, artifact)
+    loops = loops_of(bundle, read_bundle(bundle))
+    return ArtifactFiles(artifact, path, _parts(bundle, artifact), loops, max_positions)
 
 
 def open_decoder(
@@ -124,7 +124,7 @@ def open_decoder(
     exits: Collection[int],
     provider: str | None = None,
     threads: int | None = None,
-) -> OnnxDecoder:
+) -> Decoder[Any]:
     """Check a language model's step or decode artifact against the manifest, then open it to write token by token.
 
     Args:
@@ -149,32 +149,19 @@ def open_checked_decoder(
     exits: Collection[int] | None = None,
     provider: str | None = None,
     threads: int | None = None,
-) -> OnnxDecoder:
+) -> Decoder[Any]:
     """The same for a file that :func:`check_artifact` has passed; ``exits`` None: the last loop only."""
-    from edgeformer.backends.onnxruntime.decoder import FullDepthDecoder, StepDecoder
-    from edgeformer.backends.onnxruntime.step_session import StepParts
-
-    bundle = _bundle_of(path, artifact)
-    manifest = read_bundle(bundle)
-    open_part = _opener(provider, threads, manifest.max_positions, in_turns=artifact.role == "step")
-    if artifact.role == "decode":
-        return FullDepthDecoder(open_part(path))
-    loops = manifest.exits[-1]
-    return StepDecoder(StepParts(_parts(bundle, artifact), loops, exits or (loops,), open_part))
-
-
-def _opener(
-    provider: str | None, threads: int | None, max_positions: int | None, *, in_turns: bool
-) -> Callable[[Path], OnnxSession]:
-    from edgeformer.backends.onnxruntime.session import OnnxSession
-
-    chosen = provider or default_provider()
-    return lambda path: OnnxSession(path, chosen, threads, max_positions, in_turns=in_turns)
+    manifest = read_bundle(_bundle_of(path, artifact))
+    files = artifact_files(path, artifact, manifest.max_positions)
+    return backend_of(artifact).open_decoder(files, exits, OpenOptions(provider, threads))
 
 
 def cannot_run(artifact: ArtifactManifest) -> str | None:
     """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-    return None if artifact.format == "onnx" else why_engine_cannot_run(artifact)
+    try:
+        return backend_of(artifact).cannot_run(artifact)
+    except ArtifactError as error:  # nobody knows its format
+        return str(error)
 
 
 def _bundle_of(path: Path, artifact: ArtifactManifest) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +15,11 @@ S = TypeVar("S", bound="Session")
 
 
 class Session(Protocol):
-    """An opened artifact. Use it as a context manager, or call :meth:`close` when done."""
+    """An opened artifact. Use it as a context manager, or call :meth:`close` when done.
+
+    A runtime writes :meth:`run` and :meth:`close`. The other methods tell what only some runtimes know of themselves,
+    and answer "not known" unless a runtime knows better.
+    """
 
     provider: str
     """What computes, as the backend names it: ``CPUExecutionProvider``, ``torch-cpu``…"""
@@ -38,6 +43,21 @@ class Session(Protocol):
         """Give the memory back. A closed session cannot run again."""
         ...
 
+    def device_ms(self, inputs: Mapping[str, Array]) -> float | None:
+        """Milliseconds of one run on the card alone, without copies; None where nothing times that.
+
+        Raises what :meth:`run` raises.
+        """
+        return None
+
+    def memory_by_name(self) -> dict[str, int]:
+        """Bytes on the card that the runtime itself names, by what they are for; empty: it names none."""
+        return {}
+
+    def placement(self) -> dict[str, int] | None:
+        """Provider → nodes of the graph that it computes; None where the runtime does not say."""
+        return None
+
     def __enter__(self: S) -> S:
         return self
 
@@ -45,6 +65,20 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Early:
+    """Rows leave at the first loop that is sure enough of them.
+
+    Attributes:
+        thresholds: loop → smallest confidence that lets a row answer there; at other loops nobody is asked, and after
+            the last one everybody answers.
+        confidence: logits [n, C] → how sure they are, [n]; what the thresholds are about: the top softmax probability.
+    """
+
+    thresholds: Mapping[int, float]
+    confidence: Callable[[Array], Array]
 
 
 def shape_text(array: Array) -> str:

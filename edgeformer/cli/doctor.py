@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeformer.cli.options import Artifacts, Json
+
+if TYPE_CHECKING:
+    from edgeformer.machine.capability import Capability
 
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
-    from edgeformer.backends.environment import probe
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.machine.host import describe_host
     from edgeformer.reporting.tables import capability_table
 
-    found = [asdict(capability) for capability in probe()]
+    found = [asdict(capability) for capability in capabilities()]
     if as_json:
         print_json({"host": describe_host(), "capabilities": found})
     else:
         stdout().print(capability_table(found))
+
+
+def capabilities(timeout_s: float = 20.0) -> list[Capability]:
+    """What the machine says of itself, then what every runtime says; all runtimes are asked at once.
+
+    Args:
+        timeout_s: how long the slowest import may take before it counts as unavailable.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from edgeformer.backends import all_backends
+    from edgeformer.machine.capability import machine_capabilities
+
+    backends = all_backends()
+    with ThreadPoolExecutor(len(backends)) as pool:
+        answers = list(pool.map(lambda backend: backend.capabilities(timeout_s), backends))
+    return [*machine_capabilities(), *(capability for lines in answers for capability in lines)]

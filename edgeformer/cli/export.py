@@ -32,6 +32,12 @@ def command(
             "--trt-via", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module."
         ),
     ] = "onnx",
+    build: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--build", metavar="NAME", help="Also run this builder of an installed runtime; can be given several times."
+        ),
+    ] = None,
     exits: Annotated[
         str | None,
         typer.Option(
@@ -87,8 +93,7 @@ def command(
     options = ExportOptions(
         fp16=fp16,
         int8=int8,
-        trt=trt,
-        trt_via=_via(trt_via),
+        build=_builders(trt, trt_via, build or []),
         exits=_exits(exits),
         target=target,
         vocab_trim=vocab_trim,
@@ -130,12 +135,26 @@ def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
         raise InputError(f"--exit {text!r}: must be the number of a loop, or all") from None
 
 
-def _via(text: str) -> Literal["onnx", "torch-tensorrt"]:
-    if text == "onnx":
-        return "onnx"
-    if text == "torch-tensorrt":
-        return "torch-tensorrt"
-    raise InputError(f"--trt-via {text!r}: must be onnx or torch-tensorrt")
+def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
+    """Names of the builders that --trt, --trt-via and --build ask for, each once.
+
+    Raises:
+        InputError: --trt-via names no way, or goes without --trt.
+    """
+    from edgeformer.backends import all_builders
+    from edgeformer.formats.manifest import ONNX
+
+    by_flag = {builder.flag: builder.name for builder in all_builders()}
+    prefix = "--trt --trt-via "
+    ways = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
+    if via not in ways:
+        raise InputError(f"--trt-via {via!r}: must be {' or '.join(ways)}")
+    way = ways[via]
+    if way is not None and not trt:
+        raise InputError("--trt-via: says what engines are built by; add --trt")
+    # Beside TensorRT's own engine, so that profile can compare the two.
+    asked = [*([way] if way is not None else []), *(["--trt"] if trt else [])]
+    return tuple(dict.fromkeys([*(by_flag[flag] for flag in asked), *names]))
 
 
 def _draw(folder: Path, bundle: BundleManifest) -> Path:

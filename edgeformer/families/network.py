@@ -71,17 +71,20 @@ class Scorer(Protocol):
     optional: tuple[str, ...]
 
 
-class TextDecoder(Protocol):
-    """A model that reads and writes one text, token by token, keeping what it computed for earlier tokens."""
+class LoopedModel(Protocol):
+    """A causal model that keeps what it computed for earlier tokens; who waits where is the decoder's business."""
 
-    def read(self, input_ids: Tensor) -> None:
-        """Take in tokens, int64 [1, n]."""
+    loops: int
+    max_positions: int
 
-    def advance(self, loop: int) -> Tensor:
-        """Hidden state [1, C] of the newest token after ``loop``."""
+    def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
+        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
+
+    def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
+        """Tokens [B, n, C] through the loop ``number``, from 0."""
 
     def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Logits float32 [1, V] of that state."""
+        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
 
 
 class Network(ABC):
@@ -135,7 +138,7 @@ class Network(ABC):
         """
         return None
 
-    def decoder(self, model: nn.Module) -> TextDecoder:
+    def decoder(self, model: nn.Module) -> LoopedModel:
         """The model, ready to write a text. Raises InputError for a family that writes none, or a model that leaks."""
         raise InputError("this model reads whole texts and writes none")
 

@@ -12,6 +12,8 @@ from edgeformer.formats.scores import AnyScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8"]
+ONNX = "onnx"
+"""The format of the graphs that export writes, and that everything else is built from."""
 
 
 class OverlapCount(Frozen):
@@ -186,7 +188,7 @@ class ArtifactManifest(Frozen):
     exit: int | None = None
     parts: dict[str, str] = Field({}, description="step: embed, loop, readout… → file; `file` is the loop's")
     weights_file: str | None = Field(None, description="weights beside the graph, shared with the other graphs")
-    format: Literal["onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
+    format: str = Field(description="whoever opens it knows it: onnx, tensorrt-rtx, tensorrt, torch-tensorrt…")
     precision: Precision
     trimmed: bool = False
     status: Literal["built", "rejected", "unavailable"]
@@ -212,6 +214,11 @@ class ArtifactManifest(Frozen):
     engine: Engine | None = Field(None, description="TensorRT engines")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")
     built_with: dict[str, str] = Field({}, description="library → version")
+
+    @property
+    def is_graph(self) -> bool:
+        """An ONNX graph, as export writes it; else something that was built of one for a runtime of its own."""
+        return self.format == ONNX
 
     @property
     def companions(self) -> str:

@@ -1,10 +1,46 @@
-"""One line of `doctor`: a thing that a command may need, whether it works here, and what to do if not."""
+"""One line of `doctor`, and how its facts are asked for in child processes: an import may crash, hang or print.
+
+Importing a GPU runtime without its libraries may raise a bare Exception, print to stdout or abort the process, and
+torch costs 200 MB. None of that may happen in the process that asks. Each backend brings its own questions.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import metadata
-from typing import Literal
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+
+from edgeformer.formats.units import format_bytes
+from edgeformer.machine import cuda_driver, nvidia
+from edgeformer.machine.host import cpu_name, usable_cores
+from edgeformer.machine.power import power_source, rapl_domains
+from edgeformer.machine.threads import container_quota, default_threads
+
+_CPU_FLAGS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
+_MARK = "edgeformer-probe:"
+
+_PRELUDE = """
+import json, sys, traceback
+found = {}
+def say(**facts): found.update(facts)
+try:
+    exec(compile(sys.argv[1], "<probe>", "exec"))
+except BaseException as error:
+    text = (str(error).strip().splitlines() or [""])[0]
+    found["error"] = f"{type(error).__name__}: {text}"[:300]
+"""
+_PROGRAM = f"{_PRELUDE}\nprint(); print({_MARK!r} + json.dumps(found), flush=True)\n"
 
 
 @dataclass(frozen=True)
@@ -26,3 +62,155 @@ def installed_version(*distributions: str) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe found before it ended, and why it ended early (None: it did not)."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def ask_all(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer]:
+    """Run questions side by side, each in a process of its own.
+
+    Args:
+        scripts: name → Python that tells what it finds through ``say(key=value, …)``; an exception is the error text.
+        timeout_s: how long the slowest may take from now.
+
+    Returns:
+        name → answer, for every script.
+    """
+    started = {name: _start(script) for name, script in scripts.items()}
+    deadline = time.monotonic() + timeout_s
+    return {
+        name: _collect(process, max(0.1, deadline - time.monotonic()), timeout_s) for name, process in started.items()
+    }
+
+
+def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
+    """The same for scripts named by the module that they import; None for modules that are not installed."""
+    here = {module: script for module, script in scripts.items() if util.find_spec(module) is not None}
+    answers = ask_all(here, timeout_s)
+    return {module: answers.get(module) for module in scripts}
+
+
+def describe_package(name: str, answer: Answer | None, remedy: str) -> Capability:
+    """The line of a package that has nothing to say but its version and, perhaps, its devices.
+
+    Args:
+        name: of the distribution.
+        answer: to a script that tells ``version`` and perhaps ``devices``; None: not installed.
+        remedy: what to do where it does not work.
+    """
+    if answer is None:
+        return Capability(name, "unavailable", installed_version(name), "package: not installed", remedy)
+    if answer.error is not None:
+        detail = f"package: installed; import fails: {answer.error}"
+        return Capability(name, "unavailable", installed_version(name), detail, remedy)
+    devices = answer.facts.get("devices")
+    return Capability(
+        name, "available", answer.facts.get("version"), f"devices: {', '.join(devices)}" if devices else ""
+    )
+
+
+def _start(script: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+    )
+
+
+def _collect(process: subprocess.Popen[str], timeout_s: float, limit_s: float) -> Answer:
+    try:
+        stdout, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Answer(error=f"the import did not finish within {limit_s:.0f} s")
+    lines = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
+    facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
+    return Answer(facts, facts.pop("error", None))
+
+
+def exit_text(code: int) -> str:
+    """A process's end for a person: ``exit code 3``, ``killed by signal 11 (SIGSEGV)``."""
+    if code >= 0:
+        return f"exit code {code}"
+    import signal
+
+    try:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def machine_capabilities() -> list[Capability]:
+    """What `doctor` says of the machine itself: Python, processor, driver, cards, energy counters, power."""
+    return [
+        Capability("python", "available", platform.python_version(), platform.python_implementation()),
+        *_processor(),
+        _driver(cuda_driver.problem()),
+        *_cards(),
+        *_power(),
+    ]
+
+
+def _processor() -> list[Capability]:
+    quota = container_quota()
+    limit = f", container quota {quota:g}" if quota is not None else ""
+    threads = f"{default_threads()} threads by default ({usable_cores()} cores usable{limit})"
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        features = Capability("cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has")
+    else:
+        present = [flag for flag in _CPU_FLAGS if flag in flags]
+        fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
+        note = "" if fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
+        features = Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note)
+    return [Capability("cpu", "available", None, f"{cpu_name()}; {threads}"), features]
+
+
+def _driver(problem: str | None) -> Capability:
+    if problem is not None:
+        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
+        return Capability("cuda driver", "unavailable", None, problem, remedy)
+    return Capability(
+        "cuda driver",
+        "available",
+        nvidia.driver_version(),
+        f"runs CUDA up to {cuda_driver.version() or 'unknown'}",
+    )
+
+
+def _cards() -> list[Capability]:
+    cards = nvidia.gpus()
+    if not cards:
+        return [Capability("nvidia gpu", "unavailable", None, nvidia.nvml_problem() or "no NVIDIA card is present")]
+    found: list[Capability] = []
+    for card in cards:
+        memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
+        capability = f", compute capability {card.compute_capability}" if card.compute_capability else ""
+        detail = f"{card.name}, {memory}{capability}"
+        found.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
+    return found
+
+
+def _power() -> list[Capability]:
+    domains, reason = rapl_domains()
+    names = ", ".join(domain.name for domain in domains)
+    return [
+        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
+        Capability("power", "available", None, power_source()),
+    ]

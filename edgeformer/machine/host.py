@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -16,10 +17,8 @@ import psutil
 
 from edgeformer import __version__
 
-_RECORDED = (
-    "edgeformer", "torch", "accelerate", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tokenizers",
-    "datasets", "numpy", "safetensors", "tensorrt-rtx", "tensorrt", "torch-tensorrt", "flash-attn",
-)  # fmt: skip
+# Beside the runtimes, whose names the backends know.
+_RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 
 def now() -> str:
@@ -27,10 +26,14 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the installed libraries that decide what a run or artifact is."""
+def library_versions(also: Sequence[str] = ()) -> dict[str, str]:
+    """Versions of the installed libraries that decide what a run or artifact is.
+
+    Args:
+        also: distributions of runtimes; :func:`edgeformer.backends.library_versions` knows them.
+    """
     versions = {"python": platform.python_version()}
-    for name in _RECORDED:
+    for name in (*_RECORDED, *also):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

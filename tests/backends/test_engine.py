@@ -14,14 +14,13 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.backends.tensorrt.engine import BuiltEngine, build_engine, graph_bytes, why_engine_rejected
-from edgeformer.backends.tensorrt.listing import read_inspector, read_listing, read_total
-from edgeformer.backends.tensorrt.plan import (
+from edgeformer.backends.tensorrt.builders import (
     EngineRequest,
-    EngineTarget,
+    Target,
     text_shapes,
 )
-from edgeformer.backends.tensorrt.progress import PARTS, Phases
+from edgeformer.backends.tensorrt.engine import BuiltEngine, build_engine, graph_bytes, why_engine_rejected
+from edgeformer.backends.tensorrt.log import PARTS, Phases, read_inspector, read_listing, read_total
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision
 from edgeformer.run import read_run
@@ -34,7 +33,7 @@ POSITIONS, LENGTH = 512, 64
 
 
 def request(precision: Precision = "fp16") -> EngineRequest:
-    return EngineRequest(EngineTarget("tensorrt-rtx", "8.9", "rtx4050"), precision, text_shapes(LENGTH, POSITIONS))
+    return EngineRequest(Target("tensorrt-rtx", "rtx4050", "8.9"), precision, text_shapes(LENGTH, POSITIONS))
 
 
 @dataclass

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.backends import ArtifactFiles, OpenOptions
 from edgeformer.backends.opening import cannot_run, open_checked
-from edgeformer.backends.tensorrt import engine_check
-from edgeformer.backends.tensorrt.engine_check import open_engine, why_engine_cannot_run
-from edgeformer.backends.tensorrt.state import TensorRTState, judge
+from edgeformer.backends.tensorrt import BACKEND
+from edgeformer.backends.tensorrt import state as tensorrt_state_module
+from edgeformer.backends.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
 from edgeformer.formats.errors import ArtifactError, MissingDependencyError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.machine.child_probes import Answer
+from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
 
 LAPTOP = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
@@ -103,9 +104,9 @@ def test_tensorrts_engines_are_for_one_gpu_model() -> None:
 def test_a_refused_engine_is_never_read(
     state: TensorRTState, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_check, "tensorrt_state", lambda name: state)
+    monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
     with pytest.raises(error, match=r"nowhere\.engine: this"):
-        open_engine(Path("nowhere.engine"), engine())
+        BACKEND.open(ArtifactFiles(engine(), Path("nowhere.engine")), OpenOptions())
 
 
 def test_this_very_machine_refuses_an_engine_for_a_card_that_does_not_exist(tmp_path: Path) -> None:

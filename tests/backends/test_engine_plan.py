@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeformer.backends.tensorrt.plan import (
-    EngineTarget,
+from edgeformer.backends.tensorrt.builders import (
+    Target,
     Unavailable,
     plan_engine,
     plan_torch_tensorrt,
     text_shapes,
 )
-from edgeformer.backends.tensorrt.state import Builder, TensorRTState, judge
+from edgeformer.backends.tensorrt.state import Package, TensorRTState, judge
 from edgeformer.formats.shipped import load_profile
-from edgeformer.machine.child_probes import Answer
+from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
 
 RTX = judge(
@@ -26,15 +26,15 @@ NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
 H200 = Device(0, "NVIDIA H200", "9.0")
 
 
-def states(*known: TensorRTState) -> Callable[[Builder], TensorRTState]:
+def states(*known: TensorRTState) -> Callable[[Package], TensorRTState]:
     return {state.name: state for state in known}.__getitem__
 
 
 @pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop", "l4", "t4", "gtx1650"])
 def test_rtx_builds_for_a_card_that_is_not_here(device: str) -> None:
     target = plan_engine(load_profile(device), states(RTX, NO_TENSORRT))
-    assert isinstance(target, EngineTarget)
-    assert (target.builder, target.device) == ("tensorrt-rtx", device)
+    assert isinstance(target, Target)
+    assert (target.format, target.device) == ("tensorrt-rtx", device)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, i
     profile = load_profile(device)
     assert profile.compute_capability is not None
     refused = plan_engine(profile, states(RTX, NO_TENSORRT))
-    assert isinstance(refused, Unavailable) and refused.builder == "tensorrt"
+    assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
         f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
         "tensorrt-rtx supports only compute capability 7.5, 8.9",
@@ -60,7 +60,7 @@ def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, i
 
 def test_a_missing_rtx_package_is_named_with_its_extra() -> None:
     refused = plan_engine(load_profile("rtx4050"), states(NO_RTX, NO_TENSORRT))
-    assert isinstance(refused, Unavailable) and refused.builder == "tensorrt-rtx"
+    assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
     assert "builds for it on any machine, but here package: not installed (pip install" in refused.reason
     assert "driver" not in refused.reason and "edgeformer[rtx]" in refused.reason
 
@@ -75,7 +75,7 @@ def test_a_data_centre_card_takes_tensorrt_on_itself_only() -> None:
     works = {"version": "11.0.0.1", "builder": True}
     here = judge("tensorrt", Answer(works), None, [H200])
     target = plan_engine(load_profile("h200"), states(RTX, here))
-    assert target == EngineTarget("tensorrt", "9.0", "h200")
+    assert target == Target("tensorrt", "h200", "9.0")
     elsewhere = plan_engine(load_profile("jetson-orin-nano-8gb"), states(RTX, here))
     assert isinstance(elsewhere, Unavailable)
     assert "this machine's GPU is NVIDIA H200 with compute capability 9.0" in elsewhere.reason
@@ -99,10 +99,10 @@ def test_torch_tensorrt_says_what_is_missing() -> None:
     refused = plan_torch_tensorrt(
         load_profile("rtx4050"), states(judge("torch-tensorrt", stub, "no driver library", []))
     )
-    assert isinstance(refused, Unavailable) and refused.builder == "torch-tensorrt"
+    assert isinstance(refused, Unavailable) and refused.format == "torch-tensorrt"
     assert "libraries: do not load (Exception: libraries were not found); driver: no driver library" in refused.reason
     here = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
-    assert plan_torch_tensorrt(load_profile("h200"), states(here)) == EngineTarget("torch-tensorrt", "9.0", "h200")
+    assert plan_torch_tensorrt(load_profile("h200"), states(here)) == Target("torch-tensorrt", "h200", "9.0")
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:

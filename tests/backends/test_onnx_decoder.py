@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from edgeformer.families.build import build_crt, load_model
+from edgeformer.families.steps import step_specs
 
-from edgeformer.backends.onnxruntime.decoder import OnnxDecoder, StepDecoder, decode_windows
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.decoder import decode_windows, step_decoder
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.backends.opening import open_decoder
-from edgeformer.families.build import build_crt, load_model
+from edgeformer.bundle import read_bundle
 from edgeformer.families.crt.graphs import compose_decode
-from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.graph_file import write_graph
 from tests.exporting.language_run import EXIT, LOOPS, POSITIONS, WORDS, exported_language_run
 from tests.families.crt_oracle import small_config
@@ -48,7 +50,7 @@ def artifact_of(bundle: Path, id_: str) -> ArtifactManifest:
     return next(a for a in read_bundle(bundle).artifacts if a.id == id_)
 
 
-def opened(bundle: Path, id_: str) -> OnnxDecoder:
+def opened(bundle: Path, id_: str) -> Decoder[Any]:
     exits = (EXIT, LOOPS) if id_.endswith("step") else (LOOPS,)
     return open_decoder(bundle, artifact_of(bundle, id_), exits, threads=1)
 
@@ -129,7 +131,7 @@ def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> 
         write_graph(graph, paths[part])
     with torch.inference_mode():
         expected = {loop: model.logits(text, loop).numpy() for loop in model.exits}
-    decoder = StepDecoder(StepParts(paths, 3, model.exits))
+    decoder = step_decoder(StepParts(paths, 3, model.exits))
     for place, loop in enumerate((1, 1, 2, 3, 1, 2, 2, 1, 3, 1) * 2):
         decoder.read_rows(text[:, place : place + 1].numpy())
         decoder.advance(loop)

@@ -10,18 +10,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from edgeformer.families.build import build_encoder, load_model
+from edgeformer.families.half import half_for_export
+from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import Early, StepSession
 from edgeformer.backends.opening import check_artifact, open_artifact
-from edgeformer.families.build import build_encoder, load_model
+from edgeformer.bundle import read_bundle
+from edgeformer.families.encoder.config import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
-from edgeformer.families.half import half_for_export
-from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_file import write_graph
 from edgeformer.tasks.language_modeling.scoring import top_probability

@@ -14,6 +14,7 @@ import pytest
 from edgeformer.backends.tensorrt import session as tensorrt_session
 from edgeformer.backends.tensorrt.session import TensorRTSession
 from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
 
 
 class FakeCuda:
@@ -114,7 +115,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRTSession:
     monkeypatch.setattr(tensorrt_session, "Cuda", lambda: cuda)
     monkeypatch.setattr(tensorrt_session, "DeviceMemory", FakeMemory)
     (tmp_path / "model.engine").write_bytes(b"plan")
-    return TensorRTSession(tmp_path / "model.engine", "tensorrt")
+    artifact = ArtifactManifest(
+        id="tensorrt-fp16", file="model.engine", format="tensorrt", precision="fp16", status="built"
+    )
+    return TensorRTSession(tmp_path / "model.engine", "tensorrt", artifact)
 
 
 def text(*rows: list[int]) -> Mapping[str, np.ndarray[Any, Any]]:

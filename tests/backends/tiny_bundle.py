@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.data_config import DataConfig
 
 VOCABULARY, WIDTH, POSITIONS, CLASSES = 50, 8, 24, 2
 

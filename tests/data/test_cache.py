@@ -5,8 +5,8 @@ from edgeformer.data.cache import cache_key, encode_cached
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.texts import LabelledTexts
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
-from edgeformer.formats.progress import Silent
 from edgeformer.formats.data_config import TrainedTokenizer
+from edgeformer.formats.progress import Silent
 
 ROWS = list(synthetic_reviews(200, 0))
 TEXTS = LabelledTexts([row.text for row in ROWS], np.array([row.label for row in ROWS]))

@@ -3,8 +3,8 @@
 import pytest
 
 from edgeformer.data.sources import read
-from edgeformer.formats.errors import DataError
 from edgeformer.formats.data_config import FileSource, HubSource
+from edgeformer.formats.errors import DataError
 
 datasets = pytest.importorskip("datasets")
 

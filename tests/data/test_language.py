@@ -8,11 +8,11 @@ import pytest
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_batch
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.formats.data_config import TextConfig
+from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import Silent
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]

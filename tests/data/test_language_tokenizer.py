@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
-from edgeformer.formats.errors import DataError
 from edgeformer.formats.data_config import FileTokenizer, TrainedTokenizer
+from edgeformer.formats.errors import DataError
 
 TEXTS = [row.text for row in synthetic_reviews(300, seed=5)]
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from edgeformer.data.sources import Row, local_parts, read
+from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, SyntheticSource
 from edgeformer.formats.errors import DataError
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.data_config import FileSource, HubSource, SyntheticSource
 
 
 def source(path, **settings) -> FileSource:

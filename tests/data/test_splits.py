@@ -4,8 +4,8 @@ import pytest
 from edgeformer.data.cleaning import clean
 from edgeformer.data.splits import draw, hold_out, set_parts, split
 from edgeformer.data.texts import LabelledTexts, load_parts
-from edgeformer.formats.errors import DataError
 from edgeformer.formats.data_config import DataConfig
+from edgeformer.formats.errors import DataError
 
 PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
 PARTS["sst-test"] = ["train", "validation", "sst-test"]

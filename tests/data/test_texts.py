@@ -3,8 +3,8 @@ import pytest
 
 from edgeformer.data.rows import Row
 from edgeformer.data.texts import LabelledTexts, label_rows, load_parts
-from edgeformer.formats.errors import DataError
 from edgeformer.formats.data_config import DataConfig
+from edgeformer.formats.errors import DataError
 
 SENTIMENT = ("negative", "positive")
 

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from edgeformer.data.cleaning import clean
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import encode, fingerprint, load_tokenizer, special_ids
-from edgeformer.formats.errors import DataError
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
+from edgeformer.formats.errors import DataError
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 ALGORITHMS = ("wordpiece", "bpe")

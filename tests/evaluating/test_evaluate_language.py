@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from edgeformer.families.build import load_crt
 
 from edgeformer.data.language import encode_text_file, load_language_tokenizer, prepare_text_set, text_batch
-from edgeformer.families.build import load_crt
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.evaluation import EvaluationRow
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.run import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.tasks.running import cut_batches
 from tests.exporting.language_run import (
     EXIT,

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgeformer.families.build import build_crt
 from torch import nn
 
 from edgeformer.data.language import PreparedText, prepare_text
-from edgeformer.families.build import build_crt
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.layers import TokenBatchNorm
 from edgeformer.families.encoder.model import count_parameters
 from edgeformer.families.saving import save_language_model
 from edgeformer.formats.files import write_json, write_text
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.formats.manifest import AttentionUse, RunManifest
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300
 LOOPS, EXIT = 2, 1

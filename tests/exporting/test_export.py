@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from edgeformer.families.build import load_encoder
 
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.families.build import load_encoder
+from edgeformer.bundle import read_bundle
+from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.families import load_recipe
-from edgeformer.bundle import read_bundle
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.export import export

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgeformer.formats.errors import InputError
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.errors import InputError
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.tasks.parity import TOLERANCES
 from tests.cli.run_cli import edgeformer
@@ -121,7 +121,7 @@ def test_texts_leave_the_step_bundle_as_soon_as_they_are_sure(exported: tuple[Pa
 
 def test_a_target_that_no_builder_here_supports_is_unavailable_not_an_error(finished_run: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run, tmp_path / "run")
-    engine = export(tmp_path / "run", ExportOptions(trt=True, target="jetson-orin-nano-8gb")).artifacts[-1]
+    engine = export(tmp_path / "run", ExportOptions(build=("tensorrt",), target="jetson-orin-nano-8gb")).artifacts[-1]
     assert engine.status == "unavailable" and engine.file is None
     assert "8.7" in str(engine.reason) and "JetPack" in str(engine.reason)
 

@@ -10,20 +10,20 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from edgeformer.families.build import load_crt
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.families.build import load_crt
+from edgeformer.bundle import read_bundle
+from edgeformer.families import load_recipe
 from edgeformer.families.crt.model import CRT
+from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
-from edgeformer.families import load_recipe
-from edgeformer.bundle import read_bundle
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.export import export
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import (
     EXIT,

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from edgeformer.stages.exporting.hub_config import CLIENT_TYPE, hub_config
 
 from edgeformer.bundle import read_bundle
-from edgeformer.stages.exporting.hub_config import CLIENT_TYPE, hub_config
 
 ENCODER = {
     "model_type": "edgeformer-encoder",

@@ -8,19 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from edgeformer.families.build import load_encoder
 from safetensors.torch import load_file, save_file
 
-from edgeformer.families.build import load_encoder
+from edgeformer.bundle import read_bundle
+from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.tasks.classification.scoring import ClassificationScore
-from edgeformer.families import load_recipe
-from edgeformer.bundle import read_bundle
 from edgeformer.stages.exporting import judging, variants
 from edgeformer.stages.exporting.export import ExportOptions, export
 from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
 from edgeformer.stages.exporting.validation import LANGUAGE_LOSS, lost
-from edgeformer.tasks.classification.scoring import score
+from edgeformer.tasks.classification.scoring import ClassificationScore, score
 from tests.exporting.language_run import write_language_run
 
 
@@ -118,10 +117,11 @@ def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
         export(run)
 
 
-@pytest.mark.parametrize("options", [ExportOptions(target="rtx4050"), ExportOptions(trt_via="torch-tensorrt")])
-def test_options_of_engines_need_engines(run: Path, options: ExportOptions) -> None:
-    with pytest.raises(InputError, match="add --trt"):
-        export(run, options)
+def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
+    with pytest.raises(InputError, match=r"--target: .* add --trt"):
+        export(run, ExportOptions(target="rtx4050"))
+    with pytest.raises(InputError, match=r"--build nonsense: no such builder; there are: .*tensorrt"):
+        export(run, ExportOptions(build=("nonsense",)))
 
 
 def scored(right: int, rows: int = 10_000) -> ClassificationScore:

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
+from edgeformer.families.build import load_model
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.families.build import load_model
-from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.exporting.audit import weight_parts
 from edgeformer.stages.exporting.int8 import quantize
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from edgeformer.families.build import build_crt, count_offline
 from torch import Tensor
 
-from edgeformer.families.build import build_crt, count_offline
+from edgeformer.families import load_recipe
 from edgeformer.families.crt.checkpoint import convert
+from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.crt.model import CRT, Checkpointing
-from edgeformer.families.crt.config import CRTConfig
-from edgeformer.families import load_recipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 
 

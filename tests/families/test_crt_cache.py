@@ -6,15 +6,27 @@ import random
 
 import pytest
 import torch
+from edgeformer.families.build import build_crt
 from torch import Tensor
 
-from edgeformer.families.build import build_crt
-from edgeformer.families.crt.cache import Decoder
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.model import CRT
 from edgeformer.formats.errors import InputError
 from tests.families.crt_oracle import small_config
 
 TOKENS = 256
+
+
+def decoding(model: CRT) -> Decoder[Tensor]:
+    return torch_decoder(CachedLoops(model))
+
+
+def after(decoder: Decoder[Tensor], loop: int) -> Tensor:
+    """Logits [B, V] of the newest token after ``loop``."""
+    decoder.advance(loop)
+    return torch.from_numpy(decoder.row_logits(loop))
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +48,10 @@ def uncached(model: CRT, ids: Tensor) -> dict[int, Tensor]:
 
 @pytest.mark.parametrize("loop", [2, 4, 6, 8])
 def test_256_tokens_one_by_one_at_every_exit(model: CRT, ids: Tensor, uncached: dict[int, Tensor], loop: int) -> None:
-    decoder = Decoder(model)
+    decoder = decoding(model)
     for place in range(TOKENS):
-        decoder.read(ids[:, place : place + 1])
-        logits = decoder.logits(decoder.advance(loop), loop)
+        decoder.read_rows(ids[:, place : place + 1].numpy())
+        logits = after(decoder, loop)
         assert torch.allclose(logits, uncached[loop][:, place], atol=1e-5, rtol=0), place
     assert decoder.length == TOKENS
 
@@ -48,19 +60,19 @@ def test_256_tokens_one_by_one_at_every_exit(model: CRT, ids: Tensor, uncached: 
 def test_any_sequence_of_exits(model: CRT, ids: Tensor, uncached: dict[int, Tensor], seed: int) -> None:
     """Tokens that left early wait and catch up, so that later ones see what they would see without early exit."""
     choose = random.Random(seed)
-    decoder = Decoder(model)
+    decoder = decoding(model)
     for place in range(TOKENS):
-        decoder.read(ids[:, place : place + 1])
+        decoder.read_rows(ids[:, place : place + 1].numpy())
         loop = choose.choices(model.exits, weights=(8, 3, 2, 1))[0]
-        logits = decoder.logits(decoder.advance(loop), loop)
+        logits = after(decoder, loop)
         assert torch.allclose(logits, uncached[loop][:, place], atol=1e-5, rtol=0), (place, loop)
 
 
 def test_going_on_from_an_exit_that_was_not_sure(model: CRT, ids: Tensor, uncached: dict[int, Tensor]) -> None:
-    decoder = Decoder(model)
-    decoder.read(ids[:, :20])
+    decoder = decoding(model)
+    decoder.read_rows(ids[:, :20].numpy())
     for loop in (2, 4, 6, 8):
-        logits = decoder.logits(decoder.advance(loop), loop)
+        logits = after(decoder, loop)
         assert torch.allclose(logits, uncached[loop][:, 19], atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="no token waits in front of loop 8"):
         decoder.advance(8)
@@ -68,21 +80,21 @@ def test_going_on_from_an_exit_that_was_not_sure(model: CRT, ids: Tensor, uncach
 
 @pytest.mark.parametrize("pieces", [(100,), (1, 99), (37, 1, 1, 61), (64, 64), (65, 127, 64)])
 def test_many_tokens_at_once(model: CRT, ids: Tensor, uncached: dict[int, Tensor], pieces: tuple[int, ...]) -> None:
-    decoder = Decoder(model)
+    decoder = decoding(model)
     for number, piece in enumerate(pieces):
-        decoder.read(ids[:, decoder.length : decoder.length + piece])
+        decoder.read_rows(ids[:, decoder.length : decoder.length + piece].numpy())
         loop = model.exits[number % 4]
-        logits = decoder.logits(decoder.advance(loop), loop)
+        logits = after(decoder, loop)
         assert torch.allclose(logits, uncached[loop][:, decoder.length - 1], atol=1e-5, rtol=0)
 
 
 def test_several_texts_at_once(model: CRT) -> None:
     several = torch.randint(0, 60, (3, 40))
-    decoder = Decoder(model)
-    decoder.read(several[:, :30])
+    decoder = decoding(model)
+    decoder.read_rows(several[:, :30].numpy())
     decoder.advance(4)
-    decoder.read(several[:, 30:])
-    logits = decoder.logits(decoder.advance(8), 8)
+    decoder.read_rows(several[:, 30:].numpy())
+    logits = after(decoder, 8)
     assert torch.allclose(logits, model.logits(several)[:, -1], atol=1e-5, rtol=0)
 
 
@@ -94,29 +106,29 @@ def test_every_variant_has_a_cache(changes: dict[str, object]) -> None:
     torch.manual_seed(0)
     variant = build_crt(small_config(**changes)).eval()
     text = torch.randint(0, 60, (1, 40))
-    decoder = Decoder(variant)
+    decoder = decoding(variant)
     with torch.inference_mode():
         expected = variant.logits(text)[0]
     for place in range(40):
-        decoder.read(text[:, place : place + 1])
-        got = decoder.logits(decoder.advance(4), 4)[0]
+        decoder.read_rows(text[:, place : place + 1].numpy())
+        got = after(decoder, 4)[0]
         assert torch.allclose(got, expected[place], atol=1e-5 * float(expected.abs().max().clamp_min(1)), rtol=0)
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:
     with pytest.raises(InputError, match="cached decoding needs a causal model"):
-        Decoder(build_crt(small_config(causal=False)))
+        CachedLoops(build_crt(small_config(causal=False)))
 
 
 def test_no_further_than_the_position_table(model: CRT, ids: Tensor) -> None:
-    decoder = Decoder(model)
-    decoder.read(ids)
+    decoder = decoding(model)
+    decoder.read_rows(ids.numpy())
     with pytest.raises(InputError, match="321 tokens; the model takes at most 320"):
-        decoder.read(ids[:, :65])
-    decoder.read(ids[:, :64])
-    assert decoder.advance(2).shape == (1, 32)
+        decoder.read_rows(ids[:, :65].numpy())
+    decoder.read_rows(ids[:, :64].numpy())
+    assert after(decoder, 2).shape == (1, 60)
 
 
 def test_nothing_read_yet(model: CRT) -> None:
     with pytest.raises(ValueError, match="read one first"):
-        Decoder(model).advance(2)
+        decoding(model).advance(2)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgeformer.families.build import build_encoder, count_offline, load_encoder
 from safetensors.torch import save_file
 
-from edgeformer.families.build import build_encoder, count_offline, load_encoder
+from edgeformer.families import load_recipe
+from edgeformer.families.encoder.config import EncoderConfig
 from edgeformer.families.encoder.flash import choose_attention
 from edgeformer.families.encoder.layers import MASKED, sdpa
 from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.families import load_recipe
 
 SMALL = EncoderConfig(
     kind="encoder",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.errors import RecipeError
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.families import load_recipe
+from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.shipped import shipped_folder, shipped_names
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 QUICKSTART = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from edgeformer.families.build import build_crt
 from tokenizers import Tokenizer
 
 from edgeformer.data.language_tokenizer import PlainText
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.families.build import build_crt
+from edgeformer.families import load_recipe
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.saving import save_language_model
 from edgeformer.formats.files import write_json
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.formats.manifest import AttentionUse, DataSummary, RunManifest
-from edgeformer.families import load_recipe
 from edgeformer.machine.host import now
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 TEXT = "The café on Bridge Street sells coffee ☕ for 2 €, tea for 1 € and nothing else at all."
 

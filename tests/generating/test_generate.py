@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from edgeformer.families.build import load_crt
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+
 from edgeformer.families import load_recipe
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.run import Location, locate
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
-from edgeformer.tasks.language_modeling.scoring import exit_thresholds, top_probability
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.tasks.language_modeling.sampling import Sampling
+from edgeformer.tasks.language_modeling.scoring import exit_thresholds, top_probability
 from tests.generating.language_run import TEXT, write_language_run
 
 GREEDY = GenerateOptions(max_tokens=80, sampling=Sampling(temperature=0))

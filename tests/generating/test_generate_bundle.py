@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json
 from edgeformer.run import Location, locate
-from edgeformer.bundle import read_bundle
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
 from edgeformer.tasks.language_modeling.sampling import Sampling
 from tests.backends.tiny_bundle import write_bundle

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeformer.families.build import load_crt
 from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.families.build import load_crt
-from edgeformer.formats.errors import ArtifactError, DataError, InputError
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.families import load_recipe
+from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 
 VOCABULARY = 300

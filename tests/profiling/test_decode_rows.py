@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
-from edgeformer.bundle import read_bundle
 from edgeformer.stages.profiling import launch
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
@@ -89,11 +89,11 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_and_the_others_surviv
 
 DIES_WHILE_DECODING = """
 import os, sys
-from edgeformer.backends.onnxruntime.decoder import StepDecoder
+from edgeformer.backends.decoder import Decoder
 from edgeformer.stages.profiling import child
 def peek(decoder, ids, loop):
     os._exit(9)
-StepDecoder.peek = peek
+Decoder.peek = peek
 sys.exit(child.main())
 """
 

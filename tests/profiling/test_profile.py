@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
 from edgeformer.formats.shipped import load_profile
-from edgeformer.run import Location
-from edgeformer.bundle import read_bundle
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import usable_cores
+from edgeformer.run import Location
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 

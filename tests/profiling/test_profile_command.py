@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tiny_bundle import write_bundle
 
+from edgeformer.bundle import read_bundle
 from edgeformer.cli import main
 from edgeformer.formats.files import write_json
-from edgeformer.bundle import read_bundle
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
-from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
-from edgeformer.tasks.classification.scoring import ClassificationScore
 from edgeformer.formats.scores import ExitScore
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from edgeformer.stages.profiling.search import SearchOptions, search
 from edgeformer.stages.profiling.verdict import Limits
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 FREE = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128)
 CPU = "CPUExecutionProvider"

@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.evaluation import rows_of
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
-from edgeformer.families import load_recipe
-from edgeformer.run import locate, read_run
 from edgeformer.reporting.caution import LEAKS
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.model_card import model_card
 from edgeformer.reporting.tables import evaluation_table, run_table
+from edgeformer.run import locate, read_run
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
 
 def leaking(manifest: RunManifest) -> RunManifest:

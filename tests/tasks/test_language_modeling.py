@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from edgeformer.tasks.classification.scoring import softmax
-from edgeformer.tasks.language_modeling.scoring import LanguageMeter, exit_thresholds, token_losses, top_probability
+from edgeformer.tasks.language_modeling.scoring import (
+    LanguageMeter,
+    LanguageScore,
+    exit_thresholds,
+    token_losses,
+    top_probability,
+)
 
 EXITS = (2, 4, 6, 8)
 

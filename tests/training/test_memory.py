@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.stages.training.language import EVALUATION_TOKENS
+from edgeformer.stages.training.memory_free import free_bytes, group_free_bytes
 from torch import Tensor, nn
 
-from edgeformer.families.build import build_crt, build_encoder
+from edgeformer.families import load_recipe
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.formats.errors import InputError
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.families import load_recipe
 from edgeformer.stages.training import memory_step
-from edgeformer.stages.training.language import EVALUATION_TOKENS
 from edgeformer.stages.training.memory import check_fits, predict_peak
-from edgeformer.stages.training.memory_free import free_bytes, group_free_bytes
 from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
 from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 SMALL = [
     *("model.vocab_size=900", "model.hidden_size=32", "model.embedding_size=16", "model.ffn_size=64"),

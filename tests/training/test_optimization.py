@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.formats.recipe import ConstantSchedule, CosineSchedule, OneCycleSchedule, OptimizerConfig, PlateauSchedule, Schedule
+from edgeformer.formats.recipe import (
+    ConstantSchedule,
+    CosineSchedule,
+    OneCycleSchedule,
+    OptimizerConfig,
+    PlateauSchedule,
+    Schedule,
+)
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 
 

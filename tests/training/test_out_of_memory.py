@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgeformer.stages.training.batches import Batch
+from edgeformer.stages.training.classification import ClassificationObjective
+from edgeformer.stages.training.out_of_memory import is_out_of_memory
 from safetensors.torch import load_file
 from torch import nn
 
+from edgeformer.families import load_recipe
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Silent
-from edgeformer.families import load_recipe
 from edgeformer.run import read_run
-from edgeformer.stages.training.batches import Batch
-from edgeformer.stages.training.classification import ClassificationObjective
 from edgeformer.stages.training.objective import Losses
-from edgeformer.stages.training.out_of_memory import is_out_of_memory
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
 from edgeformer.families.build import count_offline
+
+from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.shipped import load_profile
-from edgeformer.families import load_recipe
 from edgeformer.formats.units import parse_bytes
 from edgeformer.stages.training.plan import plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edgeformer.families import load_recipe
 from edgeformer.families.encoder.layers import SwiGLU
+from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import FileSource
 from edgeformer.run import read_run
 from edgeformer.stages.training import job as job_module
 from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.conftest import SMALL
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgeformer.families.build import load_crt
 from safetensors.torch import load_file
 
-from edgeformer.families.build import load_crt
-from edgeformer.formats.errors import InputError, InterruptedRun
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from edgeformer.families import load_recipe
+from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from tests.conftest import SMALL_LANGUAGE
 from tests.training.test_train import StopAfter, records
 

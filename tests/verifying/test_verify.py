@@ -13,11 +13,11 @@ import pytest
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
-from edgeformer.backends.tensorrt import engine_check
+from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState
+from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import Engine, Parity
-from edgeformer.bundle import read_bundle
 from edgeformer.machine.cuda_driver import Device
 from edgeformer.stages.verifying import verify as verifying
 from edgeformer.stages.verifying.judging import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR
@@ -227,7 +227,7 @@ class TestAnswers:
     ) -> None:
         gpu = Device(0, "Some Other GPU", "8.6")
         here = TensorRTState("tensorrt-rtx", "1.7", gpus=(gpu,))
-        monkeypatch.setattr(engine_check, "tensorrt_state", lambda name: here)
+        monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: here)
         built_for = {"compute_capability": "8.9", "tensorrt-rtx": "1.7"}
         change(bundle, "other", status="built", reason=None, format="tensorrt-rtx", built_for=built_for)
         found = verify(bundle)

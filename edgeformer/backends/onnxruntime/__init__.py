@@ -1,1 +1,114 @@
-"""ONNX Runtime."""
+"""ONNX Runtime: the ONNX graphs of a bundle, on any provider that the installed ONNX Runtime has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeformer.backends.backend import ArtifactFiles, Backend, Kind, OpenOptions, ProviderFacts
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.manifest import ONNX
+
+if TYPE_CHECKING:
+    from edgeformer.backends.decoder import Decoder
+    from edgeformer.backends.onnxruntime.session import OnnxSession
+    from edgeformer.backends.session import Session
+    from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.manifest import ArtifactManifest
+    from edgeformer.machine.capability import Capability
+
+_SUFFIX = "ExecutionProvider"
+_ON_GPU = ("CUDA", "Tensorrt", "NvTensorRTRTX")
+
+
+class OnnxRuntimeBackend(Backend):
+    """See this module."""
+
+    name = "onnxruntime"
+    formats = (ONNX,)
+    distributions = ("onnxruntime", "onnxruntime-gpu")
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        """None: its package is a base dependency, and its CPU provider runs everything."""
+        return None
+
+    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
+        """See :meth:`Backend.open`."""
+        from edgeformer.backends.onnxruntime.decoder import DecodeSession
+        from edgeformer.backends.onnxruntime.step_session import StepSession
+
+        role = files.artifact.role
+        if options.early is not None and role != "step":
+            raise InputError(
+                f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
+            )
+        open_part = _opener(files, options)
+        if role == "step":
+            return StepSession(files.parts, _loops(files), open_part, early=options.early)
+        return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
+
+    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
+        """See :meth:`Backend.open_decoder`."""
+        from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
+        from edgeformer.backends.onnxruntime.step_session import StepParts
+
+        role = files.artifact.role
+        if role not in ("step", "decode"):
+            raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
+        open_part = _opener(files, options)
+        if role == "decode":
+            return full_depth_decoder(open_part(files.file))
+        loops = _loops(files)
+        return step_decoder(StepParts(files.parts, loops, exits or (loops,), open_part))
+
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+        from edgeformer.backends.onnxruntime.providers import available_providers
+
+        return tuple(available_providers())
+
+    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+        """See :meth:`Backend.provider`."""
+        from edgeformer.backends.onnxruntime.providers import default_provider
+
+        return wanted or default_provider(kind)
+
+    def provider_facts(self, provider: str) -> ProviderFacts | None:
+        """See :meth:`Backend.provider_facts`."""
+        if not provider.endswith(_SUFFIX):
+            return None
+        label = provider.removesuffix(_SUFFIX)
+        return ProviderFacts(label, on_gpu=label in _ON_GPU, counts_threads=label == "CPU")
+
+    def load(self, artifact: ArtifactManifest) -> None:
+        """Import ONNX Runtime."""
+        import edgeformer.backends.onnxruntime.session  # noqa: F401
+
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        """ONNX Runtime itself and every provider that is built in or worth knowing."""
+        from edgeformer.backends.onnxruntime.providers import capabilities
+
+        return capabilities(timeout_s)
+
+    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """ONNX graphs are what estimates are made from; on some devices not every precision computes there."""
+        return None
+
+
+def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
+    from edgeformer.backends.onnxruntime.providers import default_provider
+    from edgeformer.backends.onnxruntime.session import OnnxSession
+
+    provider = options.provider or default_provider()
+    in_turns = files.artifact.role == "step"
+    return lambda path: OnnxSession(path, provider, options.threads, files.max_positions, in_turns=in_turns)
+
+
+def _loops(files: ArtifactFiles) -> int:
+    if files.loops is None:
+        raise ArtifactError(f"{files.file}: a step artifact whose number of loops is not known; export the run again")
+    return files.loops
+
+
+BACKEND = OnnxRuntimeBackend()

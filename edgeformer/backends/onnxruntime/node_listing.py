@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from edgeformer.backends.onnxruntime.providers import CPU
 from edgeformer.backends.session import Array
 from edgeformer.formats.errors import ArtifactError, InputError
 
-CPU = "CPUExecutionProvider"
 _SILENT = 4
 _ENDING = "_kernel_time"
 _BYTES = {

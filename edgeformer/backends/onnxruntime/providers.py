@@ -5,27 +5,54 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, util
+from typing import Any
 
-from edgeformer.machine import nvidia
-from edgeformer.machine.capability import Capability
-from edgeformer.machine.child_probes import Answer
+from edgeformer.backends.backend import Kind
+from edgeformer.machine import cuda_driver, nvidia
+from edgeformer.machine.capability import Answer, Capability, ask_installed, installed_version
 
-_ON_GPU = ("CUDA", "Tensorrt", "NvTensorRTRTX", "tensorrt", "torch-tensorrt", "torch-cuda")
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+RTX = "NvTensorRTRTXExecutionProvider"
+PLUGIN = "onnxruntime_ep_nv_tensorrt_rtx"
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 _RTX_CAPABILITY = 8.0  # Ampere
 _SWAP = "pip uninstall -y onnxruntime, then pip install {} (both own the same module)"
+_SCRIPTS = {
+    "onnxruntime": """
+import onnxruntime
+say(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers())
+""",
+    PLUGIN: """
+import onnxruntime, onnxruntime_ep_nv_tensorrt_rtx as plugin
+say(version=plugin.__version__)
+onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
+say(devices=len([one for one in onnxruntime.get_ep_devices() if one.ep_name == plugin.get_ep_name()]))
+""",
+}
 
 
-def default_provider() -> str:
+def available_providers() -> list[str]:
+    """Execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+    import onnxruntime as ort
+
+    return list(ort.get_available_providers())
+
+
+def default_provider(kind: Kind | None = None) -> str:
     """RTX cards: TensorRT-RTX where ONNX Runtime can use it, else CUDA; other cards: CUDA; without either the CPU.
 
     The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened.
+
+    Args:
+        kind: of a device that is not this machine, where only the ordinary provider for its kind can be told.
     """
+    if kind is not None:
+        return CUDA if kind == "cuda" else CPU
     cards = nvidia.gpus()
     if not cards:
-        return "CPUExecutionProvider"
-    from edgeformer.backends.onnxruntime.rtx_provider import RTX, rtx_plugin
-    from edgeformer.backends.onnxruntime.session import CPU, CUDA, available_providers
-
+        return CPU
     built_in = available_providers()
     if any(map(is_rtx, cards)) and (RTX in built_in or rtx_plugin().devices):
         return RTX
@@ -37,9 +64,33 @@ def is_rtx(card: nvidia.Gpu) -> bool:
     return "RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY
 
 
-def on_gpu(provider: str) -> bool:
-    """Whether a session's ``provider`` computes on an NVIDIA GPU."""
-    return provider.startswith(_ON_GPU)
+@dataclass(frozen=True)
+class RtxPlugin:
+    """The plugin's devices, as ONNX Runtime takes them, or why there are none."""
+
+    devices: tuple[Any, ...] = ()
+    problem: str | None = None
+
+
+@cache
+def rtx_plugin() -> RtxPlugin:
+    """Register the plugin with this process's ONNX Runtime, once. Loads 300 MB of libraries where it is installed."""
+    if util.find_spec(PLUGIN) is None:
+        return RtxPlugin(problem="the package onnxruntime-ep-nv-tensorrt-rtx is not installed")
+    import onnxruntime as ort
+
+    try:
+        plugin = import_module(PLUGIN)
+        ort.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
+        devices = tuple(one for one in ort.get_ep_devices() if one.ep_name == plugin.get_ep_name())
+    except Exception as error:  # of the import, of its libraries, of onnxruntime: no common base class
+        return RtxPlugin(problem=(str(error).strip().splitlines() or [type(error).__name__])[0])
+    return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
+
+
+def add_rtx_devices(options: Any) -> None:
+    """Let a session that is opened with ``options`` compute on the plugin's devices."""
+    options.add_provider_for_devices(list(rtx_plugin().devices), {})
 
 
 @dataclass(frozen=True)
@@ -122,3 +173,28 @@ def _explain_plugin(title: str, known: _Known, plugin: Answer, driver: str | Non
         )
     reason = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
     return Capability(title, "unavailable", version, f"plugin installed, but {reason}; {known.use}")
+
+
+def capabilities(timeout_s: float) -> list[Capability]:
+    """ONNX Runtime itself and every provider that is built in or worth knowing. See :meth:`Backend.capabilities`."""
+    answers = ask_installed(_SCRIPTS, timeout_s)
+    return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
+
+
+def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
+    if answer is None:
+        return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
+    if answer.error is not None:
+        again = "pip install --force-reinstall onnxruntime"
+        return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, again)]
+    owners = [name for name in _DISTRIBUTIONS if installed_version(name) is not None]
+    detail = "opens and runs ONNX graphs"
+    remedy: str | None = None
+    if len(owners) > 1:
+        detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
+        remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
+    version = answer.facts.get("version")
+    return [
+        Capability("onnxruntime", "available", version, detail, remedy),
+        *explain_providers(answer.facts.get("providers", []), plugin, driver),
+    ]

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgeformer.backends.onnxruntime.rtx_provider import RTX, add_rtx_devices, rtx_plugin
+from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, add_rtx_devices, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.threads import default_threads
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 KEPT = "past"
 """How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
 
@@ -128,11 +127,6 @@ class OnnxSession(Session):
             f"{self.path.name}: the graph refuses {shapes}; the sequence may be longer than the model's "
             f"positional table ({_first_line(text)})"
         )
-
-
-def available_providers() -> list[str]:
-    """Execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
-    return list(ort.get_available_providers())
 
 
 def _require_provider(provider: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.session import Array, Session
+from edgeformer.backends.session import Array, Early, Session
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 
 OpenPart = Callable[[Path], OnnxSession]
@@ -18,20 +17,6 @@ OpenPart = Callable[[Path], OnnxSession]
 def open_here(path: Path) -> OnnxSession:
     """A part on the CPU with the default number of threads."""
     return OnnxSession(path, in_turns=True)
-
-
-@dataclass(frozen=True)
-class Early:
-    """Rows leave at the first loop that is sure enough of them.
-
-    Attributes:
-        thresholds: loop → smallest confidence that lets a row answer there; at other loops nobody is asked, and after
-            the last one everybody answers.
-        confidence: logits [n, C] → how sure they are, [n]; what the thresholds are about: the top softmax probability.
-    """
-
-    thresholds: Mapping[int, float]
-    confidence: Callable[[Array], Array]
 
 
 class StepParts:

@@ -1,1 +1,89 @@
-"""TensorRT, TensorRT for RTX, and torch-tensorrt."""
+"""TensorRT, TensorRT for RTX, and torch-tensorrt: engines for NVIDIA GPUs, built here and run without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgeformer.backends.backend import ArtifactFiles, Backend, OpenOptions, ProviderFacts
+from edgeformer.backends.tensorrt.builders import TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.backends.tensorrt.state import (
+    RUNTIMES,
+    SCRIPTS,
+    Package,
+    describe,
+    judge,
+    require_runnable,
+    why_engine_cannot_run,
+)
+from edgeformer.formats.errors import InputError
+from edgeformer.machine import cuda_driver
+from edgeformer.machine.capability import Capability, ask_installed
+
+if TYPE_CHECKING:
+    from edgeformer.backends.session import Session
+    from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.manifest import ArtifactManifest
+
+_PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
+
+
+class TensorRTBackend(Backend):
+    """See this module."""
+
+    name = "tensorrt"
+    formats = tuple(RUNTIMES)
+    distributions = _PACKAGES
+    # torch-tensorrt's engine first: beside TensorRT's own, so that profile can compare the two.
+    builders = (TorchTensorRTBuilder(), TensorRTBuilder())
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        """See :func:`why_engine_cannot_run`."""
+        return why_engine_cannot_run(artifact)
+
+    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
+        """See :meth:`Backend.open`. Engines take the GPU that they were built for; they have no threads.
+
+        Raises:
+            MissingDependencyError: package, libraries, driver or GPU are missing; the message says which.
+            ArtifactError: the engine was built for another GPU or by another version, or TensorRT refuses it.
+            InputError: rows are to leave early, which no engine lets them.
+        """
+        artifact, runtime = files.artifact, RUNTIMES[files.artifact.format]
+        if options.early is not None:
+            raise InputError(f"artifact {artifact.id!r} always runs all of its loops; no row leaves an engine early")
+        require_runnable(files.file, artifact)
+        from edgeformer.backends.tensorrt.session import TensorRTSession
+
+        return TensorRTSession(files.file, runtime, artifact)
+
+    def provider_facts(self, provider: str) -> ProviderFacts | None:
+        """Its sessions are named after their format."""
+        return ProviderFacts(provider, on_gpu=True) if provider in self.formats else None
+
+    def load(self, artifact: ArtifactManifest) -> None:
+        """Import what runs engines here; TensorRT itself is imported with the first one, onto the card."""
+        import edgeformer.backends.tensorrt.session  # noqa: F401
+
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        """One line per package."""
+        answers = ask_installed(SCRIPTS, timeout_s)
+        driver, gpus = cuda_driver.problem(), cuda_driver.devices()
+        return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
+
+    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """Engines run on NVIDIA GPUs only, and on those of the compute capability that they were built for."""
+        if device.kind != "cuda":
+            return f"{artifact.format} engines run on NVIDIA GPUs only"
+        built_for = (artifact.built_for or {}).get("compute_capability")
+        capability = device.compute_capability.value if device.compute_capability is not None else None
+        if built_for is not None and capability is not None and built_for != capability:
+            return f"the engine was built for compute capability {built_for}; {device.name!r} has {capability}"
+        return None
+
+    def fuses(self, artifact: ArtifactManifest) -> bool:
+        """TensorRT compiles the whole graph."""
+        return True
+
+
+BACKEND = TensorRTBackend()

@@ -14,9 +14,9 @@ import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.backends.onnx_file import open_graph
-from edgeformer.backends.tensorrt.builder import Plan, build_plan
-from edgeformer.backends.tensorrt.listing import Layers, read_inspector, read_listing, read_total
-from edgeformer.backends.tensorrt.plan import EngineRequest
+from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.tensorrt.log import Layers, read_inspector, read_listing, read_total
+from edgeformer.backends.tensorrt.network import Plan, build_plan
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
 from edgeformer.formats.progress import Progress, Silent
@@ -51,7 +51,7 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
 
     Args:
         graph: weights may lie beside it.
-        request: from :func:`~edgeformer.backends.tensorrt.plan.plan_engine`, which says what is possible here.
+        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_engine`, which says what is possible here.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
@@ -59,8 +59,7 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
     progress = progress or Silent()
-    builder = request.target.builder
-    trt: Any = importlib.import_module(builder.replace("-", "_"))
+    trt: Any = importlib.import_module(request.target.format.replace("-", "_"))
     began = time.perf_counter()
     plan = build_plan(trt, graph, request, progress)
     seconds = time.perf_counter() - began
@@ -132,7 +131,7 @@ def _described(trt: Any, plan: Plan, request: EngineRequest, seconds: float, sou
         checked_by = "inspector" if layers is not None else "size"
     known = layers or Layers()
     return Engine(
-        builder=f"{request.target.builder} {trt.__version__}",
+        builder=f"{request.target.format} {trt.__version__}",
         seconds=round(seconds, 2),
         checked_by=checked_by,
         layers=known.count,
@@ -159,8 +158,8 @@ def _inspected(trt: Any, plan: Plan) -> Layers | None:
 
 def _built_for(trt: Any, request: EngineRequest) -> dict[str, str]:
     target = request.target
-    found = {"compute_capability": target.compute_capability, target.builder: str(trt.__version__)}
-    if target.builder != "tensorrt-rtx":
+    found = {"compute_capability": target.compute_capability or "unknown", target.format: str(trt.__version__)}
+    if target.format != "tensorrt-rtx":
         # Its kernels were measured on this very GPU.
         found["gpu"] = devices()[0].name
         found["driver"] = nvidia.driver_version() or "unknown"

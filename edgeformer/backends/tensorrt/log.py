@@ -1,11 +1,22 @@
-"""What TensorRT says while it parses, builds and opens engines: collected, never printed."""
+"""What TensorRT says while it parses, builds and opens engines: collected and read, never printed.
+
+Three things: its messages; the listing of a finished engine's layers, which the builder writes to the log while it
+builds (which needs no GPU) and the inspector of an opened engine (which does) says again; and its progress.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import json
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+from edgeformer.formats.progress import Progress
 
 LISTING = "Layers:"
 """How the builder's listing of the finished engine begins, a VERBOSE message."""
@@ -13,6 +24,15 @@ LISTING = "Layers:"
 _ERRORS = ("INTERNAL_ERROR", "ERROR")
 _KEPT = (*_ERRORS, "WARNING", "INFO")
 _MOST = 10_000
+PARTS = 100
+
+_PRECISIONS = {
+    "Half": "FP16", "FP16": "FP16", "Float": "FP32", "FP32": "FP32", "BFloat16": "BF16", "BF16": "BF16",
+    "Int64": "INT64", "Int32": "INT32", "Int8": "INT8", "Bool": "BOOL",
+}  # fmt: skip
+_LAYER = re.compile(r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName")
+_TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
+_TOTALS = {"weights": "Total Weights Memory", "activations": "Total Activation Memory"}
 
 
 class TensorRTLog:
@@ -70,3 +90,150 @@ class TensorRTLog:
 def tensorrt_log(trt: ModuleType) -> TensorRTLog:
     """The one log of a TensorRT package in this process."""
     return TensorRTLog(trt)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of an engine.
+
+    Attributes:
+        by_precision: of their outputs.
+        weight_elements: precision → elements of the weights, counted once per layer that reads them.
+    """
+
+    count: int | None = None
+    by_precision: dict[str, int] = field(default_factory=dict)
+    weight_elements: dict[str, int] = field(default_factory=dict)
+
+
+def read_listing(text: str) -> Layers | None:
+    """Layers from the builder's log; None where its format is not the known one."""
+    layers = [found.groups() for found in map(_LAYER.match, text.splitlines()) if found is not None]
+    if not layers:
+        return None
+    return _counted(
+        len(layers),
+        (kind for _, outputs in layers for _, kind in _TENSOR.findall(outputs)),
+        ((dimensions, kind) for constants, _ in layers for dimensions, kind in _TENSOR.findall(constants)),
+    )
+
+
+def read_inspector(text: str) -> Layers | None:
+    """Layers from an inspector's JSON; None where it holds names only, or something else."""
+    try:
+        layers: list[dict[str, Any]] = [one for one in json.loads(text)["Layers"] if isinstance(one, dict)]
+        if not layers:
+            return None
+        return _counted(
+            len(layers),
+            (_kind(tensor) for layer in layers for tensor in layer["Outputs"]),
+            (
+                (",".join(map(str, tensor["Dimensions"])), _kind(tensor))
+                for layer in layers
+                for tensor in layer.get("Constants", [])
+            ),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_total(messages: Iterable[str], what: str) -> int | None:
+    """Bytes of the engine's ``weights`` or ``activations`` as the builder logs them; None where it does not."""
+    for message in messages:
+        found = re.search(rf"{_TOTALS[what]}: (\d+) bytes", message)
+        if found is not None:
+            return int(found.group(1))
+    return None
+
+
+def _kind(tensor: dict[str, Any]) -> str:
+    """``Half`` of newer versions, ``Row major linear FP16 format`` of older ones."""
+    text = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
+    return next((word for word in text.split() if word in _PRECISIONS), text)
+
+
+def _counted(count: int, outputs: Iterable[str], constants: Iterable[tuple[str, str]]) -> Layers:
+    elements: Counter[str] = Counter()
+    for dimensions, kind in constants:
+        elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
+    by_precision = Counter(_PRECISIONS.get(kind, kind) for kind in outputs)
+    return Layers(count, dict(sorted(by_precision.items())), dict(sorted(elements.items())))
+
+
+@dataclass
+class _Phase:
+    name: str
+    steps: int
+    done: int = 0
+
+
+class Phases:
+    """How much of the whole is done: a phase inside another one is part of that one's current step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._open: list[_Phase] = []
+        self._shown = 0
+
+    def start(self, name: str, steps: int) -> None:
+        """A phase begins inside those that are open."""
+        self._open.append(_Phase(name, max(1, steps)))
+
+    def step(self, name: str) -> None:
+        """A step of an open phase is done."""
+        for phase in self._open:
+            if phase.name == name:
+                phase.done += 1
+        part, width = 0.0, 1.0
+        for phase in self._open:
+            part += width * min(phase.done, phase.steps) / phase.steps
+            width /= phase.steps
+        self._reach(round(PARTS * part))
+
+    def finish(self, name: str) -> None:
+        """A phase ends."""
+        self._open = [phase for phase in self._open if phase.name != name]
+
+    def complete(self) -> None:
+        """All is done; builders skip steps that they announced."""
+        self._reach(PARTS)
+
+    def _reach(self, part: int) -> None:
+        # A phase may be repeated; what was shown is not taken back.
+        reached = max(self._shown, min(PARTS, part))
+        self._progress.advance(reached - self._shown)
+        self._shown = reached
+
+
+def progress_monitor(trt: Any, progress: Progress) -> Any:
+    """What a builder's configuration takes as ``progress_monitor``, or None where this TensorRT has none.
+
+    An exception (Ctrl-C, or of ``progress``) cancels the build and is kept in the monitor's ``interruption``: it must
+    not travel through TensorRT's own code.
+    """
+    if not hasattr(trt, "IProgressMonitor"):
+        return None
+
+    class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.interruption: BaseException | None = None
+            self.phases = Phases(progress)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._guarded(lambda: self.phases.start(phase_name, num_steps))
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._guarded(lambda: self.phases.step(phase_name))
+            return self.interruption is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._guarded(lambda: self.phases.finish(phase_name))
+
+        def _guarded(self, report: Any) -> None:
+            try:
+                report()
+            except BaseException as error:
+                self.interruption = error
+
+    return _Monitor()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.backends.tensorrt.log import TensorRTLog, tensorrt_log
-from edgeformer.backends.tensorrt.state import Builder
+from edgeformer.backends.tensorrt.state import Package
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.machine.cuda_driver import Cuda, DeviceMemory
 
 REMEDY = "export the run again for this device, or copy the whole bundle again"
@@ -21,9 +22,10 @@ REMEDY = "export the run again for this device, or copy the whole bundle again"
 
 @dataclass(frozen=True)
 class _Input:
-    """An input of the engine and the shapes that it was built for."""
+    """An input of the engine and the shapes that it was built for. ``own``: what the engine itself calls it."""
 
     name: str
+    own: str
     dtype: np.dtype[Any]
     smallest: tuple[int, ...]
     largest: tuple[int, ...]
@@ -46,20 +48,22 @@ class _Input:
 
 
 class TensorRTSession(Session):
-    """An engine on the first GPU. Ask :func:`~edgeformer.backends.tensorrt.engine_check.why_engine_cannot_run` before.
+    """An engine on the first GPU. Ask :func:`~edgeformer.backends.tensorrt.state.why_engine_cannot_run` before.
 
     Args:
         path: the .engine file.
-        runtime: the TensorRT that built it.
+        runtime: the TensorRT that runs it.
+        artifact: its entry in the manifest. Where the builder named inputs and outputs in its own way
+            (torch-tensorrt: ``output0``), the entry's names take their places, in order.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
         EdgeformerError: the GPU or its driver fails, or has too little memory.
     """
 
-    def __init__(self, path: Path, runtime: Builder) -> None:
+    def __init__(self, path: Path, runtime: Package, artifact: ArtifactManifest) -> None:
         self.path = path
-        self.provider = runtime
+        self.provider = artifact.format
         self._trt: Any = importlib.import_module(runtime.replace("-", "_"))
         self._buffers: dict[str, DeviceMemory] = {}
         self._log: TensorRTLog = tensorrt_log(self._trt)
@@ -70,7 +74,7 @@ class TensorRTSession(Session):
             self._context = self._engine.create_execution_context()
             if self._context is None:
                 raise EdgeformerError(f"{path}: no execution context, perhaps too little GPU memory ({self._reason()})")
-            self._inputs, self._outputs = self._describe()
+            self._inputs, self._outputs = self._describe(artifact)
         except BaseException:
             self.close()
             raise
@@ -80,7 +84,8 @@ class TensorRTSession(Session):
         cuda, outputs, _kept = self._fill(inputs)
         self._execute(cuda)
         found = {
-            name: cuda.download(self._buffers[name], shape, self._outputs[name]) for name, shape in outputs.items()
+            self._names[own]: cuda.download(self._buffers[own], shape, self._outputs[own])
+            for own, shape in outputs.items()
         }
         cuda.synchronise()
         return found
@@ -107,12 +112,12 @@ class TensorRTSession(Session):
         if self._cuda is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
         cuda = self._cuda
-        arrays = {one.name: one.check(inputs, self.path.name) for one in self._inputs}
+        arrays = {one.own: one.check(inputs, self.path.name) for one in self._inputs}
         cuda.make_current()
-        for name, array in arrays.items():
-            if not self._context.set_input_shape(name, array.shape):
-                raise InputError(f"{self.path.name}: refuses {name} {shape_text(array)} ({self._reason()})")
-            cuda.upload(array, self._buffer(cuda, name, array.nbytes))
+        for own, array in arrays.items():
+            if not self._context.set_input_shape(own, array.shape):
+                raise InputError(f"{self.path.name}: refuses {self._names[own]} {shape_text(array)} ({self._reason()})")
+            cuda.upload(array, self._buffer(cuda, own, array.nbytes))
         return cuda, {name: self._place(cuda, name, dtype) for name, dtype in self._outputs.items()}, arrays
 
     def _execute(self, cuda: Cuda) -> None:
@@ -153,15 +158,20 @@ class TensorRTSession(Session):
         self._runtime = runtime  # an engine must not outlive it
         return engine
 
-    def _describe(self) -> tuple[list[_Input], dict[str, np.dtype[Any]]]:
-        inputs: list[_Input] = []
+    def _describe(self, artifact: ArtifactManifest) -> tuple[list[_Input], dict[str, np.dtype[Any]]]:
+        engine, inputs = self._engine, list[_Input]()
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        is_input = {name: engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT for name in names}
+        self._names = {
+            **_renamed([name for name in names if is_input[name]], tuple(artifact.inputs)),
+            **_renamed([name for name in names if not is_input[name]], tuple(artifact.outputs)),
+        }
         outputs: dict[str, np.dtype[Any]] = {}
-        for index in range(self._engine.num_io_tensors):
-            name = self._engine.get_tensor_name(index)
-            dtype: np.dtype[Any] = np.dtype(self._trt.nptype(self._engine.get_tensor_dtype(name)))
-            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
-                smallest, _, largest = self._engine.get_tensor_profile_shape(name, 0)
-                inputs.append(_Input(name, dtype, tuple(smallest), tuple(largest)))
+        for name in names:
+            dtype: np.dtype[Any] = np.dtype(self._trt.nptype(engine.get_tensor_dtype(name)))
+            if is_input[name]:
+                smallest, _, largest = engine.get_tensor_profile_shape(name, 0)
+                inputs.append(_Input(self._names[name], name, dtype, tuple(smallest), tuple(largest)))
             else:
                 outputs[name] = dtype
         return inputs, outputs
@@ -186,6 +196,12 @@ class TensorRTSession(Session):
 
     def _reason(self) -> str:
         return self._log.last_error() or "TensorRT gives no reason"
+
+
+def _renamed(own: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+    """The engine's names → those of the manifest, in order, where the engine does not have them by itself."""
+    alike = set(own) <= set(wanted) or len(own) != len(wanted)
+    return dict(zip(own, own if alike else wanted, strict=True))
 
 
 def _read(path: Path) -> bytes:

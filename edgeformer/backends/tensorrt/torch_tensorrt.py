@@ -1,37 +1,45 @@
-"""``--trt-via torch-tensorrt``: the exported program compiled by torch-tensorrt, for people who stay in torch.
+"""``--trt-via torch-tensorrt``: the exported program compiled by torch-tensorrt to one serialised engine.
 
 Not checked by us on a GPU: torch-tensorrt cannot be installed where edgeformer is developed. It follows the
-documentation of ``torch_tensorrt.dynamo.compile`` and ``torch_tensorrt.save``.
+documentation and the code of ``torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine``, 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgeformer.backends.tensorrt.plan import EngineRequest, TextShapes
+from edgeformer.backends.tensorrt.builders import EngineRequest, TextShapes
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import replacing
 from edgeformer.machine import nvidia
 from edgeformer.machine.cuda_driver import devices
 
+_CONVERT = "convert_exported_program_to_serialized_trt_engine"
 
-def compile_program(module: nn.Module, inputs: tuple[str, ...], target: Path, request: EngineRequest) -> dict[str, str]:
-    """Compile a module for the GPU that is here and save it; ``torch.export.load(target).module()`` opens it.
+
+def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, request: EngineRequest) -> dict[str, str]:
+    """Compile a module for the GPU that is here, and write the engine, which TensorRT opens without torch.
+
+    The whole module becomes one engine; where an operator cannot be in it, there is none. torch-tensorrt names the
+    engine's outputs ``output0``…; :class:`~edgeformer.backends.tensorrt.session.TensorRTSession` gives them the
+    manifest's names back.
 
     Args:
         module: in evaluation mode, in the precision of the request (types are taken from the module); it is moved to
             the GPU and back.
         inputs: names of its arguments, all int64 [batch, sequence].
-        request: from :func:`~edgeformer.backends.tensorrt.plan.plan_torch_tensorrt`.
+        target: the engine's file.
+        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_torch_tensorrt`.
 
     Returns:
-        ``built_for``: compute capability, torch-tensorrt's version, GPU and driver.
+        ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
 
     Raises:
         EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
@@ -44,20 +52,31 @@ def compile_program(module: nn.Module, inputs: tuple[str, ...], target: Path, re
     try:
         module.to("cuda")
         program = torch.export.export(module, example, dynamic_shapes=axes)
-        # Types as in the module: strongly typed.
-        compiled = torch_tensorrt.dynamo.compile(program, arg_inputs=described, use_explicit_typing=True)
-        with replacing(target) as temporary:
-            torch_tensorrt.save(compiled, str(temporary), arg_inputs=list(example), dynamic_shapes=axes)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        raise EdgeformerError(f"{target.name}: torch-tensorrt cannot compile this model: {error}") from error
+        engine = _convert(torch_tensorrt, program, described)
+    except Exception as error:  # of torch.export, of the converters, of TensorRT: no common base class
+        raise EdgeformerError(
+            f"{target.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
+        ) from error
     finally:
         module.to("cpu")
+    with replacing(target) as temporary:
+        temporary.write_bytes(memoryview(engine))
     return {
-        "compute_capability": request.target.compute_capability,
+        "compute_capability": request.target.compute_capability or "unknown",
         "torch-tensorrt": str(torch_tensorrt.__version__),
+        # What opens the engine must be of this version.
+        "tensorrt": str(importlib.import_module("tensorrt").__version__),
         "gpu": devices()[0].name,
         "driver": nvidia.driver_version() or "unknown",
     }
+
+
+def _convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
+    """The engine's bytes, in the types of the module: strongly typed, which newer versions do without being told."""
+    convert: Callable[..., Any] = getattr(torch_tensorrt.dynamo, _CONVERT)
+    known = inspect.signature(convert).parameters
+    typed = {"use_explicit_typing": True} if "use_explicit_typing" in known else {}
+    return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typed)
 
 
 def _sizes(shapes: TextShapes) -> Mapping[str, tuple[int, int]]:

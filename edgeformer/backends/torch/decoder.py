@@ -1,47 +1,73 @@
-"""Token-by-token decoding in torch, with numpy outside. With the torch session, all of the runtime that knows torch."""
+"""Token-by-token decoding in torch, with numpy outside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from edgeformer.backends.decoder import Decoder, LoopEngine
 from edgeformer.backends.session import Array
 
 
 class CachedModel(Protocol):
     """What is wrapped: a causal model that keeps what it computed for earlier tokens."""
 
-    def read(self, input_ids: torch.Tensor) -> None:
-        """Take in tokens, int64 [1, n]."""
+    loops: int
+    max_positions: int
 
-    def advance(self, loop: int) -> torch.Tensor:
-        """Hidden state [1, C] of the newest token after ``loop``."""
+    def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
+        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
+
+    def run_loop(self, number: int, x: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        """Tokens [B, n, C] through the loop ``number``, from 0."""
 
     def logits(self, state: torch.Tensor, loop: int) -> torch.Tensor:
-        """Logits float32 [1, V] of that state."""
+        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
 
 
-class TorchDecoder:
-    """One text, decoded on the device that the model's weights lie on."""
+class TorchEngine(LoopEngine[torch.Tensor]):
+    """A cached model on the device that its weights lie on; stops after every loop. A state is [B, n, C]."""
 
-    def __init__(self, model: CachedModel, device: torch.device | None = None) -> None:
-        self._model, self._device = model, device or torch.device("cpu")
-        self._state: torch.Tensor | None = None
-        self.provider = f"torch-{self._device.type}"
+    def __init__(self, model: CachedModel, device: torch.device) -> None:
+        self._model: CachedModel | None = model
+        self._device = device
+        self.provider = f"torch-{device.type}"
+        self.stops = tuple(range(1, model.loops + 1))
+        self.max_positions: int | None = model.max_positions
 
-    def read(self, ids: Sequence[int]) -> None:
-        """Take in the next tokens. Raises InputError where the text gets longer than the model takes."""
-        self._model.read(torch.tensor([list(ids)], dtype=torch.int64, device=self._device))
-        self._state = None
+    def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
+        """See :meth:`LoopEngine.embed`."""
+        return self._opened.embed(torch.from_numpy(ids).to(self._device), start, keep=keep)
 
-    def advance(self, loop: int) -> None:
-        """Compute the newest token up to ``loop``, further than it was computed before."""
-        self._state = self._model.advance(loop)
+    def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        """See :meth:`LoopEngine.advance`."""
+        return self._opened.run_loop(stretch, state, keep=keep)
 
-    def logits(self, loop: int) -> Array:
-        """Logits float32 [V] of the exit after ``loop``, the one that was advanced to last."""
-        if self._state is None:
-            raise ValueError("nothing was computed yet: read tokens and advance first")
-        return self._model.logits(self._state, loop)[0].cpu().numpy()
+    def joined(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """See :meth:`LoopEngine.joined`."""
+        return torch.cat((first, second), dim=1)
+
+    def readout(self, state: torch.Tensor, loop: int) -> Array:
+        """See :meth:`LoopEngine.readout`."""
+        return self._opened.logits(state[:, -1], loop).cpu().numpy()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model = None
+
+    @property
+    def _opened(self) -> CachedModel:
+        if self._model is None:
+            raise ValueError("the decoder is closed")
+        return self._model
+
+
+def torch_decoder(model: CachedModel, device: torch.device | None = None) -> Decoder[torch.Tensor]:
+    """A decoder on a cached model.
+
+    Args:
+        model: in evaluation mode; it serves this decoder alone.
+        device: that its weights lie on; None: the CPU.
+    """
+    return Decoder(TorchEngine(model, device or torch.device("cpu")))

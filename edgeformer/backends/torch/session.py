@@ -1,15 +1,13 @@
-"""Run a torch module as a Session. The only file of the runtime that imports torch."""
+"""Run a torch module as a Session."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
 
 import torch
 
 from edgeformer.backends.session import Array, Session, shape_text
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.errors import EdgeformerError, InputError
 
 
 class TorchSession(Session):
@@ -59,27 +57,3 @@ class TorchSession(Session):
         if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
             raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
         return torch.from_numpy(array).to(self._device)
-
-
-class _Program(torch.nn.Module):
-    """An exported program as a module whose arguments have names; it is always in evaluation mode."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        super().__init__()
-        # Not a submodule: an exported module refuses to be put into evaluation mode.
-        self._call = program.module().__call__
-
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """The program's outputs; arguments in the order in which it was exported."""
-        answer: torch.Tensor = self._call(*inputs.values())
-        return answer
-
-
-def open_torch_tensorrt(path: Path, inputs: Sequence[str]) -> TorchSession:
-    """Open what ``export --trt-via torch-tensorrt`` saved. Raises ArtifactError when torch cannot read it."""
-    import_module("torch_tensorrt")  # registers the operator that holds the engines
-    try:
-        program = torch.export.load(path)
-    except Exception as error:  # torch's readers have no common base class
-        raise ArtifactError(f"{path}: torch cannot open this program ({error}); export the run again") from None
-    return TorchSession(_Program(program), inputs, device=torch.device("cuda"))

@@ -1,11 +1,6 @@
-"""Incremental decoding of CRT-Deep: keys and values per loop, convolution inputs per cycle, tokens that wait.
+"""Incremental decoding of CRT-Deep: keys and values per loop, convolution inputs per cycle.
 
-**The rule for tokens that left early.** A token that answers after loop e has no state in the loops behind e. Its
-hidden state waits in front of loop e + 1. As soon as a later token goes into that loop, all tokens that wait there go
-through it first, in one batch, in their order. So every loop sees exactly what it would see without early exit: the
-cached result equals the uncached one for any sequence of exits, and early exit costs only the quality of the exit heads
-themselves. The work of a token that left is postponed, and saved for good where the text ends before anyone needs it;
-done in a batch it reads the weights once for all tokens that waited.
+Which tokens go through which loop when, and which wait, is the rule of :mod:`edgeformer.backends.decoder`.
 """
 
 from __future__ import annotations
@@ -118,8 +113,15 @@ class _KeysValues:
         return buffer
 
 
-class Decoder:
-    """One text being read or written, token by token. The model must be causal and in evaluation mode."""
+class CachedLoops:
+    """What decoding computes, loop by loop, for one text or several of the same length.
+
+    Args:
+        model: causal and in evaluation mode.
+
+    Raises:
+        InputError: the model looks ahead.
+    """
 
     def __init__(self, model: CRT) -> None:
         require_causal(model)
@@ -127,64 +129,48 @@ class Decoder:
         self._refine: Tensor | None = None
         self._trm: list[Tensor | None] = [None] * model.loops
         self._attention = [_KeysValues() for _ in range(model.loops)]
-        self._waiting: list[Tensor | None] = [None] * (model.loops + 1)
-        self.length = 0
+        self.loops, self.max_positions = model.loops, model.max_positions
 
     @torch.inference_mode()
-    def read(self, input_ids: Tensor) -> None:
-        """Take in the next tokens, int64 [B, n]; no loop is run yet.
+    def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
+        """Embeddings [B, n, C] of the next tokens.
 
-        Raises:
-            InputError: the text would be longer than the model's position table.
+        Args:
+            input_ids: int64 [B, n].
+            start: place of the first of them.
+            keep: False: forget them again.
         """
-        model, end = self._model, self.length + input_ids.shape[1]
-        if end > model.max_positions:
-            raise InputError(f"the text has {end} tokens; the model takes at most {model.max_positions}")
-        places = torch.arange(self.length, end, device=input_ids.device)[None]
-        h, self._refine = cached_embedding(model, input_ids, places, self._start(self._refine, model.refine, input_ids))
-        self._wait(0, h)
-        self.length = end
+        places = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
+        before = self._start(self._refine, self._model.refine, input_ids)
+        h, after = cached_embedding(self._model, input_ids, places, before)
+        if keep:
+            self._refine = after
+        return h
 
     @torch.inference_mode()
-    def advance(self, loop: int) -> Tensor:
-        """Run every token that waits through the loops up to ``loop``.
+    def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
+        """New tokens through one loop, with what is kept of the earlier ones.
 
-        Returns:
-            Hidden state of the newest token after ``loop``, [B, C].
-
-        Raises:
-            ValueError: the newest token is through this loop already, or nothing was read.
+        Args:
+            number: of the loop, from 0.
+            x: [B, n, C]; the tokens follow, without a gap, those that went through this loop before.
+            keep: False: forget them again.
         """
-        newest: Tensor | None = None
-        for number in range(loop):
-            x = self._waiting[number]
-            if x is None:
-                continue
-            self._waiting[number] = None
-            x = self._run(number, x)
-            self._wait(number + 1, x)
-            newest = x[:, -1] if number == loop - 1 else None
-        if newest is None:
-            raise ValueError(f"no token waits in front of loop {loop}; read one first")
-        if loop == self._model.loops:
-            self._waiting[loop] = None  # nothing comes after the last loop
-        return newest
-
-    def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Next-token logits float32 [B, V] of ``state`` [B, C], the newest token's after ``loop``."""
-        with torch.inference_mode():
-            result: Tensor = self._model.head_of(loop)(state)
-        return result.float()
-
-    def _wait(self, number: int, x: Tensor) -> None:
-        before = self._waiting[number]
-        self._waiting[number] = x if before is None else torch.cat((before, x), dim=1)
-
-    def _run(self, number: int, x: Tensor) -> Tensor:
-        model, attend = self._model, self._attention[number].attend
+        model, kept = self._model, self._attention[number]
+        length = kept.length
         before = self._start(self._trm[number], model.trm, x)
-        x, self._trm[number] = cached_block(model, x, model.loop_encodings[number], attend, before)
+        x, after = cached_block(model, x, model.loop_encodings[number], kept.attend, before)
+        if keep:
+            self._trm[number] = after
+        else:
+            kept.length = length
         return x
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, loop: int) -> Tensor:
+        """Next-token logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
+        result: Tensor = self._model.head_of(loop)(state)
+        return result.float()
 
     def _start(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
         """The cache, or the zeros in front of a text of as many rows as ``rows`` has."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edgeformer.families.crt.cache import Decoder
+from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.exits import CRTExits
 from edgeformer.families.crt.graphs import compose_decode, compose_exits, trace_pieces
@@ -70,9 +70,9 @@ class CRTNetwork(Network):
         """See :meth:`Network.causality`."""
         return probe_causality(_own(model), seed=seed)
 
-    def decoder(self, model: nn.Module) -> Decoder:
+    def decoder(self, model: nn.Module) -> CachedLoops:
         """See :meth:`Network.decoder`."""
-        return Decoder(_own(model))
+        return CachedLoops(_own(model))
 
 
 class _LastExit(nn.Module):

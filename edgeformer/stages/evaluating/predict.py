@@ -91,7 +91,7 @@ def _run(
     if confidence is None:
         with subject.open(chosen) as session:
             return run_rows(session.run, encoded, subject.pad, _BATCH), None
-    from edgeformer.backends.onnxruntime.step_session import Early
+    from edgeformer.backends.session import Early
 
     every_loop: Mapping[int, float] = dict.fromkeys(_LOOPS, confidence)
     with subject.open(chosen, Early(every_loop, lambda answer: softmax(answer).max(-1))) as session:

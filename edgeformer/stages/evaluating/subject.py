@@ -22,7 +22,7 @@ from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.run import Location, read_run
 
 if TYPE_CHECKING:
-    from edgeformer.backends.onnxruntime.step_session import Early
+    from edgeformer.backends.session import Early
 
 TORCH = "torch"
 

@@ -10,17 +10,18 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from edgeformer.backends.tensorrt.engine import size_note
+from edgeformer.backends import Builder, BuildJob, builder_named
+from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families import read_recipe_of
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Precision, RunManifest
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.host import code_version, now
 from edgeformer.run import read_run
-from edgeformer.stages.exporting.engines import build_engines, compile_in_torch, engine_device
+from edgeformer.stages.exporting.engines import build, device_of
 from edgeformer.stages.exporting.exportable import Exportable, from_config, open_exportable, write_companions
 from edgeformer.stages.exporting.graphs import write
 from edgeformer.stages.exporting.judging import Baseline, Judge
@@ -42,10 +43,10 @@ class ExportOptions:
     """What is written beside the FP32 graph.
 
     Attributes:
-        trt: also build TensorRT engines: of the FP16 graphs where there are some, else of the FP32 ones.
-        trt_via: who makes them: TensorRT of the ONNX graph, or torch-tensorrt of the torch module.
+        build: names of builders to run on the graphs, see :func:`edgeformer.backends.all_builders`; engines are built
+            of the FP16 graphs where there are some, else of the FP32 ones.
         exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
-        target: device profile that engines are built for; None: the recipe's.
+        target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
             are asked for, else of FP32.
         keep_going: build what comes after a rejected artifact too.
@@ -55,8 +56,7 @@ class ExportOptions:
 
     fp16: bool = False
     int8: bool = False
-    trt: bool = False
-    trt_via: Literal["onnx", "torch-tensorrt"] = "onnx"
+    build: tuple[str, ...] = ()
     exits: tuple[int, ...] | Literal["all"] = ()
     target: str | None = None
     vocab_trim: bool = False
@@ -74,6 +74,7 @@ class _Work:
     subject: Exportable
     trimmed: TrimmedSubject | None
     validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
+    builders: tuple[Builder, ...]
     device: DeviceProfile | None
     largest: float
     baseline: Baseline
@@ -92,14 +93,14 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         InputError: the model leaks future tokens, or has no such exit.
     """
     options, progress = options or ExportOptions(), progress or Silent()
-    for name, given in (("--target", options.target), ("--trt-via", options.trt_via != "onnx")):
-        if given and not options.trt:
-            raise InputError(f"{name}: says what engines are built for or by; add --trt")
+    builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
+    if options.target is not None and not builders:
+        raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
     manifest = _finished(run)
     subject = _open(run, manifest, options.allow_leak)
     exits = _exits(options, subject)
     tokenizer = _tokenizer(run / "model" / "tokenizer.json")
-    device = engine_device(options.target, subject.recipe.target) if options.trt else None
+    device = device_of(builders, options.target, subject.recipe.target)
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, from_config(run, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
@@ -115,7 +116,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
             (folder / TRIMMED_FOLDER).mkdir()
         if options.fp16:
             notes.append(_FP16_NOTE)
-        work = _Work(folder, options, subject, trimmed, validations, device, largest, {}, notes, progress)
+        work = _Work(folder, options, subject, trimmed, validations, builders, device, largest, {}, notes, progress)
         artifacts = _build(work, exits)
         if trimmed is not None:
             _complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
@@ -225,7 +226,7 @@ def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
     return ArtifactManifest(
         id=variant.id(),
         file=None,
-        format="onnx",
+        format=ONNX,
         precision=variant.precision,
         trimmed=variant.trimmed,
         status="rejected",
@@ -234,25 +235,22 @@ def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
 
 
 def _engines(work: _Work, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
-    if work.device is None:
-        return []
-    precision: Precision = "fp16" if work.options.fp16 else "fp32"
-    graphs = [a for a in artifacts if a.precision == precision and a.role in ("full", "exit") and not a.trimmed]
-    graphs = [graph for graph in graphs if graph.status == "built"]
-    if not graphs:
-        return []
-    if work.trimmed is not None:
-        work.notes.append("engines are built of the graphs with the whole vocabulary only")
-    cache = work.options.cache.parent / "tensorrt" if work.options.cache is not None else None
+    """What the builders make of the graphs that passed."""
+    job = BuildJob(
+        bundle=work.folder,
+        graphs=tuple(artifact for artifact in artifacts if artifact.status == "built"),
+        precision="fp16" if work.options.fp16 else "fp32",
+        max_length=work.subject.recipe.data.tokens_at_once,
+        max_positions=work.subject.recipe.model.max_positions,
+        cache=work.options.cache.parent if work.options.cache is not None else None,
+        progress=work.progress,
+        note=work.notes.append,
+        module=lambda: work.subject.network.whole(work.subject.model).eval(),
+    )
     built: list[ArtifactManifest] = []
-    if work.options.trt_via == "torch-tensorrt":
-        # Beside TensorRT's own engine, so that profile can compare the two.
-        built.append(compile_in_torch(work.folder, work.subject, graphs[0], work.device, work.progress))
-    for engine in build_engines(work.folder, work.subject, graphs, work.device, cache, work.progress):
-        built.append(engine)
-        larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
-        work.notes.extend([larger] if larger is not None else [])
-        if _stops(work, engine):
+    for artifact in build(work.builders, work.device, job):
+        built.append(artifact)
+        if _stops(work, artifact):
             break
     return built
 
@@ -268,8 +266,8 @@ def _without_rejected(folder: Path, artifacts: list[ArtifactManifest]) -> list[A
     """
     gone: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
     kept = [entry if entry.status == "built" else entry.model_copy(update=gone) for entry in artifacts]
-    listed = {file for artifact in kept for file in (artifact.file, *artifact.parts.values())}
-    for path in [*folder.rglob("*.onnx"), *(folder / "engines").glob("*")]:
+    listed = {file for artifact in kept for file in (artifact.file, artifact.weights_file, *artifact.parts.values())}
+    for path in [*folder.rglob("*.onnx"), *(folder / ENGINES_FOLDER).glob("*")]:
         if path.relative_to(folder).as_posix() not in listed:
             path.unlink()
     return kept

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from edgeformer.backends import library_versions
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.decoder import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepSession
 from edgeformer.families.tracing import OPSET
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
-from edgeformer.machine.host import library_versions
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
     describe_io,
@@ -188,7 +188,7 @@ class Judge:
             {
                 "id": id_,
                 "file": file,
-                "format": "onnx",
+                "format": ONNX,
                 "precision": precision,
                 "trimmed": self.variant.trimmed,
                 "vocabulary": self.vocabulary,

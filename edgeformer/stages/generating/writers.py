@@ -205,14 +205,14 @@ class RunWriter(Writer):
     def open(self, thresholds: Mapping[int, float]) -> tuple[str, DecodingSession]:
         """See :meth:`Writer.open`."""
         try:
-            from edgeformer.backends.torch.decoder import TorchDecoder
+            from edgeformer.backends.torch.decoder import torch_decoder
             from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "
                 f"the run where that is installed: edgeformer export {self.run.name} --exit all"
             ) from None
-        return TORCH, TorchDecoder(family_of(self.recipe).network.decoder(load_model(self.run)))
+        return TORCH, torch_decoder(family_of(self.recipe).network.decoder(load_model(self.run)))
 
 
 def _run_writer(location: Location, run: Path) -> RunWriter:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from edgeformer.backends import library_versions
 from edgeformer.data.language import PreparedText, TextRows, prepare_text_set
 from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
 from edgeformer.data.sources import local_text_parts
@@ -27,7 +28,7 @@ from edgeformer.formats.files import replacing_folder, sha256_of, write_json, wr
 from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import code_version, describe_host, library_versions, now
+from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe

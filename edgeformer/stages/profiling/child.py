@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
-from edgeformer.backends.opening import default_provider
+from edgeformer.backends import backend_of, on_gpu
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.machine.host import usable_cores
@@ -51,9 +50,9 @@ class _Measuring:
         self.spec = spec
         self.send = send
         self.rules = MeasureRules.from_fields(spec.rules)
-        engine = spec.artifact.format if spec.artifact.format != "onnx" else None
-        self.provider = engine or spec.provider or default_provider()
-        import edgeformer.backends.onnxruntime.session  # noqa: F401  part of the baseline: the runtime, nothing opened
+        backend = backend_of(spec.artifact)
+        self.provider = backend.provider(spec.artifact, spec.provider)
+        backend.load(spec.artifact)  # part of the baseline: the runtime, nothing opened
 
         # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
         for name in _PINNING:

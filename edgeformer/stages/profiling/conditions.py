@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.machine import nvidia
 from edgeformer.machine.power import power_source
 

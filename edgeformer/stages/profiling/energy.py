@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.formats.report import Energy
 from edgeformer.machine import nvidia
 from edgeformer.machine.power import RaplDomain, rapl_domains

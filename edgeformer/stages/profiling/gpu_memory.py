@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.formats.report import Memory
 from edgeformer.machine import nvidia
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.report import Row
-from edgeformer.machine.child_probes import exit_text
+from edgeformer.machine.capability import exit_text
 from edgeformer.stages.profiling.inputs import items_of
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import (

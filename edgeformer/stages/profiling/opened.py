@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgeformer.backends.opening import open_checked, open_checked_decoder
-from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.inputs import Tokens
 from edgeformer.stages.profiling.messages import ChildSpec, Phase
 
@@ -37,7 +37,7 @@ class Opened:
     call: Callable[[int], object]
     close: Callable[[], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    device_ms: Callable[[int], float] | None = None
+    device_ms: Callable[[int], float | None] = lambda index: None
     memory_by_name: Callable[[], dict[str, int]] = dict
 
     def __enter__(self) -> Opened:
@@ -50,10 +50,11 @@ class Opened:
 
     def median_device_ms(self) -> tuple[float | None, str | None]:
         """Median of some calls of their own on the card, and why there is none (None: nothing times it here)."""
-        if self.device_ms is None:
-            return None, None
         try:
-            return statistics.median(self.device_ms(index) for index in range(_DEVICE_CALLS)), None
+            if self.device_ms(0) is None:
+                return None, None
+            timed = [self.device_ms(index) for index in range(_DEVICE_CALLS)]
+            return statistics.median(ms for ms in timed if ms is not None), None
         except EdgeformerError as error:
             return None, str(error)
 
@@ -75,27 +76,21 @@ def open_for(spec: ChildSpec, provider: str, phase: Phase, buffers: Buffers) -> 
 
 def _whole(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
     session = open_checked(Path(spec.file), spec.artifact, spec.max_positions, provider, spec.threads)
-    from edgeformer.backends.tensorrt.session import TensorRTSession
 
     def call(index: int) -> object:
         return session.run(buffers[index % len(buffers)])
 
-    if not isinstance(session, TensorRTSession):
-        return Opened(lambda: call(0), call, session.close)
-    engine = session
     return Opened(
         first=lambda: call(0),
         call=call,
-        close=engine.close,
-        device_ms=lambda index: engine.device_ms(buffers[index % len(buffers)]),
-        memory_by_name=engine.memory_by_name,
+        close=session.close,
+        device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
+        memory_by_name=session.memory_by_name,
     )
 
 
 def _decoding(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
     """One more token at the end of the same text every time, its output thrown away."""
-    if spec.artifact.format != "onnx":
-        raise InputError(f"{spec.artifact.id}: an engine keeps nothing of earlier tokens here, so it cannot decode")
     decoder = open_checked_decoder(Path(spec.file), spec.artifact, None, provider, spec.threads)
     context = np.ascontiguousarray(buffers[0]["input_ids"][:, :-1])
     tokens = [np.ascontiguousarray(buffer["input_ids"][:, -1:]) for buffer in buffers]

@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import library_versions, on_gpu
 from edgeformer.backends.opening import cannot_run, check_artifact, check_companion
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.report import Report, Row, SizeParts
-from edgeformer.machine.host import describe_host, library_versions, now
+from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.inputs import GOLDEN_FILE, phases_of, read_golden

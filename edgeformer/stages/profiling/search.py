@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from edgeformer.backends.onnxruntime.providers import on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search

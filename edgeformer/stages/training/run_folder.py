@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from edgeformer.backends import library_versions
 from edgeformer.families import read_recipe_of
 from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.families.weights import count_parameters
@@ -22,7 +23,7 @@ from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import code_version, describe_host, library_versions, now
+from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import read_run, run_folders
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.loop import TrainingLoop

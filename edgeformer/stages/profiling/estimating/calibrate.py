@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from edgeformer.backends.onnxruntime.session import CPU
+from edgeformer.backends import library_versions
+from edgeformer.backends.onnxruntime.providers import CPU
 from edgeformer.backends.opening import check_artifact, check_companion
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.calibration import Calibration, FittedCase
@@ -18,7 +19,7 @@ from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.machine.host import cpu_name, library_versions, now
+from edgeformer.machine.host import cpu_name, now
 from edgeformer.machine.threads import default_threads
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
-from edgeformer.backends.onnxruntime.session import CPU, OnnxSession
+from edgeformer.backends.onnxruntime.providers import CPU
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.answering import claim_stdout

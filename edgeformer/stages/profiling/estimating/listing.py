@@ -16,7 +16,7 @@ from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
 from edgeformer.backends.opening import loops_of
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.machine.child_probes import exit_text
+from edgeformer.machine.capability import exit_text
 from edgeformer.stages.profiling.estimating.messages import (
     ChildTask,
     Ended,

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
-from edgeformer.backends.onnxruntime.session import CPU, OnnxSession
+from edgeformer.backends.onnxruntime.providers import CPU
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
 from edgeformer.stages.profiling.estimating.messages import Probed, ProductTime
 from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain

@@ -1,29 +1,30 @@
+"""What the runtimes say to `doctor`, and which provider is chosen."""
+
 from __future__ import annotations
 
-import time
 from importlib import util
 from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import environment
-from edgeformer.backends.environment import Capability, probe
-from edgeformer.backends.onnxruntime import rtx_provider
-from edgeformer.backends.onnxruntime import session as onnx_session
-from edgeformer.backends.onnxruntime.providers import default_provider, explain_providers
-from edgeformer.backends.onnxruntime.rtx_provider import RtxPlugin
-from edgeformer.backends.tensorrt.state import Builder, describe, judge
+from edgeformer.backends import default_provider
+from edgeformer.backends import torch as torch_backend
+from edgeformer.backends.onnxruntime import providers
+from edgeformer.backends.onnxruntime.providers import RtxPlugin, explain_providers, rtx_plugin
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.tensorrt.state import Package, describe, judge
+from edgeformer.cli import doctor
 from edgeformer.formats.errors import InputError
-from edgeformer.machine import child_probes, nvidia
-from edgeformer.machine.child_probes import Answer, ask_all, exit_text
+from edgeformer.machine import nvidia
+from edgeformer.machine.capability import Answer, Capability, installed_version
 from edgeformer.machine.cuda_driver import Device
-from edgeformer.machine.power import RaplDomain, power_source, rapl_domains
-from edgeformer.machine.threads import container_quota, default_threads
+
+WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
 @pytest.fixture(scope="module")
 def capabilities() -> dict[str, Capability]:
-    return {capability.name: capability for capability in probe()}
+    return {capability.name: capability for capability in doctor.capabilities()}
 
 
 def test_tells_the_truth_about_this_machine(capabilities: dict[str, Capability]) -> None:
@@ -44,37 +45,8 @@ def test_what_is_unavailable_says_why(capabilities: dict[str, Capability]) -> No
     assert silent == []
 
 
-def test_probes_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = dict.fromkeys("abcd", "import time; time.sleep(1); say(version='1')")
-    monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
-    began = time.monotonic()
-    answers = ask_all(list(scripts), timeout_s=20)
-    assert time.monotonic() - began < 4
-    assert all(answer == Answer({"version": "1"}) for answer in answers.values())
-
-
-def test_a_probe_survives_prints_exceptions_crashes_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {
-        "prints": "print('noise'); say(version='2'); print('more noise')",
-        "raises": "say(version='3'); print('stdout'); raise Exception('no libraries')",
-        "exits": "import os; os._exit(3)",
-        "hangs": "import time; time.sleep(60)",
-    }
-    monkeypatch.setattr(child_probes, "SCRIPTS", scripts)
-    answers = ask_all(list(scripts), timeout_s=2.5)
-    assert answers["prints"] == Answer({"version": "2"})
-    assert answers["raises"] == Answer({"version": "3"}, "Exception: no libraries")
-    assert answers["exits"] == Answer(error="the import ended the process (exit code 3)")
-    assert "did not finish within" in str(answers["hangs"].error)
-
-
-def test_an_exit_by_signal_is_named() -> None:
-    assert exit_text(0) == "exit code 0"
-    assert exit_text(-9).startswith("killed by signal 9")
-
-
 def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
-    def tell(name: Builder, answer: Answer | None, driver: str | None = "no driver", *gpus: Device) -> Capability:
+    def tell(name: Package, answer: Answer | None, driver: str | None = "no driver", *gpus: Device) -> Capability:
         return describe(judge(name, answer, driver, gpus))
 
     absent = tell("tensorrt-rtx", None)
@@ -150,58 +122,32 @@ def test_the_default_provider(
 ) -> None:
     cards = [nvidia.Gpu(0, card[0], "GPU-1", 6 * 2**30, card[1])] if card else []
     monkeypatch.setattr(nvidia, "gpus", lambda: cards)
-    monkeypatch.setattr(onnx_session, "available_providers", lambda: [*built_in, "CPUExecutionProvider"])
-    monkeypatch.setattr(rtx_provider, "rtx_plugin", lambda: plugin)
+    monkeypatch.setattr(providers, "available_providers", lambda: [*built_in, "CPUExecutionProvider"])
+    monkeypatch.setattr(providers, "rtx_plugin", lambda: plugin)
     assert default_provider() == f"{chosen}ExecutionProvider"
 
 
 def test_the_rtx_provider_is_refused_with_its_reason(tmp_path: Path) -> None:
-    if rtx_provider.rtx_plugin().devices:
+    if rtx_plugin().devices:
         pytest.skip("the RTX provider works here")
     with pytest.raises(InputError, match="'NvTensorRTRTXExecutionProvider' cannot be used here: "):
-        onnx_session.OnnxSession(tmp_path / "model.onnx", "NvTensorRTRTXExecutionProvider")
+        OnnxSession(tmp_path / "model.onnx", "NvTensorRTRTXExecutionProvider")
 
 
 def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = environment._is_installed
-    monkeypatch.setattr(environment, "_is_installed", lambda name: name != "accelerate" and installed(name))
-    (extra,) = environment._extra("train")
+    installed = installed_version
+    monkeypatch.setattr(
+        torch_backend, "installed_version", lambda name: None if name == "accelerate" else installed(name)
+    )
+    extra = torch_backend._extra("train")
     assert extra.status == "unavailable" and extra.remedy == 'pip install "edgeformer[train]"'
     assert "accelerate" in extra.detail
 
 
 def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_is_installed", lambda name: name in ("onnxruntime", "onnxruntime-gpu"))
+    monkeypatch.setattr(providers, "installed_version", lambda name: "1" if name in WHEELS else None)
     names = ["CPUExecutionProvider", "CUDAExecutionProvider"]
-    found = environment._onnxruntime(Answer({"version": "1.31", "providers": names}), "no driver")
+    found = providers.describe(Answer({"version": "1.31", "providers": names}), "no driver")
     assert "onnxruntime and onnxruntime-gpu are both installed" in found[0].detail
     cuda = next(one for one in found if one.name == "onnxruntime: CUDAExecutionProvider")
     assert cuda.status == "unavailable" and cuda.detail.startswith("built in, but no driver; used by default")
-
-
-def test_rapl_counters_are_read_and_wrap(tmp_path: Path) -> None:
-    package = tmp_path / "intel-rapl:0"
-    package.mkdir()
-    for name, value in (("name", "package-0"), ("energy_uj", "900"), ("max_energy_range_uj", "1000")):
-        (package / name).write_text(f"{value}\n", encoding="ascii")
-    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of the package: would be counted twice
-    domains, reason = rapl_domains(tmp_path)
-    assert reason is None
-    assert domains == [RaplDomain("package-0", package / "energy_uj", 1000)]
-    assert domains[0].read_uj() == 900
-    assert (domains[0].used_uj(100, 900), domains[0].used_uj(900, 100)) == (800, 200)
-    assert rapl_domains(tmp_path / "nothing")[1] is not None
-
-
-def test_power_source_is_a_phrase() -> None:
-    assert power_source().split()[0] in ("mains", "battery", "unknown")
-
-
-def test_threads_respect_a_container_quota(tmp_path: Path) -> None:
-    quota = tmp_path / "cpu.max"
-    assert container_quota(quota) is None
-    quota.write_text("max 100000\n", encoding="ascii")
-    assert container_quota(quota) is None
-    quota.write_text("150000 100000\n", encoding="ascii")
-    assert container_quota(quota) == 1.5
-    assert default_threads() >= 1

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends.tensorrt.log import TensorRTLog, tensorrt_log
-from edgeformer.backends.tensorrt.plan import EngineRequest
-from edgeformer.backends.tensorrt.progress import PARTS, progress_monitor
+from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.tensorrt.log import PARTS, TensorRTLog, progress_monitor, tensorrt_log
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.progress import Progress
@@ -53,7 +52,7 @@ def build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progress
     monitor = progress_monitor(trt, progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    progress.start(f"Building the {request.target.builder} engine of {graph.name}", PARTS, "%")
+    progress.start(f"Building the {request.target.format} engine of {graph.name}", PARTS, "%")
     try:
         with _timing_cache(trt, config, request):
             content = builder.build_serialized_network(network, config)
@@ -66,13 +65,13 @@ def build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progress
         raise interruption
     if content is None:
         why = log.last_error() or "it gives no reason"
-        raise EdgeformerError(f"{graph}: {request.target.builder} cannot build it: {why}")
+        raise EdgeformerError(f"{graph}: {request.target.format} cannot build it: {why}")
     return Plan(content, shapes, log)
 
 
 def _creation_flags(trt: Any, request: EngineRequest) -> int:
     # TensorRT 10 must be told; in 11 and in tensorrt-rtx there is nothing but strongly typed networks.
-    if request.target.builder == "tensorrt" and trt.__version__.startswith("10."):
+    if request.target.format == "tensorrt" and trt.__version__.startswith("10."):
         return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     return 0
 
@@ -108,9 +107,9 @@ def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) ->
     )  # what the layers' types are read from; size is the same
     if request.precision == "fp32":
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
-    if request.target.builder == "tensorrt-rtx":
+    if request.target.format == "tensorrt-rtx":
         config.num_compute_capabilities = 1
-        name = f"SM{request.target.compute_capability.replace('.', '')}"
+        name = f"SM{(request.target.compute_capability or '').replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
     profile, shapes = builder.create_optimization_profile(), _shapes(network, request)
     for name, sizes in shapes.items():
@@ -139,7 +138,7 @@ def _shapes(network: Any, request: EngineRequest) -> Shapes:
 @contextmanager
 def _timing_cache(trt: Any, config: Any, request: EngineRequest) -> Iterator[None]:
     """What ``tensorrt`` measured of its kernels, kept for the next build on this GPU; tensorrt-rtx measures nothing."""
-    if request.cache is None or request.target.builder != "tensorrt":
+    if request.cache is None or request.target.format != "tensorrt":
         yield
         return
     path = request.cache / f"timing-{request.target.compute_capability}-{trt.__version__}.cache"

@@ -1,0 +1,251 @@
+"""Backend: everything that edgeformer must know of a runtime. One folder implements it; nothing else names runtimes.
+
+Importing a backend must cost nothing: the runtime itself is imported where an artifact is opened or built.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from edgeformer.formats.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from edgeformer.backends.decoder import Decoder
+    from edgeformer.backends.session import Early, Session
+    from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.manifest import ArtifactManifest, Precision
+    from edgeformer.formats.progress import Progress
+    from edgeformer.machine.capability import Capability
+
+Kind = Literal["cpu", "cuda"]
+"""What computes on a device, as device profiles say it."""
+
+ENGINES_FOLDER = "engines"
+"""Where builders put their files, relative to the bundle."""
+
+
+@dataclass(frozen=True)
+class ArtifactFiles:
+    """An artifact's files, after they were compared with the manifest.
+
+    Attributes:
+        artifact: the manifest's entry.
+        file: the artifact's own file; weights may lie beside it.
+        parts: step artifacts: embed, loop, readout… → file.
+        loops: step artifacts: how often the loop graph is run for the model's last answer.
+        max_positions: longest text that the model takes, where that is known.
+    """
+
+    artifact: ArtifactManifest
+    file: Path
+    parts: Mapping[str, Path] = field(default_factory=dict)
+    loops: int | None = None
+    max_positions: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How an artifact is opened.
+
+    Attributes:
+        provider: what shall compute, as the backend names it; it is used or refused, never replaced. None: the
+            backend's choice for this machine.
+        threads: of one operator; None: what this process may use.
+        early: step artifacts of classifiers: when rows leave.
+    """
+
+    provider: str | None = None
+    threads: int | None = None
+    early: Early | None = None
+
+
+@dataclass(frozen=True)
+class ProviderFacts:
+    """What there is to know of a provider's name.
+
+    Attributes:
+        label: for tables, shorter than the name where that is long.
+        on_gpu: it computes on an NVIDIA GPU.
+        counts_threads: it computes in the threads that a session is opened with; others bring their own.
+    """
+
+    label: str
+    on_gpu: bool = False
+    counts_threads: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device that a builder can build for here.
+
+    Attributes:
+        format: of the artifacts that it will make.
+        device: the profile's name, a part of the files' names; None where the builder needs no device.
+        compute_capability: NVIDIA GPUs: what the code is compiled for.
+    """
+
+    format: str
+    device: str | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Nothing can be built here: the format that it would have had, and why not."""
+
+    format: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """What a builder is given.
+
+    Attributes:
+        bundle: the bundle's folder, as far as it is written; files go to its folder ``ENGINES_FOLDER``.
+        graphs: the ONNX artifacts that were written and passed, of every role and precision; take what fits.
+        precision: of the graphs that were asked to be built from.
+        max_length: tokens of the recipe's longest text.
+        max_positions: tokens that the model can take.
+        cache: folder for what builders learn about a device; None: learn it again.
+        progress: where to say what is going on.
+        note: adds a line to the bundle's notes.
+        module: the torch module behind the full graph of ``precision``, in evaluation mode, for those who compile that.
+    """
+
+    bundle: Path
+    graphs: tuple[ArtifactManifest, ...]
+    precision: Precision
+    max_length: int
+    max_positions: int
+    cache: Path | None
+    progress: Progress
+    note: Callable[[str], None]
+    module: Callable[[], Any]
+
+
+class Builder(ABC):
+    """Makes artifacts of a runtime's own format while a bundle is exported.
+
+    Attributes:
+        name: what ``export --build`` calls it.
+        flag: what asks for it on the command line.
+        formats: of the artifacts that it makes.
+        needs_device: it builds for one device, whose profile it must be given.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    needs_device: bool = False
+
+    @property
+    def flag(self) -> str:
+        """What asks for it on the command line of ``export``."""
+        return f"--build {self.name}"
+
+    @abstractmethod
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        """What would be built for a device on this machine, or why nothing can be; asked before anything is built.
+
+        Args:
+            device: never None where ``needs_device``.
+        """
+
+    @abstractmethod
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        """Build, and describe each artifact when it is done: ``built``, or ``rejected`` with the reason.
+
+        Args:
+            target: from :meth:`plan`.
+            job: what to build from.
+        """
+
+
+class Backend(ABC):
+    """A runtime.
+
+    Attributes:
+        name: of its folder.
+        formats: of the artifacts that it opens; empty: it opens none from a bundle.
+        distributions: packages whose versions a run, a bundle and a report record.
+        builders: what it can make artifacts with.
+    """
+
+    name: str
+    formats: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
+    builders: tuple[Builder, ...] = ()
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
+        return None if artifact.format in self.formats else f"{self.name} opens nothing of the format {artifact.format}"
+
+    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
+        """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.
+
+        Args:
+            files: of an artifact in one of ``formats``; a step or decode artifact is run as often as it takes.
+            options: how.
+
+        Raises:
+            ArtifactError: a file is missing, damaged or not runnable.
+            InputError: the provider is not available here, or rows cannot leave this artifact early.
+            MissingDependencyError: the runtime is not here.
+        """
+        raise ArtifactError(f"{files.file}: {self.name} opens nothing of the format {files.artifact.format}")
+
+    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
+        """Open a language model's step or decode artifact to write token by token.
+
+        Args:
+            files: as :meth:`open` takes them.
+            exits: loops that will be asked for logits; None: the last one.
+            options: how.
+
+        Raises:
+            InputError: this runtime does not decode, or not this artifact; else as :meth:`open`.
+        """
+        raise InputError(f"{files.artifact.id}: {self.name} keeps nothing of earlier tokens here, so it cannot decode")
+
+    def providers(self) -> tuple[str, ...]:
+        """What its sessions may compute with on this machine; empty where there is no choice, or none is here."""
+        return ()
+
+    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+        """What computes an artifact, as a session's ``provider`` will say it.
+
+        Args:
+            artifact: in one of ``formats``.
+            wanted: what the user asked for; only runtimes that have a choice look at it.
+            kind: on a device of this kind; None: on this machine.
+        """
+        return artifact.format
+
+    def provider_facts(self, provider: str) -> ProviderFacts | None:
+        """What a provider is; None: not one of this runtime's."""
+        return None
+
+    def load(self, artifact: ArtifactManifest) -> None:
+        """Import what opening ``artifact`` will import, opening nothing: a part of the baseline of its memory."""
+        return
+
+    @abstractmethod
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        """Its lines of ``doctor``. Imports that can be dangerous run in child processes, each for ``timeout_s``."""
+
+    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """Why nothing can be estimated of an artifact for a device that is not here; None: it can be.
+
+        Args:
+            artifact: in one of ``formats``.
+            device: facts of the device.
+        """
+        return f"edgeformer has no estimates for {self.name}; profile on the device itself"
+
+    def fuses(self, artifact: ArtifactManifest) -> bool:
+        """Whether it compiles the whole graph, so that estimates do not count a launch and a copy per node."""
+        return False
