@@ -89,7 +89,8 @@ def command(
 
     folder = locate(run, artifacts).require_run()
     with needs_extra("train", "exporting"):
-        from edgeformer.stages.exporting.export import ExportOptions, export
+        from edgeformer.stages.exporting.export import export
+        from edgeformer.stages.exporting.variants import ExportOptions
     options = ExportOptions(
         fp16=fp16,
         int8=int8,

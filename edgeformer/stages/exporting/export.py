@@ -6,67 +6,37 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from edgeformer.backends import Builder, BuildJob, builder_named
-from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families import read_recipe_of
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.formats.files import replacing_folder, sha256_of, write_json
+from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import BUNDLE_FILE
-from edgeformer.machine.host import code_version, now
 from edgeformer.run import read_run
-from edgeformer.stages.exporting.engines import build, device_of
-from edgeformer.stages.exporting.exportable import Exportable, from_config, open_exportable, write_companions
-from edgeformer.stages.exporting.graphs import write
+from edgeformer.stages.exporting.building import build, device_of
+from edgeformer.stages.exporting.bundle_folder import bundle_manifest, remove_rejected, write_companions
+from edgeformer.stages.exporting.exportable import Exportable, from_config, open_exportable
+from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
-from edgeformer.stages.exporting.overflow import largest_activation
+from edgeformer.stages.exporting.numerics import largest_activation
 from edgeformer.stages.exporting.trimming import TrimmedSubject, trim_subject, write_trimmed_companions
 from edgeformer.stages.exporting.validation import Validation, open_validation
-from edgeformer.stages.exporting.variant import TRIMMED_FOLDER, Variant
-from edgeformer.stages.exporting.variants import Asked, Made, make_variants
+from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, VariantSource, variants_of
 from edgeformer.tasks import Origin, TextReader
 
 _FP16_NOTE = (
     "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
-    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` completes this on the target"
+    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` on the target shows the rest"
 )
 
 
 @dataclass(frozen=True)
-class ExportOptions:
-    """What is written beside the FP32 graph.
-
-    Attributes:
-        build: names of builders to run on the graphs, see :func:`edgeformer.backends.all_builders`; engines are built
-            of the FP16 graphs where there are some, else of the FP32 ones.
-        exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
-        target: device profile that builders build for; None: the recipe's.
-        vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
-            are asked for, else of FP32.
-        keep_going: build what comes after a rejected artifact too.
-        allow_leak: also export a language model that looks ahead; its bundle says so.
-        cache: where encoded data is kept between runs.
-    """
-
-    fp16: bool = False
-    int8: bool = False
-    build: tuple[str, ...] = ()
-    exits: tuple[int, ...] | Literal["all"] = ()
-    target: str | None = None
-    vocab_trim: bool = False
-    keep_going: bool = False
-    allow_leak: bool = False
-    cache: Path | None = None
-
-
-@dataclass(frozen=True)
-class _Work:
+class _Export:
     """What every variant of one export is made and judged with."""
 
     folder: Path
@@ -116,11 +86,11 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
             (folder / TRIMMED_FOLDER).mkdir()
         if options.fp16:
             notes.append(_FP16_NOTE)
-        work = _Work(folder, options, subject, trimmed, validations, builders, device, largest, {}, notes, progress)
-        artifacts = _build(work, exits)
+        job = _Export(folder, options, subject, trimmed, validations, builders, device, largest, {}, notes, progress)
+        artifacts = _build(job, exits)
         if trimmed is not None:
             _complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
-        bundle = _manifest(folder, manifest, subject, artifacts, {**facts, "notes": tuple(notes)})
+        bundle = bundle_manifest(folder, manifest, subject, artifacts, {**facts, "notes": tuple(notes)})
         write_json(folder / BUNDLE_FILE, bundle)
     return bundle
 
@@ -184,42 +154,37 @@ def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
     return [subject.last, *sorted(set(wanted) - {subject.last})]
 
 
-def _build(work: _Work, exits: list[int]) -> list[ArtifactManifest]:
+def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     artifacts: list[ArtifactManifest] = []
-    for made in _made(work):
+    small = job.trimmed.subject if job.trimmed is not None else None
+    for source in variants_of(job.subject, small, job.options, job.progress):
         try:
-            for artifact in _variant(work, made, exits):
+            for artifact in _variant(job, source, exits):
                 artifacts.append(artifact)
-                if _stops(work, artifact):
+                if _stops(job, artifact):
                     break
         except EdgeformerError as error:
-            if made.variant == Variant("fp32"):
+            if source.variant == Variant("fp32"):
                 raise  # there is no bundle without it
-            artifacts.append(_not_made(made.variant, str(error)))
-        if any(_stops(work, artifact) for artifact in artifacts):
+            artifacts.append(_not_made(source.variant, str(error)))
+        if any(_stops(job, artifact) for artifact in artifacts):
             break
     else:
-        artifacts += _engines(work, artifacts)
-    return _without_rejected(work.folder, artifacts)
+        artifacts += _engines(job, artifacts)
+    return remove_rejected(job.folder, artifacts)
 
 
-def _made(work: _Work) -> Iterator[Made]:
-    options = work.options
-    asked = Asked(options.int8, options.fp16, steps=options.exits == "all")
-    return make_variants(work.subject, work.trimmed.subject if work.trimmed is not None else None, asked, work.progress)
-
-
-def _variant(work: _Work, made: Made, exits: list[int]) -> Iterator[ArtifactManifest]:
+def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[ArtifactManifest]:
     """The artifacts of one variant, each written and judged."""
-    variant, subject = made.variant, made.subject
+    variant, subject = source.variant, source.subject
     wanted = [subject.last] if variant.trimmed else exits
-    validation = work.validations[variant.trimmed]
-    vocabulary = work.trimmed.vocabulary if work.trimmed is not None and variant.trimmed else None
-    with write(work.folder, variant, made.graphs(), wanted, subject.last) as written:
-        judge = Judge(work.folder, subject, variant, validation, vocabulary, work.largest, work.baseline)
+    validation = job.validations[variant.trimmed]
+    vocabulary = job.trimmed.vocabulary if job.trimmed is not None and variant.trimmed else None
+    with write_graphs(job.folder, variant, source.graphs(), wanted, subject.last) as written:
+        judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
         yield from judge.all(written)
         if written.steps and len(subject.states) > 1:
-            work.notes.append(judge.step_note(written))
+            job.notes.append(judge.step_note(written))
 
 
 def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
@@ -234,68 +199,26 @@ def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
     )
 
 
-def _engines(work: _Work, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
+def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
     """What the builders make of the graphs that passed."""
-    job = BuildJob(
-        bundle=work.folder,
+    request = BuildJob(
+        bundle=job.folder,
         graphs=tuple(artifact for artifact in artifacts if artifact.status == "built"),
-        precision="fp16" if work.options.fp16 else "fp32",
-        max_length=work.subject.recipe.data.tokens_at_once,
-        max_positions=work.subject.recipe.model.max_positions,
-        cache=work.options.cache.parent if work.options.cache is not None else None,
-        progress=work.progress,
-        note=work.notes.append,
-        module=lambda: work.subject.network.whole(work.subject.model).eval(),
+        precision="fp16" if job.options.fp16 else "fp32",
+        max_length=job.subject.recipe.data.tokens_at_once,
+        max_positions=job.subject.recipe.model.max_positions,
+        cache=job.options.cache.parent if job.options.cache is not None else None,
+        progress=job.progress,
+        note=job.notes.append,
+        module=lambda: job.subject.network.whole(job.subject.model).eval(),
     )
     built: list[ArtifactManifest] = []
-    for artifact in build(work.builders, work.device, job):
+    for artifact in build(job.builders, job.device, request):
         built.append(artifact)
-        if _stops(work, artifact):
+        if _stops(job, artifact):
             break
     return built
 
 
-def _stops(work: _Work, artifact: ArtifactManifest) -> bool:
-    return artifact.status == "rejected" and not work.options.keep_going
-
-
-def _without_rejected(folder: Path, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
-    """The entries, without the files that were rejected or never judged.
-
-    Clients look for graphs by name, not in bundle.json: what failed its bar must not lie where they would take it.
-    """
-    gone: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
-    kept = [entry if entry.status == "built" else entry.model_copy(update=gone) for entry in artifacts]
-    listed = {file for artifact in kept for file in (artifact.file, artifact.weights_file, *artifact.parts.values())}
-    for path in [*folder.rglob("*.onnx"), *(folder / ENGINES_FOLDER).glob("*")]:
-        if path.relative_to(folder).as_posix() not in listed:
-            path.unlink()
-    return kept
-
-
-def _manifest(
-    folder: Path,
-    manifest: RunManifest,
-    subject: Exportable,
-    artifacts: list[ArtifactManifest],
-    facts: dict[str, Any],
-) -> BundleManifest:
-    recipe, graphs = subject.recipe, {artifact.file for artifact in artifacts}
-    others = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return BundleManifest(
-        run=manifest.run,
-        task=manifest.task,
-        created=now(),
-        **facts,
-        exits=subject.family.trained_exits(recipe.model),
-        leaks=subject.leaks,
-        max_positions=recipe.model.max_positions,
-        parameters=manifest.parameters,
-        synthetic=manifest.data.synthetic,
-        target=recipe.target,
-        data=recipe.data,
-        data_fingerprints=manifest.data.fingerprints,
-        files={name: sha256_of(folder / name) for name in others if name not in graphs},
-        artifacts=tuple(artifacts),
-        code_version=code_version(),
-    )
+def _stops(job: _Export, artifact: ArtifactManifest) -> bool:
+    return artifact.status == "rejected" and not job.options.keep_going

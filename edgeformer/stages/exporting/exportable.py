@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from edgeformer.families.network import Exits, Network
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import replacing, write_json
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
@@ -29,7 +27,6 @@ from edgeformer.tasks import Task, task_named
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
 T = TypeVar("T")
-COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -170,23 +167,3 @@ def from_config(run: Path, take: Callable[[dict[str, Any]], T]) -> T:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
-
-
-def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
-    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs. Raises ArtifactError."""
-    for name in COMPANIONS:
-        source = run / MODEL_FOLDER / name
-        if not source.is_file():
-            raise ArtifactError(f"{source}: missing; train the run again")
-        shutil.copyfile(source, folder / name)
-    write_json(folder / "config.json", from_config(run, subject.family.client_config))
-    card = run / MODEL_FOLDER / "README.md"
-    if card.is_file():
-        shutil.copyfile(card, folder / "README.md")
-    write_golden(folder, subject.golden)
-
-
-def write_golden(folder: Path, golden: dict[str, Array]) -> None:
-    """golden.npz."""
-    with replacing(folder / "golden.npz") as temporary:
-        np.savez(temporary, **golden)  # type: ignore[arg-type]

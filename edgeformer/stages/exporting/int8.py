@@ -23,6 +23,7 @@ from onnx import TensorProto
 from onnx_ir.passes.common import DeduplicateHashedInitializersPass, RemoveUnusedNodesPass
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.exporting.audit import NO_PARAMETERS, SCALE
 
@@ -53,6 +54,16 @@ def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
     if left:
         raise EdgeformerError(f"INT8: these weights would stay FP32: {', '.join(left[:5])}")
     return quantized
+
+
+def quantized_graphs(graphs: Graphs) -> Graphs:
+    """All graphs of a model in INT8. Raises EdgeformerError as :func:`quantize`."""
+    return Graphs(
+        quantize(graphs.exits),
+        {part: quantize(graph) for part, graph in graphs.steps.items()},
+        quantize(graphs.decode) if graphs.decode is not None else None,
+        graphs.shared_weights,
+    )
 
 
 def prepare(model: onnx_ir.Model) -> onnx_ir.Model:

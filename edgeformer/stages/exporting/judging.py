@@ -27,14 +27,13 @@ from edgeformer.stages.exporting.audit import (
     stored_twice,
     weight_parts,
 )
-from edgeformer.stages.exporting.drift import measure_drift
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
-from edgeformer.stages.exporting.graphs import LOOP, Written, probe_outputs, probe_path
+from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_outputs, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
-from edgeformer.stages.exporting.overflow import overflow
+from edgeformer.stages.exporting.numerics import measure_drift, overflow
 from edgeformer.stages.exporting.step_timing import step_note
 from edgeformer.stages.exporting.validation import Validation
-from edgeformer.stages.exporting.variant import Variant
+from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import measure_parity, out_of_tolerance
 

@@ -1,57 +1,123 @@
-"""The variants of one export in the order in which they are made, and how the graphs of each come to be."""
+"""What an export writes: its options, and the variants that they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.tracing import Graphs
+from edgeformer.formats.manifest import ONNX, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.stages.exporting.exportable import Exportable
-from edgeformer.stages.exporting.graphs import quantized
-from edgeformer.stages.exporting.variant import Variant
+from edgeformer.stages.exporting.int8 import quantized_graphs
+
+TRIMMED_FOLDER = "trimmed"
+"""A small repository of its own inside the bundle, because a trimmed vocabulary has a tokenizer of its own."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is made beside FP32. ``steps``: the step bundle too."""
+class ExportOptions:
+    """What is written beside the FP32 graph.
 
-    int8: bool
-    fp16: bool
-    steps: bool
+    Attributes:
+        build: names of builders to run on the graphs, see :func:`edgeformer.backends.all_builders`; engines are built
+            of the FP16 graphs where there are some, else of the FP32 ones.
+        exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
+        target: device profile that builders build for; None: the recipe's.
+        vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
+            are asked for, else of FP32.
+        keep_going: build what comes after a rejected artifact too.
+        allow_leak: also export a language model that looks ahead; its bundle says so.
+        cache: where encoded data is kept between runs.
+    """
+
+    fp16: bool = False
+    int8: bool = False
+    build: tuple[str, ...] = ()
+    exits: tuple[int, ...] | Literal["all"] = ()
+    target: str | None = None
+    vocab_trim: bool = False
+    keep_going: bool = False
+    allow_leak: bool = False
+    cache: Path | None = None
 
 
 @dataclass(frozen=True)
-class Made:
-    """A variant, and how its graphs are made: that may fail without harm to the others."""
+class Variant:
+    """Names of what is written: files where clients of Hugging Face ONNX repositories look for each precision."""
+
+    precision: Precision
+    trimmed: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where the graphs lie, relative to the bundle."""
+        return f"{TRIMMED_FOLDER}/onnx" if self.trimmed else "onnx"
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.precision == "fp32" else f"_{self.precision}"
+
+    @property
+    def weights(self) -> str:
+        """The file of weights that several graphs share, relative to the bundle."""
+        return f"{self.folder}/model{self._suffix}.onnx_data"
+
+    def file(self, stem: str) -> str:
+        """``model`` → ``onnx/model_fp16.onnx``."""
+        return f"{self.folder}/{stem}{self._suffix}.onnx"
+
+    def exit_file(self, exit_: int | None) -> str:
+        """The graph up to an exit; None: the full graph."""
+        return self.file("model" if exit_ is None else f"model_exit{exit_}")
+
+    def id(self, what: str = "") -> str:
+        """``exit2`` → ``onnx-fp16-exit2``; nothing: the full graph's."""
+        return "-".join(part for part in (ONNX, self.precision, what, "trim" if self.trimmed else "") if part)
+
+
+@dataclass(frozen=True)
+class VariantSource:
+    """A variant, of which model it is, and how its graphs come to be: that may fail without harm to the others."""
 
     variant: Variant
     subject: Exportable
     graphs: Callable[[], Graphs]
 
 
-def make_variants(subject: Exportable, small: Exportable | None, asked: Asked, progress: Progress) -> Iterator[Made]:
-    """Every variant in turn. ``small``: the same model with a trimmed vocabulary, if it is wanted.
+def variants_of(
+    subject: Exportable, small: Exportable | None, options: ExportOptions, progress: Progress
+) -> Iterator[VariantSource]:
+    """Every variant in turn.
 
     FP16 comes last: it is made of the FP32 model in place, so that there is one copy of the weights, not two.
+
+    Args:
+        subject: the whole model.
+        small: the same model with a trimmed vocabulary, if it is wanted.
+        options: of the export.
+        progress: reports tracing.
     """
-    graphs = _traced(subject, "FP32", asked.steps, progress)
-    yield Made(Variant("fp32"), subject, lambda: graphs)
-    if asked.int8:
-        yield Made(Variant("int8"), subject, lambda: quantized(graphs))
+    steps = options.exits == "all"
+    graphs = _traced(subject, "FP32", steps, progress)
+    yield VariantSource(Variant("fp32"), subject, lambda: graphs)
+    if options.int8:
+        yield VariantSource(Variant("int8"), subject, lambda: quantized_graphs(graphs))
     if small is not None:
         trimmed = _traced(small, "trimmed FP32", False, progress)
-        if asked.int8:
-            yield Made(Variant("int8", True), small, lambda: quantized(trimmed))
-        elif not asked.fp16:
-            yield Made(Variant("fp32", True), small, lambda: trimmed)
-    if asked.fp16:
+        if options.int8:
+            yield VariantSource(Variant("int8", True), small, lambda: quantized_graphs(trimmed))
+        elif not options.fp16:
+            yield VariantSource(Variant("fp32", True), small, lambda: trimmed)
+    if options.fp16:
         half_for_export(subject.model)
-        yield Made(Variant("fp16"), subject, lambda: _traced(subject, "FP16", asked.steps, progress))
+        yield VariantSource(Variant("fp16"), subject, lambda: _traced(subject, "FP16", steps, progress))
         if small is not None:
             half_for_export(small.model)
-            yield Made(Variant("fp16", True), small, lambda: _traced(small, "trimmed FP16", False, progress))
+            yield VariantSource(Variant("fp16", True), small, lambda: _traced(small, "trimmed FP16", False, progress))
 
 
 def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:

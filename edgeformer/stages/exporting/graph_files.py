@@ -1,8 +1,11 @@
-"""ONNX graphs as files: each with its own weights, or several with one file of weights beside them."""
+"""The ONNX graphs of a variant as files: each with its own weights, or all with one file of weights beside them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -10,7 +13,9 @@ from typing import BinaryIO
 import onnx
 import onnx_ir
 
+from edgeformer.families.tracing import Graphs, cut_out, logits_name, state_name
 from edgeformer.formats.files import replacing
+from edgeformer.stages.exporting.variants import Variant
 
 ALIGNMENT = 64
 """Bytes: where a tensor may begin in a weights file."""
@@ -87,3 +92,57 @@ def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = 
         for name, tensor in originals.items():
             model.graph.initializers[name].const_value = tensor
     return path.stat().st_size + shared
+
+
+LOOP = "loop"
+"""The step graph that is run again and again."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files relative to the bundle, each with its size, shared weights included."""
+
+    exits: dict[int, str]
+    steps: dict[str, str]
+    decode: str | None
+    size_bytes: dict[str, int]
+
+
+@contextmanager
+def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int], last: int) -> Iterator[Written]:
+    """Write the graphs of ``exits`` (the last one is the full graph), steps and decode.
+
+    While the context lasts there is also :func:`probe_path`: the states after every loop as outputs.
+    """
+    stems: dict[str, onnx_ir.Model] = {}
+    files = {exit_: variant.exit_file(None if exit_ == last else exit_) for exit_ in exits}
+    for exit_, file in files.items():
+        stems[file] = cut_out(graphs.exits, {logits_name(exit_): "logits"})
+    steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
+    stems |= {file: graphs.steps[part] for part, file in steps.items()}
+    decode = variant.file("decode") if graphs.decode is not None else None
+    if decode is not None and graphs.decode is not None:
+        stems[decode] = graphs.decode
+    states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
+    probe = cut_out(graphs.exits, {name: name for name in states})
+    if not graphs.shared_weights:
+        sizes = {file: write_graph(graph, bundle / file) for file, graph in stems.items()}
+        write_graph(probe, probe_path(bundle, variant))
+    else:
+        with WeightsFile(bundle / variant.weights) as weights:
+            sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in stems.items()}
+            write_graph(probe, probe_path(bundle, variant), weights)
+    try:
+        yield Written(files, steps, decode, sizes)
+    finally:
+        probe_path(bundle, variant).unlink(missing_ok=True)
+
+
+def probe_path(bundle: Path, variant: Variant) -> Path:
+    """A graph that is there while the others are checked, and gone afterwards."""
+    return bundle / variant.folder / ".states.onnx"
+
+
+def probe_outputs(loops: int) -> list[str]:
+    """Names of the probe's outputs."""
+    return [state_name(loop) for loop in range(1, loops + 1)]

@@ -1,8 +1,8 @@
-"""Would FP16 hold what a model computes on real inputs?"""
+"""What a precision does to a model's numbers: would FP16 hold them, and how far do they drift from loop to loop?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from edgeformer.formats.manifest import Drift, LoopDrift, Precision
+
+Array = NDArray[Any]
+
 FP16_LARGEST = 65_504.0
+
+DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-1}
+"""Of the root mean square of torch FP32's state; like the logits' tolerances fixed here, not chosen per model."""
 
 
 @torch.inference_mode()
@@ -64,3 +71,20 @@ def overflow(largest: float) -> str | None:
     if largest > FP16_LARGEST:
         return f"an activation reaches {largest:.3g} on real inputs; FP16 ends at {FP16_LARGEST:.0f} (overflow)"
     return None
+
+
+def measure_drift(states: Mapping[int, Array], references: Mapping[int, Array], precision: Precision) -> Drift:
+    """Compare states of golden inputs, loop → float32 [B, S, C], with those of torch FP32."""
+    tolerance = DRIFT_TOLERANCE[precision]
+    loops = tuple(_drift_after(loop, states[loop], references[loop]) for loop in sorted(references))
+    beyond = [row.loop for row in loops if row.rms_error is None or row.rms_error > tolerance]
+    return Drift(tolerance=tolerance, loops=loops, first_beyond=beyond[0] if beyond else None)
+
+
+def _drift_after(loop: int, state: Array, reference: Array) -> LoopDrift:
+    error = state.astype(np.float64) - reference
+    size = float(np.sqrt(np.square(reference, dtype=np.float64).mean()))
+    if not np.isfinite(error).all() or size == 0:
+        return LoopDrift(loop=loop, rms_error=None, max_error=None)
+    rms = float(np.sqrt(np.square(error).mean()))
+    return LoopDrift(loop=loop, rms_error=rms / size, max_error=float(np.abs(error).max()) / size)
