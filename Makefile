@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EDGEFORMER := $(BIN)/edgeformer
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: under 90 s of work on two cores after the installation.
 demo: $(VENV)/.train
@@ -21,6 +21,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# dist/edgeformer-VERSION-py3-none-any.whl, for devices without the clone; recipes and profiles are inside.
+wheel: | $(VENV)/bin/python
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV)

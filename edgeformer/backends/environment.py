@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgeformer.backends.onnxruntime.providers import explain_providers
 from edgeformer.backends.tensorrt.state import DISTRIBUTIONS, describe, judge
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import cuda_driver, nvidia
 from edgeformer.machine.capability import Capability, installed_version
@@ -59,12 +60,12 @@ def probe(timeout_s: float = 20.0) -> list[Capability]:
         describe(judge("tensorrt", answers.get("tensorrt"), driver, gpus)),
         describe(judge("torch-tensorrt", answers.get("torch_tensorrt"), driver, gpus)),
         _simple("flash-attn", answers.get("flash_attn"), _FLASH_REMEDY),
-        _simple("openvino", answers.get("openvino"), 'pip install "edgeformer[openvino]"'),
+        _simple("openvino", answers.get("openvino"), install_hint("openvino")),
         *_power(),
     ]
 
 
-_FLASH_REMEDY = 'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
+_FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
 
 
 def _processor() -> list[Capability]:
@@ -108,11 +109,10 @@ def _onnxruntime(answer: Answer | None, driver: str | None, plugin: Answer | Non
 
 def _torch(answer: Answer | None, driver: str | None) -> Capability:
     if answer is None:
-        remedy = 'pip install "edgeformer[train]"; what works from a bundle does not need it'
+        remedy = f"{install_hint('train')}; what works from a bundle does not need it"
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
-        remedy = 'pip install --force-reinstall "edgeformer[train]"'
-        return Capability("torch", "unavailable", _version("torch"), answer.error, remedy)
+        return Capability("torch", "unavailable", _version("torch"), answer.error, install_hint("train", again=True))
     facts = answer.facts
     hint: str | None = None
     if facts.get("cuda"):
@@ -137,7 +137,7 @@ def _extra(extra: str) -> list[Capability]:
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         detail = f"missing: {', '.join(missing)}"
-        return [Capability(f"extra [{extra}]", "unavailable", None, detail, f'pip install "edgeformer[{extra}]"')]
+        return [Capability(f"extra [{extra}]", "unavailable", None, detail, install_hint(extra))]
     return [Capability(f"extra [{extra}]", "available", None, f"complete: {', '.join(names)}")]
 
 

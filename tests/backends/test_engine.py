@@ -28,7 +28,7 @@ from edgeformer.formats.workspace import read_run
 from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 
 needs_rtx = pytest.mark.skipif(
-    util.find_spec("tensorrt_rtx") is None, reason='tensorrt-rtx is not installed: pip install "edgeformer[rtx]"'
+    util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
 )
 POSITIONS, LENGTH = 512, 64
 

@@ -13,7 +13,7 @@ from edgeformer.backends.onnxruntime import session as onnx_session
 from edgeformer.backends.onnxruntime.providers import default_provider, explain_providers
 from edgeformer.backends.onnxruntime.rtx_provider import RtxPlugin
 from edgeformer.backends.tensorrt.state import Builder, describe, judge
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, install_hint
 from edgeformer.machine import child_probes, nvidia
 from edgeformer.machine.child_probes import Answer, ask_all, exit_text
 from edgeformer.machine.cuda_driver import Device
@@ -78,7 +78,7 @@ def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
         return describe(judge(name, answer, driver, gpus))
 
     absent = tell("tensorrt-rtx", None)
-    assert (absent.status, absent.remedy) == ("unavailable", 'pip install "edgeformer[rtx]"')
+    assert (absent.status, absent.remedy) == ("unavailable", install_hint("rtx"))
     assert absent.detail == "package: not installed; driver: no driver; device: no NVIDIA GPU is present"
     stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"))
     assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
@@ -166,7 +166,7 @@ def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.Monke
     installed = environment._is_installed
     monkeypatch.setattr(environment, "_is_installed", lambda name: name != "accelerate" and installed(name))
     (extra,) = environment._extra("train")
-    assert extra.status == "unavailable" and extra.remedy == 'pip install "edgeformer[train]"'
+    assert extra.status == "unavailable" and extra.remedy == install_hint("train")
     assert "accelerate" in extra.detail
 
 

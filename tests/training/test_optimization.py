@@ -69,7 +69,7 @@ def test_plateau_halves_after_patience_epochs_without_improvement() -> None:
 
 @pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
 def test_the_papers_recipes_halve_the_rate_after_two_bad_epochs_before_they_stop(name: str) -> None:
-    """"whenever the validation loss fails to improve for 2 consecutive epochs"; a third one ends the run."""
+    """Two bad epochs in a row halve it, says paper A; the third one ends the run."""
     recipe = load_recipe(name)
     assert isinstance(recipe, ClassificationRecipe)
     training = recipe.training

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import util
 from typing import Literal
 
+from edgeformer.formats.errors import install_hint
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Capability, installed_version
 from edgeformer.machine.child_probes import Answer, ask_all
@@ -20,9 +21,9 @@ DISTRIBUTIONS: dict[Builder, tuple[str, ...]] = {
     "torch-tensorrt": ("torch-tensorrt",),
 }
 REMEDIES: dict[Builder, str] = {
-    "tensorrt-rtx": 'pip install "edgeformer[rtx]"',
-    "tensorrt": 'pip install "edgeformer[trt]" on a CUDA machine; on a Jetson it comes with JetPack',
-    "torch-tensorrt": 'pip install "edgeformer[trt]" on a CUDA machine',
+    "tensorrt-rtx": install_hint("rtx"),
+    "tensorrt": f"on a CUDA machine: {install_hint('trt')}; on a Jetson it comes with JetPack",
+    "torch-tensorrt": f"on a CUDA machine: {install_hint('trt')}",
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """What tensorrt-rtx builds for, where the installed one cannot be asked."""

@@ -14,7 +14,7 @@ from edgeformer.backends.opening import cannot_run, check_companion, open_artifa
 from edgeformer.backends.session import Session
 from edgeformer.data.language import boundary_id, load_language_tokenizer
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
 from edgeformer.formats.language_recipe import LanguageRecipe, TextConfig
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.recipe import DataConfig
@@ -182,7 +182,7 @@ def _open_torch(run: Path) -> Session:
         from edgeformer.families.crt.token_losses import TokenLosses
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "
+            f"scoring the run's own weights needs {error.name}: {install_hint('train')}; "
             "or choose an exported artifact with --artifact"
         ) from None
     recipe, weights = load_recipe(str(run / RECIPE_FILE)), run / "model" / "model.safetensors"

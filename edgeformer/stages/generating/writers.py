@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.backends.opening import check_companion, open_decoder
 from edgeformer.data.language_tokenizer import load_language_tokenizer
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
 from edgeformer.formats.language_recipe import LanguageRecipe
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.shipped import load_recipe
@@ -209,7 +209,7 @@ class RunWriter(Writer):
             from edgeformer.families.crt.cache import Decoder
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "
+                f"writing with the run's own weights needs {error.name}: {install_hint('train')}; or export "
                 f"the run where that is installed: edgeformer export {self.run.name} --exit all"
             ) from None
         return TORCH, TorchDecoder(Decoder(load_crt(self.recipe.model, self.run / "model" / "model.safetensors")))
