@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 .PHONY: demo test lint wheel clean
 
-# A recipe becomes a run, a run a bundle, a bundle a report: under 90 s of work on two cores after the installation.
+# A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
 	$(EDGEFORMER) train quickstart
 	$(EDGEFORMER) export --fp16
