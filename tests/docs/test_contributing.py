@@ -6,7 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-
 from edgeformer import __version__
 from tests.docs.document import ROOT
 
