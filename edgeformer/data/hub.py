@@ -9,7 +9,7 @@ from typing import Any
 from edgeformer.data.rows import Record
 from edgeformer.data.text_files import check_file
 from edgeformer.formats.data_config import HubSource
-from edgeformer.formats.errors import DataError, MissingDependencyError
+from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
 
 
 def _datasets(wanted_for: str) -> Any:
@@ -17,7 +17,7 @@ def _datasets(wanted_for: str) -> Any:
         import datasets
     except ImportError:
         raise MissingDependencyError(
-            f"{wanted_for}: reading it needs the package datasets; pip install edgeformer[train]"
+            f"{wanted_for}: reading it needs the package datasets: {install_hint('train')}"
         ) from None
     return datasets
 

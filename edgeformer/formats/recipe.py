@@ -45,7 +45,9 @@ class PlateauSchedule(Frozen):
 
     kind: Literal["plateau"]
     factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    patience: Annotated[int, Field(ge=0)] = 2
+    patience: Annotated[int, Field(ge=0)] = Field(
+        2, description="bad epochs that are let pass, as torch counts: with 1 the second one in a row reduces the rate"
+    )
 
 
 class OneCycleSchedule(Frozen):

@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import dataclass
 
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report
 
 
@@ -49,7 +50,7 @@ _CAPTIONS = {
     "sizes": ("What the files are made of", "Bytes of embeddings, layers (a shared block once), heads and the rest."),
     "search": ("Score against latency", "Bubbles are as large as the file; the dotted line is the Pareto front."),
 }
-_NO_MATPLOTLIB = "matplotlib is not installed (pip install 'edgeformer[plots]'); the tables hold the same figures"
+_NO_MATPLOTLIB = f"matplotlib is not installed: {install_hint('plots')}; the tables hold the same figures"
 _WIDTH = 4.7
 """Inches, not wider: the page scales pictures to its columns, and on a phone their text must stay readable."""
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.badge import badge_markdown
@@ -40,7 +41,9 @@ def print_report(report: Report, files: list[Path], console: Console) -> None:
     for note in (*report.notes, *absent, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if not any(path.suffix == ".png" for path in files):
-        console.print("no pictures: matplotlib is not installed (pip install 'edgeformer[plots]')", markup=False)
+        console.print(
+            f"no pictures: matplotlib is not installed: {install_hint('plots')}", soft_wrap=True, markup=False
+        )
     for path in files:
         console.print(f"{_KINDS.get(path.suffix, 'report ')} {path}", soft_wrap=True, markup=False)
         if path.suffix == ".svg":

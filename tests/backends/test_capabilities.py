@@ -14,7 +14,7 @@ from edgeformer.backends.onnxruntime.providers import RtxPlugin, explain_provide
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.tensorrt.state import Package, describe, judge
 from edgeformer.cli import doctor
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, install_hint
 from edgeformer.machine import nvidia
 from edgeformer.machine.capability import Answer, Capability, installed_version
 from edgeformer.machine.cuda_driver import Device
@@ -50,7 +50,7 @@ def test_tensorrt_tells_package_libraries_driver_and_device_apart() -> None:
         return describe(judge(name, answer, driver, gpus))
 
     absent = tell("tensorrt-rtx", None)
-    assert (absent.status, absent.remedy) == ("unavailable", 'pip install "edgeformer[rtx]"')
+    assert (absent.status, absent.remedy) == ("unavailable", install_hint("rtx"))
     assert absent.detail == "package: not installed; driver: no driver; device: no NVIDIA GPU is present"
     stub = tell("tensorrt", Answer(error="ImportError: libnvonnxparser.so.10"))
     assert stub.status == "unavailable" and "libraries: do not load (ImportError: libnvonn" in stub.detail
@@ -140,7 +140,7 @@ def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.Monke
         torch_backend, "installed_version", lambda name: None if name == "accelerate" else installed(name)
     )
     extra = torch_backend._extra("train")
-    assert extra.status == "unavailable" and extra.remedy == 'pip install "edgeformer[train]"'
+    assert extra.status == "unavailable" and extra.remedy == install_hint("train")
     assert "accelerate" in extra.detail
 
 

@@ -67,7 +67,7 @@ def test_another_version_is_named_and_so_is_the_builders() -> None:
 @pytest.mark.parametrize(
     ("state", "named"),
     [
-        (here(None), 'package: not installed (pip install "edgeformer[rtx]")'),
+        (here(None), 'package: not installed (python -m pip install ".[rtx]" in the clone'),
         (here(Answer(error="OSError: libcudart.so")), "libraries: do not load (OSError: libcudart.so)"),
         (
             here(driver="libcuda.so.1 is not installed", gpus=()),

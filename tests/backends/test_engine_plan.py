@@ -14,6 +14,7 @@ from edgeformer.backends.tensorrt.builders import (
     text_shapes,
 )
 from edgeformer.backends.tensorrt.state import Package, TensorRTState, judge
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.shipped import load_profile
 from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
@@ -61,8 +62,8 @@ def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, i
 def test_a_missing_rtx_package_is_named_with_its_extra() -> None:
     refused = plan_engine(load_profile("rtx4050"), states(NO_RTX, NO_TENSORRT))
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
-    assert "builds for it on any machine, but here package: not installed (pip install" in refused.reason
-    assert "driver" not in refused.reason and "edgeformer[rtx]" in refused.reason
+    assert "builds for it on any machine, but here package: not installed (python -m pip install" in refused.reason
+    assert "driver" not in refused.reason and install_hint("rtx") in refused.reason
 
 
 def test_libraries_that_do_not_load_are_told_from_the_package() -> None:

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -86,13 +84,10 @@ def test_what_counts_and_what_does_not():
 
 
 @pytest.mark.data
-def test_sst2_random_split_leaks_and_is_counted_quickly(data_folder):
+def test_sst2_random_split_leaks(data_folder):
     source = FileSource(kind="file", path=str(data_folder / "sst2" / "train.tsv"), text="sentence")
     texts = [row.text for row in read(source)]
     np.random.default_rng(0).shuffle(texts)
-    started = time.process_time()
     counted = count_overlap("random-split", texts[:6_823], texts[6_823:])
-    seconds = time.process_time() - started
     # GLUE's train file holds phrases of its own sentences: nearly every row of a random test set is in training.
     assert counted.duplicates + counted.contained > 0.95 * 6_823
-    assert seconds < 10, "takes about 1.5 s"

@@ -1,13 +1,95 @@
-"""Programs that stand in our documents, as files that can be run."""
+"""What stands in our documents and can be run: programs, blocks of code, command lines."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<program>(?:#|//) (?P<name>[\w.]+) .*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_PROGRAM = re.compile(
+    r"^```(?P<language>\w+)\n(?P<program>(?:#|//) (?P<name>[\w.]+) .*?)^```$", re.MULTILINE | re.DOTALL
+)
+_FENCE = re.compile(r"^ *```(\w*)$")
+_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def programs(document: Path) -> dict[str, str]:
     """Name → text of every fenced program whose first line is a comment with its name."""
-    return {found["name"]: found["program"] for found in _BLOCK.finditer(document.read_text(encoding="utf-8"))}
+    return {found["name"]: found["program"] for found in _PROGRAM.finditer(document.read_text(encoding="utf-8"))}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: fenced, or indented by four spaces and more.
+
+    ``language``  what stands behind the fence; empty: nothing, or the block is indented
+    """
+
+    document: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        """By which tests name it."""
+        return self.text.splitlines()[0]
+
+    def commands(self) -> list[str]:
+        """The command lines of a block of shell, without comments, in order."""
+        lines = (" ".join(_without_comment(line).split()) for line in self.text.splitlines())
+        return [line for line in lines if line]
+
+
+def _without_comment(line: str) -> str:
+    """``edgeformer doctor   # what works?`` → ``edgeformer doctor``; a # inside quotes is no comment."""
+    return re.sub(r"""^((?:[^"'#]|"[^"]*"|'[^']*')*?)(?:(?:^|\s)#.*)?$""", r"\1", line)
+
+
+def blocks(document: Path) -> list[Block]:
+    """Every block of code of a document, in order."""
+    found: list[Block] = []
+    lines = [*document.read_text(encoding="utf-8").splitlines(), ""]
+    number, previous = 0, ""
+    while number < len(lines):
+        fence, start = _FENCE.match(lines[number]), number
+        if fence is not None:
+            number += 1
+            while not _FENCE.match(lines[number]):
+                number += 1
+            found.append(_block(document, start, fence[1], lines[start + 1 : number]))
+        elif lines[number].startswith("    ") and not previous.strip():
+            while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
+                number += 1
+            found.append(_block(document, start, "", lines[start:number]))
+            number -= 1
+        previous = lines[number]
+        number += 1
+    return found
+
+
+def _block(document: Path, line: int, language: str, lines: list[str]) -> Block:
+    name = document.relative_to(ROOT).as_posix()
+    return Block(name, line + 1, language, textwrap.dedent("\n".join(lines)).strip("\n") + "\n")
+
+
+def inline_code(document: Path) -> Iterator[str]:
+    """What stands between single backticks inside sentences and tables."""
+    text = document.read_text(encoding="utf-8")
+    for line in (line for block in blocks(document) for line in block.text.splitlines()):
+        text = text.replace(line, "")
+    for span in _INLINE.findall(text):
+        yield span.replace(r"\|", "|")
+
+
+def words(command: str) -> list[str]:
+    """The arguments behind ``edgeformer``, as a shell would split them."""
+    program, *arguments = shlex.split(command)
+    assert program == "edgeformer", command
+    return arguments

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from edgeformer.families import load_recipe
 from edgeformer.formats.recipe import (
     ConstantSchedule,
     CosineSchedule,
@@ -15,6 +16,7 @@ from edgeformer.formats.recipe import (
     Schedule,
 )
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
@@ -63,6 +65,22 @@ def test_plateau_halves_after_patience_epochs_without_improvement() -> None:
         rate.after_epoch(loss)
         found.append(rate.current)
     assert found == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
+def test_the_papers_recipes_halve_the_rate_after_two_bad_epochs_before_they_stop(name: str) -> None:
+    """Two bad epochs in a row halve it, says paper A; the third one ends the run."""
+    recipe = load_recipe(name)
+    assert isinstance(recipe, ClassificationRecipe)
+    training = recipe.training
+    optimizer = build_optimizer(nn.Linear(2, 2), training.optimizer)
+    rate = LearningRate(optimizer, training.schedule, 100)
+    found = []
+    for loss in (0.5, 0.6, 0.6):
+        rate.after_epoch(loss)
+        found.append(rate.current)
+    assert found == [3e-5, 3e-5, 1.5e-5]
+    assert training.early_stopping is not None and training.early_stopping.patience == 3
 
 
 def test_weight_decay_spares_vectors() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeformer.backends.backend import Backend
+from edgeformer.formats.errors import install_hint
 from edgeformer.machine.capability import Capability, ask_installed, describe_package
 
 _SCRIPTS = {
@@ -23,7 +24,7 @@ class OpenVINOBackend(Backend):
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """Whether the package works, and the devices that it finds."""
         answer = ask_installed(_SCRIPTS, timeout_s)["openvino"]
-        return [describe_package("openvino", answer, 'pip install "edgeformer[openvino]"')]
+        return [describe_package("openvino", answer, install_hint("openvino"))]
 
 
 BACKEND = OpenVINOBackend()

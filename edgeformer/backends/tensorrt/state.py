@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from edgeformer.formats.errors import ArtifactError, MissingDependencyError
+from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Answer, Capability, ask_installed, installed_version
@@ -50,9 +50,9 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 """Questions for child processes, by the module that they import."""
 
 REMEDIES: dict[Package, str] = {
-    "tensorrt-rtx": 'pip install "edgeformer[rtx]"',
-    "tensorrt": 'pip install "edgeformer[trt]" on a CUDA machine; on a Jetson it comes with JetPack',
-    "torch-tensorrt": 'pip install "edgeformer[trt]" on a CUDA machine',
+    "tensorrt-rtx": install_hint("rtx"),
+    "tensorrt": f"on a CUDA machine: {install_hint('trt')}; on a Jetson it comes with JetPack",
+    "torch-tensorrt": f"on a CUDA machine: {install_hint('trt')}",
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """What tensorrt-rtx builds for, where the installed one cannot be asked."""

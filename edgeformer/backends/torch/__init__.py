@@ -8,6 +8,7 @@ from importlib import metadata, util
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import Backend, Kind, ProviderFacts
+from edgeformer.formats.errors import install_hint
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Answer, Capability, ask_installed, describe_package, installed_version
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
 
 _PROVIDERS = {"torch-cpu": False, "torch-cuda": True}
-_FLASH_REMEDY = 'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
+_FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
 _SCRIPTS = {
     "torch": """
 import torch
@@ -55,10 +56,10 @@ class TorchBackend(Backend):
 
 def _torch(answer: Answer | None, driver: str | None) -> Capability:
     if answer is None:
-        remedy = 'pip install "edgeformer[train]"; what works from a bundle does not need it'
+        remedy = f"{install_hint('train')}; what works from a bundle does not need it"
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
-        remedy = 'pip install --force-reinstall "edgeformer[train]"'
+        remedy = install_hint("train", again=True)
         return Capability("torch", "unavailable", installed_version("torch"), answer.error, remedy)
     facts = answer.facts
     hint: str | None = None
@@ -84,7 +85,7 @@ def _extra(extra: str) -> Capability:
     missing = [name for name in names if installed_version(name) is None]
     if missing:
         detail = f"missing: {', '.join(missing)}"
-        return Capability(f"extra [{extra}]", "unavailable", None, detail, f'pip install "edgeformer[{extra}]"')
+        return Capability(f"extra [{extra}]", "unavailable", None, detail, install_hint(extra))
     return Capability(f"extra [{extra}]", "available", None, f"complete: {', '.join(names)}")
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeformer.families.encoder.layers import Attention, sdpa
+from edgeformer.formats.errors import install_hint
 
 
 def why_not_flash(device_type: str, precision: str) -> str | None:
@@ -19,7 +20,7 @@ def why_not_flash(device_type: str, precision: str) -> str | None:
     if not torch.cuda.is_available():
         return "flash-attn needs a CUDA card and torch sees none"
     if importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed (pip install edgeformer[flash], builds from source)"
+        return f"the package flash-attn, which is built from source, is not installed: {install_hint('flash')}"
     major, minor = torch.cuda.get_device_capability()
     if major < 8:
         return f"flash-attn needs compute capability 8.0 or newer; this card has {major}.{minor}"

@@ -17,7 +17,7 @@ from edgeformer.data.language import boundary_id, load_language_tokenizer
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.formats.data_config import DataConfig, DataSection, FileTokenizer, TextConfig
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.run import Location, read_run
 
@@ -181,7 +181,7 @@ def _open_torch(run: Path) -> Session:
         from edgeformer.families.saving import load_model
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"scoring the run's own weights needs {error.name}: pip install 'edgeformer[train]', "
+            f"scoring the run's own weights needs {error.name}: {install_hint('train')}; "
             "or choose an exported artifact with --artifact"
         ) from None
     scorer: Any = family_of(read_recipe_of(run)).network.scorer(load_model(run))

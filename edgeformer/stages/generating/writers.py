@@ -15,7 +15,7 @@ from edgeformer.bundle import read_bundle
 from edgeformer.data.language_tokenizer import load_language_tokenizer
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.run import Location, read_run
 from edgeformer.stages.generating.decoding import DecodingSession
@@ -209,7 +209,7 @@ class RunWriter(Writer):
             from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"writing with the run's own weights needs {error.name}: pip install 'edgeformer[train]', or export "
+                f"writing with the run's own weights needs {error.name}: {install_hint('train')}; or export "
                 f"the run where that is installed: edgeformer export {self.run.name} --exit all"
             ) from None
         return TORCH, torch_decoder(family_of(self.recipe).network.decoder(load_model(self.run)))

@@ -1,0 +1,83 @@
+"""Every command line of README and docs: how the tests run it, or why they cannot.
+
+A documented line is run as it stands, with options added that make it take seconds: smaller models, fewer rows, one
+artifact. Paths in it (``path/to/sst2``) are made before, in the folder that it runs in.
+"""
+
+from __future__ import annotations
+
+from tests.conftest import SMALL, SMALL_LANGUAGE
+
+
+def _set(*overrides: str) -> tuple[str, ...]:
+    return tuple(word for override in overrides for word in ("--set", override))
+
+
+_TINY = tuple(item for item in SMALL if not item.startswith("name="))
+_OF_THE_LINE = ("name=", "data.parts=", "model.loops=", "model.exits=")
+_TINY_TEXT = tuple(item for item in SMALL_LANGUAGE if not item.startswith(_OF_THE_LINE))
+_ONE_SHAPE = ("--artifact", "onnx-fp16", "--batch", "1", "--seq", "16")
+_FEW = ("--max-tokens", "5")
+
+RUN: dict[str, tuple[str, ...]] = {
+    "edgeformer train quickstart": _set(*_TINY),
+    "edgeformer train quickstart --set training.epochs=2 --set model.iterations=3": _set(
+        *(item for item in _TINY if not item.startswith("training.epochs"))
+    ),
+    "edgeformer train recurrent_sst2_fast --data path/to/sst2 --tokenizer path/to/bert-base-uncased/tokenizer.json": (
+        "--max-steps", "2", "--set", "model.hidden_size=32", "--set", "model.ffn_size=64",
+    ),
+    "edgeformer train crt_mini --data path/to/wikitext-2": _set(*_TINY_TEXT, "training.epochs=1"),
+    "edgeformer export --fp16 --trt": (),
+    "edgeformer profile --device rtx4050": _ONE_SHAPE,
+    'edgeformer generate "The house was" --exit 6': _FEW,
+    'edgeformer generate "The house was" --confidence': _FEW,
+    'edgeformer generate "The history of the town"': _FEW,
+    'edgeformer generate "The history of the town" --exit 4': _FEW,
+    'edgeformer generate "The history of the town" --confidence': _FEW,
+    "edgeformer verify bundle": (),
+    "edgeformer list devices": (),
+    "edgeformer compare before.json after.json": (),
+    "edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json": (),
+}  # fmt: skip
+"""Command line → options that are added."""
+
+_MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
+NOT_RUN: dict[str, str] = {
+    "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
+    "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
+    "edgeformer profile --calibrate --validate": _MEASURES,
+    "edgeformer profile --calibrate": _MEASURES,
+    "edgeformer profile --validate": _MEASURES,
+    "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
+    "edgeformer export --fp16 --int8": "takes a quarter of a minute; tests/exporting/test_int8.py runs it",
+    "edgeformer export crt_imported-001 --allow-leak": (
+        "takes half a minute; tests/exporting/test_export_language.py exports a model that leaks"
+    ),
+    "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
+    "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
+    "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
+        "half a minute and more; tests/exporting/test_export_everything.py runs it"
+    ),
+}
+"""Command line → why it is parsed only."""
+
+NOT_OURS = {
+    "make": "installs packages or runs these tests; the target must be in the Makefile",
+    "scp": "needs another machine; the test copies the folder",
+    "python": "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py)",
+}
+"""First word of other command lines → why they are not run."""
+
+PICTURES = {
+    "recipe.yaml ──train──▶ run ──export──▶ bundle ──profile──▶ report": "a drawing",
+    "bundle/": "a listing of a folder, with what is in it",
+}
+"""First line of what is no code → what it is."""
+
+DATA = {
+    "data:": "test_documented_commands.py trains with it",
+    "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
+    "name: my-card": "a whole profile; test_documented_commands.py reads it",
+}
+"""First line of a block of YAML → what reads it in the tests."""

@@ -1,0 +1,138 @@
+"""Every block of code and every command line in README and docs is known, and the command line takes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from edgeformer.cli.app import app
+from tests.docs.commands import DATA, NOT_OURS, NOT_RUN, PICTURES, RUN
+from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, words
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+SHELL = [block for block in BLOCKS if not block.language and block.first_line not in (*PICTURES, *DATA)]
+COMMANDS = sorted({command for block in SHELL for command in block.commands()})
+OURS = [command for command in COMMANDS if command.startswith("edgeformer ")]
+SPANS = sorted({span for document in DOCUMENTS for span in inline_code(document)})
+INLINE = [span for span in SPANS if span.startswith("edgeformer ")]
+"""Lines inside sentences and tables, where names in capitals stand for the reader's own."""
+
+
+class UsageRefused(Exception):
+    """The command line does not take these arguments."""
+
+
+def command_and_arguments(arguments: list[str]) -> tuple[Any, list[str]]:
+    """The command that the first words name, and what is left for it. Raises UsageRefused."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        if not arguments or arguments[0] not in command.commands:
+            raise UsageRefused(f"{arguments[:1]} is none of {sorted(command.commands)}")
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    return command, arguments
+
+
+def parse(arguments: list[str]) -> None:
+    """Let the real command line read them, without running anything. Raises UsageRefused."""
+    command, rest = command_and_arguments(arguments)
+    try:
+        command.make_context(command.name, list(rest))
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors, wherever typer keeps click
+            raise UsageRefused(error.format_message()) from None
+        raise
+
+
+def filled_in(command: str) -> list[str]:
+    """``edgeformer export [RUN] --exit N|all`` → what a reader would write."""
+    plain = re.sub(r"\[(RUN|BUNDLE)\]", r"\1", command).replace("…", "")
+    return [re.sub(r"^([\w-]+)\|[\w|-]+$", r"\1", word).replace("TIME", "5ms") for word in words(plain)]
+
+
+def test_the_blocks_are_found() -> None:
+    assert len(BLOCKS) > 25 and len(OURS) > 20 and len(INLINE) > 15
+    assert {block.language for block in BLOCKS} == {"", "python", "js", "yaml"}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.document}:{block.line}")
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    if block.language in ("python", "js"):
+        # tests/docs/test_deploy.py runs what it names so, and knows all of them.
+        assert re.match(r"(#|//) \w+\.(py|mjs) ", block.first_line), "say the program's name in a comment, and run it"
+    elif block in SHELL:
+        for command in block.commands():
+            program = command.split()[0]
+            known = command in RUN or command in NOT_RUN if program == "edgeformer" else program in NOT_OURS
+            assert known, f"{command!r} is in no list of tests/docs/commands.py"
+    else:
+        assert block.first_line in (*DATA, *PICTURES), "validate it, or say what it is"
+
+
+def test_the_lists_name_nothing_that_is_gone() -> None:
+    assert sorted([*RUN, *NOT_RUN]) == OURS
+    assert {command.split()[0] for command in COMMANDS} == {"edgeformer", *NOT_OURS}
+    assert {block.first_line for block in BLOCKS} >= {*PICTURES, *DATA}
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_the_command_line_takes_every_documented_line(command: str) -> None:
+    parse(words(command))
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_the_command_line_takes_what_sentences_quote(command: str) -> None:
+    parse(filled_in(command))
+
+
+def test_sentences_quote_only_options_that_there_are() -> None:
+    """``export --exit 2`` without ``edgeformer``, and often without all its arguments."""
+    commands = typer.main.get_command(app).commands
+    checked = 0
+    for span in SPANS:
+        name, *rest = span.split()
+        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        if name in commands and options:
+            taken = {option for parameter in commands[name].params for option in parameter.opts}
+            assert set(options) <= taken, span
+            checked += 1
+    assert checked > 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["edgeformer export --fp17", "edgeformer trian quickstart", "edgeformer plan", "edgeformer generate x --exit two"],
+)
+def test_a_wrong_line_is_noticed(line: str) -> None:
+    with pytest.raises(UsageRefused):
+        parse(words(line))
+
+
+def examples() -> list[str]:
+    """The examples in the help of every command."""
+    found: list[str] = []
+    left: list[Any] = [typer.main.get_command(app)]
+    while left:
+        command = left.pop()
+        left += getattr(command, "commands", {}).values()
+        text = f"{command.help or ''}\n{command.epilog or ''}"
+        found += re.findall(r"^ +(edgeformer [^<\n]+)", text.replace("\b", ""), re.MULTILINE)
+    return found
+
+
+def test_the_command_line_takes_its_own_examples() -> None:
+    lines = examples()
+    assert len(lines) > 20
+    for line in lines:
+        parse(words(line.strip()))
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith(("make ", "python benchmarks/"))])
+def test_other_documented_programs_exist(command: str) -> None:
+    program, what, *_ = command.split()
+    if program == "make":
+        assert re.search(rf"^{what}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    else:
+        assert (ROOT / what).is_file()

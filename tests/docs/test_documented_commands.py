@@ -1,0 +1,159 @@
+"""README and docs, line by line: in a folder of its own for each document, from top to bottom."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeformer.cli import main
+from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.stages.importing.golden_text import PARAGRAPHS
+from tests.docs.commands import RUN
+from tests.docs.document import ROOT, Block, blocks, words
+from tests.families.crt_oracle import public_weights, small_config
+
+Edgeformer = Callable[..., str]
+CLASSIFIER = ROOT / "tests" / "old_format" / "classifier-v1"
+WITHOUT_BUILDER = {"edgeformer export --fp16 --trt": 3}
+"""Exit codes where tensorrt-rtx is not installed: done, but not everything that was asked for."""
+
+
+@pytest.fixture
+def edgeformer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Edgeformer]:
+    """The command line in ``tmp_path``: takes the arguments and the exit code that is right, gives stdout."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        assert stop.value.code == code, f"edgeformer {' '.join(arguments)}\n{printed.out}\n{printed.err}"
+        return printed.out
+
+    yield run
+
+
+def follow(document: str, edgeformer: Edgeformer, before: dict[str, Callable[[], object]] | None = None) -> list[str]:
+    """Run what is to be run of a document, each line once; ``before``: what a reader does in front of a line."""
+    done: list[str] = []
+    for command in (line for block in blocks(ROOT / document) if not block.language for line in block.commands()):
+        if command in RUN and command not in done:
+            (before or {}).get(command, lambda: None)()
+            code = WITHOUT_BUILDER.get(command, 0) if find_spec("tensorrt_rtx") is None else 0
+            edgeformer(*words(command), *RUN[command], code=code)
+            done.append(command)
+    return done
+
+
+def block(document: str, first_line: str) -> Block:
+    (found,) = (block for block in blocks(ROOT / document) if block.first_line == first_line)
+    return found
+
+
+def write_rows(file: Path, header: tuple[str, str], labels: tuple[str, str], rows: int, delimiter: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, delimiter=delimiter)
+        writer.writerow(header)
+        for number in range(rows):
+            word = ("dull and slow", "warm and funny")[number % 2]
+            writer.writerow([f"a {word} film, number {number}", labels[number % 2]])
+
+
+def prepare_readme(tokenizer: Path) -> None:
+    """The folders that README's lines speak of."""
+    for name, rows in {"train": 120, "dev": 20, "test": 20}.items():
+        write_rows(Path("path/to/sst2") / f"{name}.tsv", ("sentence", "label"), ("0", "1"), rows, "\t")
+    target = Path("path/to/bert-base-uncased/tokenizer.json")
+    target.parent.mkdir(parents=True)
+    shutil.copy(tokenizer, target)
+    Path("path/to/wikitext-2").mkdir(parents=True)
+    for name, copies in {"train": 30, "valid": 5, "test": 5}.items():
+        lines = [f"{number}: {text}" for number in range(copies) for text in PARAGRAPHS]
+        Path(f"path/to/wikitext-2/{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def newest_bundle() -> Path:
+    return max(Path("artifacts").glob("*/bundle"), key=lambda folder: folder.stat().st_mtime_ns)
+
+
+def keep_reports() -> None:
+    (report,) = Path("artifacts").glob("*/reports/rtx4050.json")
+    shutil.copy(report, "before.json")
+    shutil.copy(report, "after.json")
+
+
+def vocabulary(tokenizer: Path) -> int:
+    return len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
+
+
+def test_readme(edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps, with small models: recipe, run, bundle, report; real sentences; a language model; comparing."""
+    tokenizer = CLASSIFIER / "model" / "tokenizer.json"
+    prepare_readme(tokenizer)
+    sentences = next(line for line in RUN if line.startswith("edgeformer train recurrent_sst2_fast"))
+    monkeypatch.setitem(RUN, sentences, (*RUN[sentences], "--set", f"model.vocab_size={vocabulary(tokenizer)}"))
+    done = follow(
+        "README.md",
+        edgeformer,
+        {
+            "edgeformer verify bundle": lambda: shutil.copytree(newest_bundle(), "bundle"),
+            "edgeformer compare before.json after.json": keep_reports,
+        },
+    )
+    assert done[:3] == [
+        "edgeformer train quickstart", "edgeformer export --fp16 --trt", "edgeformer profile --device rtx4050",
+    ]  # fmt: skip
+    assert {path.name for path in newest_bundle().parent.joinpath("reports").iterdir()} >= {
+        f"rtx4050.{ending}" for ending in ("html", "md", "csv", "json", "svg", "png")
+    }
+
+
+def test_the_readmes_own_data(edgeformer: Edgeformer) -> None:
+    """The block of YAML in place of the data of quickstart."""
+    recipe = (ROOT / "recipes" / "quickstart.yaml").read_text(encoding="utf-8")
+    start, end = recipe.index("data:\n"), recipe.index("tokenizer:")
+    Path("mine.yaml").write_text(recipe[:start] + block("README.md", "data:").text + recipe[end:], encoding="utf-8")
+    write_rows(Path("reviews.csv"), ("body", "stars"), ("bad", "good"), 200, ",")
+    small = ("--set", "model.vocab_size=235", "--set", "training.epochs=1")
+    trained = json.loads(edgeformer("train", "mine.yaml", *small, "--max-steps", "2", "--json"))
+    assert trained["status"] == "finished" and trained["steps"] == 2
+
+
+def test_deploying(edgeformer: Edgeformer) -> None:
+    shutil.copytree(CLASSIFIER, "artifacts/my-run")
+    copied = {"edgeformer verify bundle": lambda: shutil.copytree("artifacts/my-run/bundle", "bundle")}
+    assert follow("docs/deploy.md", edgeformer, copied) == ["edgeformer verify bundle"]
+
+
+def test_language_models(edgeformer: Edgeformer, finished_language_run: Path) -> None:
+    shutil.copytree(finished_language_run, "artifacts/crt_mini-001")
+    assert len(follow("docs/language-models.md", edgeformer)) == 3
+
+
+def test_importing(edgeformer: Edgeformer) -> None:
+    torch.save({"model": public_weights(small_config(vocab_size=300))}, "best_model.pt")
+    Path("gpt2").mkdir()
+    train_language_tokenizer(300, list(PARAGRAPHS)).save("gpt2/tokenizer.json")
+    assert len(follow("docs/importing.md", edgeformer)) == 1
+
+
+@pytest.mark.parametrize("first_line", ["name: my-card", "bandwidth_bytes_per_s:"])
+def test_profiles(edgeformer: Edgeformer, first_line: str) -> None:
+    text = block("docs/devices.md", first_line).text
+    whole = text if text.startswith("name:") else f"name: my-card\ntitle: My card\nkind: cuda\n{text}"
+    Path("artifacts/profiles").mkdir(parents=True)
+    Path("artifacts/profiles/my-card.yaml").write_text(whole, encoding="utf-8")
+    rows = {row["name"]: row for row in json.loads(edgeformer("list", "devices", "--json"))["devices"]}
+    assert "unreadable" not in rows["my-card"]["device"] and rows["my-card"]["bandwidth_bytes_per_s"] in (192e9, 288e9)

@@ -1,0 +1,35 @@
+"""What docs/language-models.md says of the memory of `crt_deep_rtx4050` is what `edgeformer plan` says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run_cli import edgeformer
+from tests.docs.document import ROOT
+
+GIB, MIB = 2**30, 2**20
+SENTENCE = re.compile(
+    r"a peak of (?P<peak>[\d.]+) GiB in (?P<precision>\w+)\. The budget is (?P<budget>[\d.]+) GiB: of the "
+    r"(?P<usable>[\d.]+) GiB that the profile calls usable, (?P<context>[\d.]+) GiB \((?P<mib>\d+) MiB\)"
+)
+
+
+def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
+    text = " ".join((ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").split())
+    said = SENTENCE.search(text)
+    assert said is not None
+    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    plan = json.loads(outcome.out)
+    assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, said["precision"])
+    assert plan["peak_bytes"] / GIB == pytest.approx(float(said["peak"]), abs=0.005)
+    assert plan["budget_bytes"] / GIB == pytest.approx(float(said["budget"]), abs=0.005)
+    devices = json.loads(edgeformer("list", "devices", "--json", cwd=tmp_path).out)["devices"]
+    (usable,) = (row["usable_memory_bytes"] for row in devices if row["name"] == "rtx4050")
+    assert usable / GIB == pytest.approx(float(said["usable"]), abs=0.005)
+    assert usable - plan["budget_bytes"] == int(said["mib"]) * MIB
+    assert int(said["mib"]) * MIB / GIB == pytest.approx(float(said["context"]), abs=0.005)
