@@ -42,7 +42,7 @@ from edgeformer.families import load_recipe
 from edgeformer.families.tracing import export_graph, text_spec
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.exporting import int8
-from edgeformer.stages.exporting.graph_file import write_graph
+from edgeformer.stages.exporting.graph_files import write_graph
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.classification.scoring import score
 from edgeformer.tasks.running import run_rows

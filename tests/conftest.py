@@ -91,7 +91,8 @@ def finished_language_run(tmp_path_factory: pytest.TempPathFactory, small_langua
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: ClassificationRecipe) -> Path:
     """A really trained run with an FP32 and FP16 bundle. Read it; copy it before changing anything."""
-    from edgeformer.stages.exporting.export import ExportOptions, export
+    from edgeformer.stages.exporting.export import export
+    from edgeformer.stages.exporting.variants import ExportOptions
     from edgeformer.stages.training.train import TrainOptions, train
 
     artifacts = tmp_path_factory.mktemp("finished") / "artifacts"

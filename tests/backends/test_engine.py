@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.backends.tensorrt.builders import (
@@ -25,6 +24,7 @@ from edgeformer.backends.tensorrt.log import PARTS, Phases, read_inspector, read
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision
 from edgeformer.run import read_run
+from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"

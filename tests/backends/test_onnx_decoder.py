@@ -22,7 +22,7 @@ from edgeformer.families.crt.graphs import compose_decode
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.stages.exporting.graph_file import write_graph
+from edgeformer.stages.exporting.graph_files import write_graph
 from tests.exporting.language_run import EXIT, LOOPS, POSITIONS, WORDS, exported_language_run
 from tests.families.crt_oracle import small_config
 

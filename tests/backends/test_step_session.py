@@ -23,7 +23,7 @@ from edgeformer.families.encoder.model import EncoderClassifier, count_parameter
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
-from edgeformer.stages.exporting.graph_file import write_graph
+from edgeformer.stages.exporting.graph_files import write_graph
 from edgeformer.tasks.language_modeling.scoring import top_probability
 from tests.exporting.language_run import LOOPS, POSITIONS, WORDS, exported_language_run
 

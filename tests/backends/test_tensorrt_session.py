@@ -93,17 +93,37 @@ class FakeEngine:
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == FakeCuda.stream
         self.cuda.now_ms += 1.5
-        ids = np.frombuffer(self.cuda.blocks[self.places["input_ids"]].tobytes(), np.int64)
+        ids = np.frombuffer(self.cuda.blocks[self.places[self.get_tensor_name(0)]].tobytes(), np.int64)
         rows = ids[: self.shape[0] * self.shape[1]].reshape(self.shape)
         sums = np.repeat(rows.sum(1, keepdims=True), 2, axis=1).astype(np.float32)
-        self.cuda.blocks[self.places["logits"]][: sums.nbytes] = np.frombuffer(sums.tobytes(), np.uint8)
+        self.cuda.blocks[self.places[self.get_tensor_name(1)]][: sums.nbytes] = np.frombuffer(sums.tobytes(), np.uint8)
         return 99 not in rows
 
 
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRTSession:
+class TorchEngine(FakeEngine):
+    """The same, with torch-tensorrt's names."""
+
+    def get_tensor_name(self, index: int) -> str:
+        return ("input_ids", "output0")[index]
+
+
+class Unnamed(FakeEngine):
+    """The same, where even the input has another name."""
+
+    def get_tensor_name(self, index: int) -> str:
+        return ("x", "output0")[index]
+
+    def get_tensor_dtype(self, name: str) -> str:
+        return "int64" if name == "x" else "float32"
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "in" if name == "x" else "out"
+
+
+@pytest.fixture(params=[FakeEngine, TorchEngine, Unnamed])
+def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRTSession:
     cuda = FakeCuda()
-    engine = FakeEngine(cuda)
+    engine = request.param(cuda)
     trt = SimpleNamespace(
         Runtime=lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda plan: engine),
         TensorIOMode=SimpleNamespace(INPUT="in"),
@@ -116,7 +136,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRTSession:
     monkeypatch.setattr(tensorrt_session, "DeviceMemory", FakeMemory)
     (tmp_path / "model.engine").write_bytes(b"plan")
     artifact = ArtifactManifest(
-        id="tensorrt-fp16", file="model.engine", format="tensorrt", precision="fp16", status="built"
+        id="engine",
+        file="model.engine",
+        format="tensorrt",
+        precision="fp16",
+        status="built",
+        inputs={"input_ids": "int64[batch, sequence]"},
+        outputs={"logits": "float32[batch, 2]"},
     )
     return TensorRTSession(tmp_path / "model.engine", "tensorrt", artifact)
 

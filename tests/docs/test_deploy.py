@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from edgeformer.families.encoder.model import count_parameters
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
-from edgeformer.stages.exporting.export import ExportOptions, export
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.variants import ExportOptions
 from tests.docs.document import programs
 from tests.exporting.language_run import write_language_run
 

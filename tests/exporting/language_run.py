@@ -86,7 +86,8 @@ _exported: dict[str, Path] = {}
 def exported_language_run(temporary: pytest.TempPathFactory) -> Path:
     """One run with an FP32 and FP16 bundle for all test files: exporting takes torch some seconds. Do not change it."""
     if "run" not in _exported:
-        from edgeformer.stages.exporting.export import ExportOptions, export
+        from edgeformer.stages.exporting.export import export
+        from edgeformer.stages.exporting.variants import ExportOptions
 
         _exported["run"] = write_language_run(temporary.mktemp("language") / "tiny")
         export(_exported["run"], ExportOptions(fp16=True, int8=True, exits="all"))

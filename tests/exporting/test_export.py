@@ -22,7 +22,7 @@ from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
 from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
+from edgeformer.stages.exporting.numerics import FP16_LARGEST, largest_activation
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import InputError
-from edgeformer.stages.exporting.export import ExportOptions, export
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.tasks.parity import TOLERANCES
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import exported_language_run

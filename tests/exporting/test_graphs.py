@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.families.tracing import cut_out, export_graph, text_spec
-from edgeformer.stages.exporting.drift import measure_drift
-from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.numerics import measure_drift
 
 
 class TwoHeads(nn.Module):

@@ -19,7 +19,7 @@ from edgeformer.families.tracing import cut_out, export_graph, text_spec
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
-from edgeformer.stages.exporting.graph_file import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
 from tests.exporting.language_run import exported_language_run
 

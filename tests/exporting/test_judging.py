@@ -16,9 +16,10 @@ from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.exporting import judging, variants
-from edgeformer.stages.exporting.export import ExportOptions, export
-from edgeformer.stages.exporting.overflow import FP16_LARGEST, largest_activation
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.numerics import FP16_LARGEST, largest_activation
 from edgeformer.stages.exporting.validation import LANGUAGE_LOSS, lost
+from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.tasks.classification.scoring import ClassificationScore, score
 from tests.exporting.language_run import write_language_run
 

@@ -1,0 +1,210 @@
+"""Every backend does what a backend must: the built-in ones, and one that another package brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeformer.backends as backends
+from edgeformer.backends import ArtifactFiles, Backend, BuildJob, OpenOptions, Target, all_backends, backend_named
+from edgeformer.backends.opening import artifact_files, cannot_run, check_artifact, open_artifact
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.progress import Silent
+from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.workspace import read_bundle
+from tests.backends import conformance
+from tests.backends.tiny_bundle import POSITIONS, classifier_graph, write_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "tests" / "fakes" / "reference_backend"
+BUILT_IN = [backend.name for backend in all_backends()]
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """The backend of another package, installed for one test, also for processes that the test starts."""
+    monkeypatch.syspath_prepend(str(REFERENCE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REFERENCE), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    backends._announced.cache_clear()
+    yield backend_named("reference")
+    backends._announced.cache_clear()
+
+
+@pytest.fixture(params=[*BUILT_IN, "reference"])
+def backend(request: pytest.FixtureRequest, reference: Backend) -> Backend:
+    return backend_named(request.param)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    graph = classifier_graph()
+    for value in graph.graph.input:  # as export calls the axis, and engines are built for
+        value.type.tensor_type.shape.dim[1].dim_param = "sequence"
+    return write_bundle(tmp_path / "bundle", {"model": graph})
+
+
+def graph_of(bundle: Path) -> ArtifactManifest:
+    types = {"input_ids": "int64[batch, seq]", "attention_mask": "int64[batch, seq]"}
+    (graph,) = read_bundle(bundle).artifacts
+    return graph.model_copy(update={"id": "onnx-fp32", "inputs": types})
+
+
+def job_of(bundle: Path, notes: list[str]) -> BuildJob:
+    (bundle / "engines").mkdir()
+    return BuildJob(
+        bundle=bundle,
+        graphs=(graph_of(bundle),),
+        precision="fp32",
+        max_length=12,
+        max_positions=POSITIONS,
+        cache=None,
+        progress=Silent(),
+        note=notes.append,
+        module=lambda: pytest.fail("this builder takes graphs"),
+    )
+
+
+def inputs() -> dict[str, np.ndarray]:
+    ids = np.arange(1, 13, dtype=np.int64).reshape(2, 6)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        conformance.check_identity,
+        conformance.check_light,
+        conformance.check_capabilities,
+        conformance.check_providers,
+        conformance.check_estimable,
+        conformance.check_builders,
+    ],
+)
+def test_every_backend_conforms(backend: Backend, check) -> None:  # type: ignore[no-untyped-def]
+    check(backend)
+
+
+def test_what_can_run_here_answers_alike(reference: Backend, bundle: Path, tmp_path: Path) -> None:
+    """Every format that can be built or opened here gives the logits of the graph that it was built of."""
+    notes: list[str] = []
+    job = job_of(bundle, notes)
+    made = {job.graphs[0].format: job.graphs[0]}
+    for builder in backends.all_builders():
+        plan = builder.plan(load_profile("rtx4050"))
+        if isinstance(plan, Target):
+            (artifact,) = conformance.check_build(builder, plan, job)
+            made[artifact.format] = artifact
+    assert {"onnx", "onnx-reference"} <= set(made)
+    answers = {}
+    for format_, artifact in made.items():
+        assert artifact.file is not None and artifact.status == "built"
+        files = artifact_files(bundle / artifact.file, artifact, POSITIONS)
+        opener = backends.backend_of(artifact)
+        conformance.check_refusals(opener, files, tmp_path)
+        if cannot_run(artifact) is None:
+            answers[format_] = conformance.check_session(opener.open(files, OpenOptions(threads=1)), inputs())
+    assert {"onnx", "onnx-reference"} <= set(answers)
+    for found in answers.values():
+        np.testing.assert_allclose(found["logits"], answers["onnx"]["logits"], atol=1e-4)
+
+
+def test_child_processes_see_what_is_on_their_path(reference: Backend, bundle: Path) -> None:
+    notes: list[str] = []
+    job = job_of(bundle, notes)
+    (artifact,) = conformance.check_build(reference.builders[0], Target("onnx-reference"), job)
+    program = (
+        "import sys, numpy as np\nfrom pathlib import Path\n"
+        "from edgeformer.backends import backend_of\nfrom edgeformer.backends.opening import open_checked\n"
+        "from edgeformer.formats.manifest import ArtifactManifest\n"
+        "artifact = ArtifactManifest.model_validate_json(sys.argv[1], strict=False)\n"
+        "ids = np.ones((1, 4), np.int64)\n"
+        "with open_checked(Path(sys.argv[2]), artifact) as session:\n"
+        "    found = session.run({'input_ids': ids, 'attention_mask': ids})['logits']\n"
+        "print(backend_of(artifact).name, session.provider, *found.shape)\n"
+    )
+    assert artifact.file is not None
+    command = [sys.executable, "-c", program, artifact.model_dump_json(), str(bundle / artifact.file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["reference", "onnx-reference", "1", "2"]), done.stderr
+    without = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=without)
+    assert done.returncode == 1 and "format 'onnx-reference' cannot be opened here" in done.stderr
+
+
+def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
+    strange = graph_of(bundle).model_copy(update={"id": "alien-fp32", "format": "alien"})
+    refusal = cannot_run(strange)
+    assert refusal is not None
+    for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, tensorrt-rtx, tensorrt"):
+        assert part in refusal
+    with pytest.raises(ArtifactError, match="'alien' cannot be opened here"):
+        open_artifact(bundle, strange)
+    assert backends.provider_of(strange) == "alien"
+    assert backends.cannot_estimate(strange, load_profile("rtx4050")) == refusal
+    assert backends.builder_of("alien") is None
+    with pytest.raises(InputError, match="no runtime 'alien'; there are: onnxruntime, "):
+        backend_named("alien")
+
+
+@pytest.mark.parametrize(
+    ("module", "complaint"),
+    [
+        ("import nothing_of_that_name", "cannot be loaded: ModuleNotFoundError: .*nothing_of_that_name"),
+        ("BACKEND = 7", "is a int, not an edgeformer.backends.Backend"),
+        ("from edgeformer.backends.onnxruntime import BACKEND", r"takes \['onnx'\], which 'onnxruntime' has already"),
+    ],
+)
+def test_a_broken_package_is_named(
+    module: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n", encoding="utf-8")
+    name = f"broken_{abs(hash(module))}"
+    (info / "entry_points.txt").write_text(f"[edgeformer.backends]\nodd = {name}:BACKEND\n", encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(module, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    backends._announced.cache_clear()
+    try:
+        with pytest.raises(EdgeformerError, match=f"entry point 'odd' .*{complaint}"):
+            all_backends()
+        assert backends.backend_of("onnx").name == "onnxruntime"  # what needs none of it goes on
+    finally:
+        backends._announced.cache_clear()
+
+
+def test_a_package_that_is_on_the_path_twice_is_one(reference: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REFERENCE / "."))
+    backends._announced.cache_clear()
+    assert [backend.name for backend in all_backends()].count("reference") == 1
+
+
+def test_provider_helpers_ask_whoever_knows(reference: Backend) -> None:
+    assert backends.provider_label("CPUExecutionProvider") == "CPU"
+    assert [backends.provider_label(name) for name in ("onnx-reference", "torch-cpu", "else")] == [
+        "reference", "torch-cpu", "else",
+    ]  # fmt: skip
+    on_cards = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider", "tensorrt-rtx", "torch-cuda")
+    assert all(map(backends.on_gpu, on_cards))
+    assert not any(
+        map(backends.on_gpu, ("CPUExecutionProvider", "DmlExecutionProvider", "torch-cpu", "onnx-reference"))
+    )
+    counting = [name for name in ("CPUExecutionProvider", "torch-cpu", "tensorrt") if backends.counts_threads(name)]
+    assert counting == ["CPUExecutionProvider"]
+    assert [backends.default_provider(kind) for kind in ("cpu", "cuda")] == [
+        "CPUExecutionProvider", "CUDAExecutionProvider",
+    ]  # fmt: skip
+
+
+def test_a_full_artifact_keeps_nothing_of_earlier_tokens(bundle: Path) -> None:
+    graph = graph_of(bundle)
+    files = ArtifactFiles(graph, check_artifact(bundle, read_bundle(bundle), graph))
+    with pytest.raises(InputError, match="'onnx-fp32' keeps nothing of earlier tokens"):
+        backends.backend_of(graph).open_decoder(files, None, OpenOptions())
