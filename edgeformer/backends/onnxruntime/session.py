@@ -192,7 +192,7 @@ Assigned = Mapping[tuple[str, str], int]
 
 def _assigned_nodes(session: Any) -> Assigned | None:
     """None where this ONNX Runtime does not tell."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):  # before 1.24
+    if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     parts = session.get_provider_graph_assignment_info()
     return Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())

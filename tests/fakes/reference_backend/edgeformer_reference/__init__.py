@@ -30,6 +30,7 @@ from edgeformer.tasks.parity import TOLERANCES
 
 FORMAT = "onnx-reference"
 _REMEDY = "pip install onnx"
+_NOT_YET = "not compared while it was exported; run: edgeformer verify"
 _SCRIPTS = {"onnx": "import onnx, onnx.reference\nsay(version=onnx.__version__)\n"}
 
 
@@ -53,21 +54,19 @@ class ReferenceBuilder(Builder):
             assert graph.file is not None
             file = f"{ENGINES_FOLDER}/{Path(graph.file).stem}.reference.onnx"
             onnx.save(onnx.load(str(job.bundle / graph.file)), str(job.bundle / file))
-            yield graph.model_copy(
-                update={
-                    "id": graph.id.replace("onnx", FORMAT, 1),
-                    "file": file,
-                    "format": FORMAT,
-                    "weights_file": None,
-                    "size_bytes": (job.bundle / file).stat().st_size,
-                    "sha256": sha256_of(job.bundle / file),
-                    "parity": Parity(
-                        status="unavailable",
-                        tolerance=tolerance,
-                        tolerance_kind=kind,
-                        reason="not compared while it was exported; run: edgeformer verify",
-                    ),
-                }
+            yield ArtifactManifest(
+                id=graph.id.replace("onnx", FORMAT, 1),
+                file=file,
+                role=graph.role,
+                exit=graph.exit,
+                format=FORMAT,
+                precision="fp32",
+                status="built",
+                size_bytes=(job.bundle / file).stat().st_size,
+                sha256=sha256_of(job.bundle / file),
+                inputs=graph.inputs,
+                outputs=graph.outputs,
+                parity=Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=_NOT_YET),
             )
 
 
