@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import build_crt, load_model
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decoder import decode_windows, step_decoder
@@ -18,7 +16,9 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.backends.opening import open_decoder
 from edgeformer.bundle import read_bundle
-from edgeformer.families.crt.graphs import compose_decode
+from edgeformer.families.crt.graphs import compose_decode, step_specs
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest

@@ -10,17 +10,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from edgeformer.families.build import build_encoder, load_model
-from edgeformer.families.half import half_for_export
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import Early, StepSession
 from edgeformer.backends.opening import check_artifact, open_artifact
 from edgeformer.bundle import read_bundle
 from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.families.encoder.graphs import step_specs
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.norms import half_for_export
+from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph
+from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import write_graph
@@ -44,7 +45,7 @@ def encoder() -> EncoderClassifier:
         kind="encoder", vocab_size=40, hidden_size=16, layers=1, iterations=ITERATIONS, heads=2, ffn_size=24,
         residual_scale=0.5, dropout=0.1, max_positions=32,
     )  # fmt: skip
-    model = build_encoder(config, classes=3)[0].eval()
+    model = EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # no two alike, or they would rightly be stored once
             parameter.add_(torch.randn_like(parameter) * 0.3)

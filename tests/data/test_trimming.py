@@ -14,8 +14,8 @@ from edgeformer.data.splits import split
 from edgeformer.data.texts import LabelledTexts, load_parts
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.data.tokenizer_training import train_tokenizer
-from edgeformer.data.trimming import Trimmed, require_classifier, trim_effect, trim_to_training, trim_tokenizer
-from edgeformer.formats.errors import DataError, InputError
+from edgeformer.data.trimming import Trimmed, trim_effect, trim_to_training, trim_tokenizer
+from edgeformer.formats.errors import DataError
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 TEXTS = [
@@ -199,12 +199,6 @@ def test_other_models_and_foreign_numbers_are_refused(plain: Tokenizer) -> None:
         trim_tokenizer(letters, [2])
     with pytest.raises(DataError, match="token 100000 is in the text but not in the tokenizer"):
         trim_tokenizer(plain, [0, 100_000])
-
-
-def test_language_models_are_refused_with_the_reason() -> None:
-    require_classifier("classification")
-    with pytest.raises(InputError, match="a language model's vocabulary is what it predicts"):
-        require_classifier("language-modeling")
 
 
 def test_the_effect_on_other_texts_is_counted() -> None:

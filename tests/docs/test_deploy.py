@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from edgeformer.families.build import load_model
 from tokenizers import Tokenizer
 
-from edgeformer.families.encoder.model import count_parameters
+from edgeformer.families.saving import load_model
+from edgeformer.families.weights import count_parameters
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
 from edgeformer.stages.exporting.export import export

@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from edgeformer.families.build import load_encoder
 
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.bundle import read_bundle
-from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
@@ -77,8 +76,7 @@ def test_no_path_or_stack_trace_of_this_machine_travels(finished_run: Path) -> N
 
 
 def test_batch_and_sequence_are_dynamic(finished_run: Path) -> None:
-    recipe = load_recipe(str(finished_run / "recipe.yaml"))
-    model = load_encoder(recipe.model, recipe.classes, finished_run / "model" / "model.safetensors")
+    model = load_model(finished_run)
     generator = np.random.default_rng(0)
     with OnnxSession(finished_run / "bundle" / "onnx" / "model.onnx") as session:
         for batch, length in ((1, 1), (1, 5), (3, 64), (5, 512)):
@@ -150,8 +148,7 @@ def test_damaged_weights_keep_the_old_bundle(finished_run: Path, tmp_path: Path)
 
 
 def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(finished_run: Path) -> None:
-    recipe = load_recipe(str(finished_run / "recipe.yaml"))
-    model = load_encoder(recipe.model, recipe.classes, finished_run / "model" / "model.safetensors")
+    model = load_model(finished_run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
     assert largest_activation(model, ids, mask) < FP16_LARGEST
     with torch.no_grad():

@@ -10,19 +10,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from edgeformer.families.build import load_crt
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.bundle import read_bundle
-from edgeformer.families import load_recipe
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.saving import load_model
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.export import export
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.tasks.language_modeling.scoring import LanguageScore
 from tests.cli.run_cli import edgeformer
 from tests.exporting.language_run import (
@@ -37,9 +35,9 @@ from tests.exporting.language_run import (
 
 
 def model_of(run: Path) -> CRT:
-    recipe = load_recipe(str(run / "recipe.yaml"))
-    assert isinstance(recipe, LanguageRecipe)
-    return load_crt(recipe.model, run / "model" / "model.safetensors")
+    model = load_model(run)
+    assert isinstance(model, CRT)
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import load_encoder
 from safetensors.torch import load_file, save_file
 
 from edgeformer.bundle import read_bundle
-from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.exporting import judging, variants
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, largest_activation
-from edgeformer.stages.exporting.validation import LANGUAGE_LOSS, lost
 from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.tasks.classification.scoring import ClassificationScore, score
+from edgeformer.tasks.language_modeling.task import LOSS as LANGUAGE_LOSS
 from tests.exporting.language_run import write_language_run
 
 
@@ -48,8 +46,7 @@ def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> No
 
 
 def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itself(run: Path) -> None:
-    recipe = load_recipe(str(run / "recipe.yaml"))
-    model = load_encoder(recipe.model, recipe.classes, run / "model" / "model.safetensors")
+    model = load_model(run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
     assert largest_activation(model, ids, mask) < FP16_LARGEST
     attention = model.layers[0].attention
@@ -123,24 +120,3 @@ def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
         export(run, ExportOptions(target="rtx4050"))
     with pytest.raises(InputError, match=r"--build nonsense: no such builder; there are: .*tensorrt"):
         export(run, ExportOptions(build=("nonsense",)))
-
-
-def scored(right: int, rows: int = 10_000) -> ClassificationScore:
-    labels = np.arange(rows) % 2
-    answers = np.where(np.arange(rows) < right, labels, 1 - labels)
-    return score(np.eye(2, dtype=np.float32)[answers], labels)
-
-
-@pytest.mark.parametrize(
-    ("precision", "trimmed", "bar"), [("fp16", False, 10), ("int8", False, 30), ("int8", True, 50)]
-)
-def test_accuracy_may_fall_as_far_as_the_bar_and_no_further(precision: str, trimmed: bool, bar: int) -> None:
-    reference = scored(9000)
-    assert lost(scored(9000 - bar + 1), reference, precision, trimmed=trimmed) is None  # type: ignore[arg-type]
-    reason = lost(scored(9000 - bar - 1), reference, precision, trimmed=trimmed)  # type: ignore[arg-type]
-    assert reason is not None and "below FP32's on 10,000 rows" in reason
-
-
-def test_one_row_of_few_is_no_loss_but_two_are() -> None:
-    assert lost(scored(59, 64), scored(60, 64), "int8", trimmed=False) is None
-    assert "at most 0.0234 may be lost" in str(lost(scored(58, 64), scored(60, 64), "int8", trimmed=False))

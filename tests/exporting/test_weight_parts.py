@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from edgeformer.families.build import load_model
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.bundle import read_bundle
+from edgeformer.families.saving import load_model
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.exporting.audit import weight_parts
 from edgeformer.stages.exporting.int8 import quantize

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edgeformer.families.build import build_crt
 
 from edgeformer.families.crt.causality import TOLERANCE, probe_causality
 from edgeformer.families.crt.checkpoint import convert
 from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.model import CRT, TRM
+from edgeformer.families.crt.network import build_crt
 from tests.families.crt_oracle import public_weights, small_config
 
 

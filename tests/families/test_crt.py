@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from edgeformer.families.build import build_crt, count_offline
 from torch import Tensor
 
 from edgeformer.families import load_recipe
@@ -15,6 +14,8 @@ from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.crt.model import CRT, Checkpointing
+from edgeformer.families.crt.network import build_crt
+from edgeformer.stages.training.plan import count_offline
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 
 

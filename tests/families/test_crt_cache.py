@@ -6,13 +6,13 @@ import random
 
 import pytest
 import torch
-from edgeformer.families.build import build_crt
 from torch import Tensor
 
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.crt.network import build_crt
 from edgeformer.formats.errors import InputError
 from tests.families.crt_oracle import small_config
 

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeformer.families.build import build_encoder, count_offline, load_encoder
 from safetensors.torch import save_file
 
-from edgeformer.families import load_recipe
+from edgeformer.families import family_of, load_recipe
 from edgeformer.families.encoder.config import EncoderConfig
 from edgeformer.families.encoder.flash import choose_attention
 from edgeformer.families.encoder.layers import MASKED, sdpa
-from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.network import Place
+from edgeformer.families.weights import count_parameters, load_weights
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 SMALL = EncoderConfig(
@@ -33,7 +35,16 @@ SMALL = EncoderConfig(
 
 def model_of(config: EncoderConfig) -> EncoderClassifier:
     torch.manual_seed(1)
-    return build_encoder(config, classes=3)[0].eval()
+    return EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
+
+
+def loaded(path: Path) -> EncoderClassifier:
+    """A model with other fresh weights, which those in the file replace."""
+    torch.manual_seed(2)
+    model = EncoderClassifier(classes=3, **SMALL.model_dump(exclude={"kind", "attention"}))
+    load_weights(model, path)
+    assert not model.training
+    return model
 
 
 @pytest.mark.parametrize(
@@ -56,7 +67,7 @@ def test_parameter_counts_are_the_papers(name: str, classes: int, parameters: in
 def test_offline_count_is_the_built_models() -> None:
     recipe = load_recipe("quickstart")
     assert isinstance(recipe, ClassificationRecipe)
-    assert count_offline(recipe) == count_parameters(build_encoder(recipe.model, recipe.classes)[0])
+    assert count_offline(recipe) == count_parameters(family_of(recipe).network.build(recipe, Place())[0])
 
 
 def test_recurrence_follows_the_formula() -> None:
@@ -117,14 +128,14 @@ class TestLoading:
         model = model_of(SMALL)
         save_file(model.state_dict(), tmp_path / "model.safetensors")
         ids = torch.randint(0, 40, (2, 4))
-        assert torch.equal(load_encoder(SMALL, 3, tmp_path / "model.safetensors")(ids), model(ids))
+        assert torch.equal(loaded(tmp_path / "model.safetensors")(ids), model(ids))
 
     def test_truncated_file(self, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         save_file(model_of(SMALL).state_dict(), path)
         path.write_bytes(path.read_bytes()[:200])
         with pytest.raises(ArtifactError, match=r"model\.safetensors: cannot be read"):
-            load_encoder(SMALL, 3, path)
+            loaded(path)
 
     def test_foreign_weights_are_named(self, tmp_path: Path) -> None:
         state = model_of(SMALL).state_dict()
@@ -132,4 +143,4 @@ class TestLoading:
         del state["norm.weight"]
         save_file(state, tmp_path / "model.safetensors")
         with pytest.raises(ArtifactError, match=r"head\.weight is \[5, 16\], not \[3, 16\]; missing norm\.weight"):
-            load_encoder(SMALL, 3, tmp_path / "model.safetensors")
+            loaded(tmp_path / "model.safetensors")

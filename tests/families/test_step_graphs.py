@@ -7,13 +7,15 @@ import random
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import build_crt, build_encoder
-from edgeformer.families.half import half_for_export
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.onnxruntime.decoder import step_decoder
+from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.crt.network import build_crt
 from edgeformer.families.encoder.config import EncoderConfig
+from edgeformer.families.encoder.graphs import step_specs as encoder_specs
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.norms import half_for_export
 from edgeformer.formats.errors import InputError
 from tests.families.crt_oracle import small_config
 from tests.families.torch_graph import torch_parts
@@ -101,10 +103,10 @@ def test_the_encoders_pieces_are_the_encoder(scale: float) -> None:
         kind="encoder", vocab_size=40, hidden_size=16, layers=2, iterations=3, heads=2, ffn_size=24,
         residual_scale=scale, dropout=0.1, max_positions=32,
     )  # fmt: skip
-    model = build_encoder(config, classes=3)[0].eval()
+    model = EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
     ids = torch.randint(0, 40, (4, 9))
     mask = (torch.arange(9) < torch.tensor([[9], [5], [1], [8]])).long()
-    specs = step_specs(model)
+    specs = encoder_specs(model)
     with torch.inference_mode():
         state = specs["embed"].module(ids)
         for _ in range(3):

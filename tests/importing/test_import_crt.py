@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import load_crt
 from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
@@ -52,9 +52,7 @@ def test_logits_of_the_run_equal_the_plain_equations(
 ) -> None:
     """Acceptance: random weights in the public layout, an oracle written from the equations, 1e-5 at every exit."""
     run = imported(tmp_path, weights, tokenizer)
-    recipe = load_recipe(str(run / "recipe.yaml"))
-    assert isinstance(recipe, LanguageRecipe)
-    model = load_crt(recipe.model, run / "model" / "model.safetensors")
+    model = load_model(run)
     ids = torch.randint(0, VOCABULARY, (2, 128), generator=torch.Generator().manual_seed(1))
     expected = Oracle(weights).logits(ids)
     assert list(expected) == [1, 3, 4]

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn."""
+"""Metrics against scikit-learn, and how much of them an artifact may lose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgeformer.tasks.classification.scoring import cross_entropy, score, softmax
+from edgeformer.tasks.classification import TASK
+from edgeformer.tasks.classification.scoring import ClassificationScore, cross_entropy, score, softmax
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -40,3 +41,24 @@ def test_large_logits_do_not_overflow() -> None:
 def test_empty_set_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         score(np.zeros((0, 2)), np.zeros(0, dtype=np.int64))
+
+
+def scored(right: int, rows: int = 10_000) -> ClassificationScore:
+    labels = np.arange(rows) % 2
+    answers = np.where(np.arange(rows) < right, labels, 1 - labels)
+    return score(np.eye(2, dtype=np.float32)[answers], labels)
+
+
+@pytest.mark.parametrize(
+    ("precision", "trimmed", "bar"), [("fp16", False, 10), ("int8", False, 30), ("int8", True, 50)]
+)
+def test_accuracy_may_fall_as_far_as_the_bar_and_no_further(precision: str, trimmed: bool, bar: int) -> None:
+    reference = scored(9000)
+    assert TASK.lost(scored(9000 - bar + 1), reference, precision, trimmed=trimmed) is None  # type: ignore[arg-type]
+    reason = TASK.lost(scored(9000 - bar - 1), reference, precision, trimmed=trimmed)  # type: ignore[arg-type]
+    assert reason is not None and "below FP32's on 10,000 rows" in reason
+
+
+def test_one_row_of_few_is_no_loss_but_two_are() -> None:
+    assert TASK.lost(scored(59, 64), scored(60, 64), "int8", trimmed=False) is None
+    assert "at most 0.0234 may be lost" in str(TASK.lost(scored(58, 64), scored(60, 64), "int8", trimmed=False))

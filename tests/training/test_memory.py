@@ -9,19 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from edgeformer.families.build import build_crt, build_encoder
-from edgeformer.stages.training.language import EVALUATION_TOKENS
-from edgeformer.stages.training.memory_free import free_bytes, group_free_bytes
 from torch import Tensor, nn
 
-from edgeformer.families import load_recipe
+from edgeformer.families import family_of, load_recipe
 from edgeformer.families.crt.loss import exit_losses, weighted
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.network import Place
 from edgeformer.formats.errors import InputError
-from edgeformer.stages.training import memory_step
-from edgeformer.stages.training.memory import check_fits, predict_peak
+from edgeformer.stages.training import memory
+from edgeformer.stages.training.memory import predict_peak
+from edgeformer.stages.training.memory_here import free_bytes, group_free_bytes
 from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
 from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.stages.training.plan import check_fits
+from edgeformer.tasks.classification import task as classification
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.language_modeling import task as language_modeling
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 SMALL = [
@@ -41,11 +44,11 @@ def small(*overrides: str) -> LanguageRecipe:
 @pytest.fixture
 def hardly_any_validation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So little of it that the peak is in training, also of models as small as these."""
-    memory_step._validation.cache_clear()
-    monkeypatch.setattr(memory_step, "EVALUATION_TOKENS", 1)
-    monkeypatch.setattr(memory_step, "EVALUATION_BATCH", 1)
+    memory._validation_of.cache_clear()
+    monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
+    monkeypatch.setattr(classification, "EVALUATION_ROWS", 1)
     yield
-    memory_step._validation.cache_clear()
+    memory._validation_of.cache_clear()
 
 
 class Steps(nn.Module):
@@ -159,7 +162,7 @@ def test_cuda_never_holds_the_attention_weights(length: int) -> None:
 def test_prediction_of_a_classifier_is_what_real_tensors_take() -> None:
     recipe = load_recipe("quickstart", TINY_ENCODER)
     assert isinstance(recipe, ClassificationRecipe)
-    model, _ = build_encoder(recipe.model, recipe.classes)
+    model, _ = family_of(recipe).network.build(recipe, Place())
     optimizer = build_optimizer(model, recipe.training.optimizer)
     ids = torch.randint(0, recipe.model.vocab_size, (recipe.training.batch_size, recipe.data.max_length))
     mask, labels = torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.int64)
@@ -179,7 +182,7 @@ def test_prediction_of_a_classifier_is_what_real_tensors_take() -> None:
 def test_validation_counts_where_it_takes_more_than_a_step() -> None:
     recipe = small("training.batch_size=1", "training.checkpointing=cycles", "training.accumulation=1")
     model = build_crt(recipe.model).eval()
-    rows = EVALUATION_TOKENS // recipe.data.sequence_length
+    rows = language_modeling.EVALUATION_TOKENS // recipe.data.sequence_length
     ids = torch.zeros(rows, recipe.data.sequence_length, dtype=torch.int64)
     ledger = MemoryLedger(model.parameters())
     with ledger.making("activations"), torch.no_grad():

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeformer.stages.training.batches import Batch
-from edgeformer.stages.training.classification import ClassificationObjective
-from edgeformer.stages.training.out_of_memory import is_out_of_memory
 from safetensors.torch import load_file
 from torch import nn
 
 from edgeformer.families import load_recipe
+from edgeformer.families.network import Batch, Losses
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Silent
 from edgeformer.run import read_run
-from edgeformer.stages.training.objective import Losses
+from edgeformer.stages.training.memory_here import is_out_of_memory
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
@@ -34,15 +33,15 @@ class Messages(Silent):
 
 def fails_above(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training runs out of memory, after its forward pass, whenever it sees more than ``limit`` rows at a time."""
-    losses = ClassificationObjective.losses
+    losses = Objective.losses
 
-    def limited(self: ClassificationObjective, model: nn.Module, batch: Batch) -> Losses:
+    def limited(self: Objective, model: nn.Module, batch: Batch) -> Losses:
         result = losses(self, model, batch)
         if len(batch["labels"]) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return result
 
-    monkeypatch.setattr(ClassificationObjective, "losses", limited)
+    monkeypatch.setattr(Objective, "losses", limited)
 
 
 def test_the_step_is_repeated_in_smaller_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

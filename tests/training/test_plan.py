@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from edgeformer.families.build import count_offline
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
@@ -11,7 +10,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.shipped import load_profile
 from edgeformer.formats.units import parse_bytes
-from edgeformer.stages.training.plan import plan, planned_precision
+from edgeformer.stages.training.plan import count_offline, plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
 from edgeformer.run import read_run
-from edgeformer.stages.training import job as job_module
+from edgeformer.stages.training import run_folder
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.conftest import SMALL
@@ -149,7 +149,7 @@ def test_failure_is_recorded(
     def explode(*arguments: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(job_module, "save_classifier", explode)
+    monkeypatch.setattr(run_folder, "save_model", explode)
     with pytest.raises(RuntimeError, match="disk full"):
         train(small_recipe, TrainOptions(tmp_path, name="run", max_steps=2))
     manifest = read_run(tmp_path / "run")
@@ -224,7 +224,7 @@ def test_early_stopping_holds_after_a_failure_in_scoring(tmp_path: Path, monkeyp
         raise RuntimeError("disk full")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
-        patched.setattr(job_module, "save_classifier", explode)
+        patched.setattr(run_folder, "save_model", explode)
         train(recipe, TrainOptions(tmp_path, name="run"))
     manifest = read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)))
     assert manifest.epochs == 2

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeformer.families.build import load_crt
 from safetensors.torch import load_file
 
 from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
@@ -64,7 +64,7 @@ def test_kept_model_scores_what_the_run_says(
     finished_language_run: Path, small_language_recipe: LanguageRecipe
 ) -> None:
     """By a plain loop over the golden tokens of the saved model, against the training's own order of magnitude."""
-    model = load_crt(small_language_recipe.model, finished_language_run / "model" / "model.safetensors")
+    model = load_model(finished_language_run)
     import numpy as np
 
     with np.load(finished_language_run / "model" / "golden_inputs.npz") as golden:

@@ -14,9 +14,11 @@ from tokenizers import Tokenizer
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
-from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.encoder.network import NETWORK
+from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.stages.exporting.trim import trim_model, trimmed_companions
+from edgeformer.stages.exporting.trimming import trimmed_companions
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
 
@@ -50,7 +52,7 @@ def model(original: Tokenizer) -> EncoderClassifier:
 
 
 def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original: Tokenizer, trimmed: Trimmed) -> None:
-    small = trim_model(model, trimmed.kept)
+    small = NETWORK.trim(model, torch.from_numpy(trimmed.kept))
     with torch.inference_mode():
         for text in TEXTS:
             before = model(torch.tensor([original.encode(text).ids]))
@@ -60,7 +62,7 @@ def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original:
 
 def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClassifier, trimmed: Trimmed) -> None:
     rows, parameters = model.tokens.num_embeddings, count_parameters(model)
-    small = trim_model(model, trimmed.kept)
+    small = NETWORK.trim(model, torch.from_numpy(trimmed.kept))
     assert model.tokens.num_embeddings == rows and count_parameters(model) == parameters
     assert count_parameters(small) == parameters - (rows - len(trimmed.kept)) * 32
     own = dict(model.named_parameters())

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeformer.stages.exporting.hub_config import CLIENT_TYPE, hub_config
 
 from edgeformer.bundle import read_bundle
+from edgeformer.families.crt import FAMILY as CRT_DEEP
+from edgeformer.families.encoder import CLIENT_TYPE
+from edgeformer.families.encoder import FAMILY as ENCODER
+from edgeformer.formats.manifest import Precision
 
-ENCODER = {
+OF_RUN = {
     "model_type": "edgeformer-encoder",
     "architectures": ["EncoderClassifier"],
     "vocab_size": 100,
@@ -27,25 +30,26 @@ ENCODER = {
 
 
 def test_a_classifier_is_described_twice() -> None:
-    found = hub_config(ENCODER)
-    assert found["model_type"] == CLIENT_TYPE and found["edgeformer"] == ENCODER
+    found = ENCODER.client_config(OF_RUN)
+    assert found["model_type"] == CLIENT_TYPE and found["edgeformer"] == OF_RUN
     assert found["num_hidden_layers"] == 6 and found["iterations"] == 2
     for key in ("vocab_size", "hidden_size", "pad_token_id", "id2label", "label2id"):
-        assert found[key] == ENCODER[key]
+        assert found[key] == OF_RUN[key]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_transformers_js_gets_a_graph_that_is_there(precision: str) -> None:
-    assert hub_config(ENCODER, precision)["transformers.js_config"] == {"dtype": precision}  # type: ignore[arg-type]
+def test_transformers_js_gets_a_graph_that_is_there(precision: Precision) -> None:
+    assert ENCODER.client_config(OF_RUN, precision)["transformers.js_config"] == {"dtype": precision}
 
 
 def test_a_language_model_stays_what_it_is() -> None:
     config = {"model_type": "edgeformer-crt", "loops": 4}
-    assert hub_config(config) == config
+    assert CRT_DEEP.client_config(config) == config
 
 
 def test_export_writes_it(finished_run: Path) -> None:
     bundle = finished_run / "bundle"
     config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
-    assert config == hub_config(json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8")))
+    of_run = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config == ENCODER.client_config(of_run)
     assert tuple(config["id2label"].values()) == read_bundle(bundle).labels
