@@ -1,53 +1,92 @@
-"""Finding what one folder brings: the subpackages of a room, and what other installed packages announce for it.
+"""Rooms: what one folder brings is found, not listed. Tasks, model families and runtimes are found here.
 
-A task, a model family or a runtime is a folder whose ``__init__`` offers one object under an agreed name. Built-in ones
-are subpackages of the room; others are announced by their package as entry points whose group is the room's name, e.g.
+Each is a folder whose ``__init__`` offers one object under its room's agreed name. Built-in ones are subpackages of the
+room; other packages announce theirs as an entry point whose group is the room's name, for instance
 ``[project.entry-points."edgeformer.families"]``. Nobody keeps a list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from pkgutil import iter_modules
-from typing import Any
+from typing import Generic, TypeVar
 
 from edgeformer.formats.errors import EdgeformerError
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Room(Generic[T]):
+    """A package whose subpackages are of one kind.
+
+    Attributes:
+        package: ``edgeformer.families``, for instance; also the group of the entry points.
+        attribute: the name under which each folder offers its object: ``FAMILY``. A folder without it is no such thing.
+        kind: what that object must be.
+        names: what an object is asked for by; no two of a room may share one.
+    """
+
+    package: str
+    attribute: str
+    kind: type
+    names: Callable[[T], Sequence[str]]
+
+    def built_in(self) -> tuple[T, ...]:
+        """What edgeformer's own folders offer, in alphabetical order."""
+        return _built_in(self)
+
+    def announced(self) -> tuple[T, ...]:
+        """What other installed packages announce. Looking for them takes a while, so it is done once per process.
+
+        Raises:
+            EdgeformerError: what a package announces cannot be imported, is of another kind, or takes a name that is
+                taken; the message names the package.
+        """
+        return _announced(self)
+
+    def all(self) -> tuple[T, ...]:
+        """Everything in the room: built in, then announced. Raises EdgeformerError as :meth:`announced` does."""
+        return (*self.built_in(), *self.announced())
+
+    def find(self, name: str) -> T | None:
+        """What answers to a name; None: nothing does. Other packages are looked for only where no own folder does."""
+        for found in (self.built_in, self.announced):
+            for one in found():
+                if name in self.names(one):
+                    return one
+        return None
+
 
 @cache
-def built_in(room: str, attribute: str) -> tuple[Any, ...]:
-    """What the room's own subpackages offer, in alphabetical order of their folders.
-
-    Args:
-        room: a package, such as ``edgeformer.families``.
-        attribute: the agreed name, such as ``FAMILY``. A subpackage without it is no such thing.
-    """
-    folders = sorted(found.name for found in iter_modules(import_module(room).__path__) if found.ispkg)
-    offered = [getattr(import_module(f"{room}.{folder}"), attribute, None) for folder in folders]
-    return tuple(found for found in offered if found is not None)
+def _built_in(room: Room[T]) -> tuple[T, ...]:
+    folders = sorted(found.name for found in iter_modules(import_module(room.package).__path__) if found.ispkg)
+    offered = [getattr(import_module(f"{room.package}.{folder}"), room.attribute, None) for folder in folders]
+    return tuple(one for one in offered if one is not None)
 
 
 @cache
-def announced(room: str) -> tuple[Any, ...]:
-    """What other installed packages announce for the room, in alphabetical order of their entry points.
-
-    Raises:
-        EdgeformerError: an announced object cannot be imported; the message names its package.
-    """
-    found = []
-    for entry in sorted(metadata.entry_points(group=room), key=lambda entry: entry.name):
+def _announced(room: Room[T]) -> tuple[T, ...]:
+    known = list(room.built_in())
+    points = metadata.entry_points(group=room.package)
+    # A package that lies on the path twice is announced twice.
+    for name, point in sorted({(point.name, point.value): point for point in points}.items()):
+        owner = f"{point.dist.name}: " if point.dist is not None else ""
+        where = f"{owner}the entry point {name[0]!r} ({point.value}) of the group {room.package!r}"
+        remedy = "repair or uninstall that package"
         try:
-            found.append(entry.load())
+            one: T = point.load()
         except Exception as error:  # whatever a foreign package raises while it is imported
-            owner = entry.dist.name if entry.dist is not None else "an installed package"
-            raise EdgeformerError(
-                f"{owner}: announces {entry.value!r} for {room}, which cannot be imported "
-                f"({type(error).__name__}: {error}); repair or uninstall {owner}"
-            ) from error
-    return tuple(found)
-
-
-def discover(room: str, attribute: str) -> tuple[Any, ...]:
-    """Everything that there is in a room: built in, then announced."""
-    return (*built_in(room, attribute), *announced(room))
+            raise EdgeformerError(f"{where} cannot be loaded: {type(error).__name__}: {error}; {remedy}") from error
+        if not isinstance(one, room.kind):
+            expected = f"{room.package}.{room.kind.__name__}"
+            raise EdgeformerError(f"{where} is a {type(one).__name__}, not an {expected}; {remedy}")
+        for other in known:
+            taken = [name for name in room.names(one) if name in room.names(other)]
+            if taken:
+                raise EdgeformerError(f"{where} takes {taken}, which {room.names(other)[0]!r} has already; {remedy}")
+        known.append(one)
+    return tuple(known[len(room.built_in()) :])

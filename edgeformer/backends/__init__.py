@@ -6,9 +6,6 @@ entry point group ``edgeformer.backends``. Importing this loads no runtime.
 
 from __future__ import annotations
 
-import pkgutil
-from functools import cache
-from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import (
@@ -22,14 +19,15 @@ from edgeformer.backends.backend import (
     Target,
     Unavailable,
 )
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.discovery import Room
+from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import ArtifactManifest
 
 __all__ = [
-    "GROUP",
+    "ROOM",
     "ArtifactFiles",
     "Backend",
     "BuildJob",
@@ -56,8 +54,7 @@ __all__ = [
     "provider_of",
 ]  # fmt: skip
 
-GROUP = "edgeformer.backends"
-"""Entry points of this group name the ``BACKEND`` of other packages."""
+ROOM: Room[Backend] = Room(__name__, "BACKEND", Backend, lambda backend: (backend.name, *backend.formats))
 
 
 def all_backends() -> tuple[Backend, ...]:
@@ -66,34 +63,7 @@ def all_backends() -> tuple[Backend, ...]:
     Raises:
         EdgeformerError: a package announces a backend that cannot be imported, or takes a name or format that is taken.
     """
-    return (*_built_in(), *_announced())
-
-
-@cache
-def _built_in() -> tuple[Backend, ...]:
-    found = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
-    return tuple(import_module(f"{__name__}.{name}").BACKEND for name in found)
-
-
-@cache
-def _announced() -> tuple[Backend, ...]:
-    """Backends of other packages. Looking for them reads every installed package's list, so it is done once."""
-    known = list(_built_in())
-    # A package that lies on the path twice is announced twice.
-    for point in {(point.name, point.value): point for point in metadata.entry_points(group=GROUP)}.values():
-        where = f"the entry point {point.name!r} ({point.value}) of the group {GROUP!r}"
-        try:
-            backend = point.load()
-        except Exception as error:  # whatever a foreign package raises while it is imported
-            raise EdgeformerError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-        if not isinstance(backend, Backend):
-            raise EdgeformerError(f"{where} is a {type(backend).__name__}, not an edgeformer.backends.Backend")
-        for other in known:
-            taken = [name for name in backend.formats if name in other.formats]
-            if other.name == backend.name or taken:
-                raise EdgeformerError(f"{where} takes {taken or [backend.name]}, which {other.name!r} has already")
-        known.append(backend)
-    return tuple(known[len(_built_in()) :])
+    return ROOM.all()
 
 
 def backend_named(name: str) -> Backend:
@@ -111,12 +81,9 @@ def backend_of(artifact: ArtifactManifest | str) -> Backend:
         ArtifactError: no backend here opens that format; the message lists those that are known.
     """
     format_ = artifact if isinstance(artifact, str) else artifact.format
-    for backend in _built_in():  # first: asking for other packages' takes a while
-        if format_ in backend.formats:
-            return backend
-    for backend in _announced():
-        if format_ in backend.formats:
-            return backend
+    backend = ROOM.find(format_)
+    if backend is not None and format_ in backend.formats:
+        return backend
     what = "artifacts" if isinstance(artifact, str) else f"artifact {artifact.id!r}"
     known = ", ".join(name for backend in all_backends() for name in backend.formats)
     raise ArtifactError(
@@ -210,7 +177,7 @@ def default_provider(kind: Kind | None = None) -> str:
 
 def _facts(provider: str) -> ProviderFacts:
     """The answer of the backend that knows the provider; of one that is not installed here nothing is known."""
-    for backends in (_built_in, _announced):
+    for backends in (ROOM.built_in, ROOM.announced):
         for backend in backends():
             facts = backend.provider_facts(provider)
             if facts is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import create_model
 
-from edgeformer.discovery import discover
+from edgeformer.discovery import Room
 from edgeformer.families.family import Family
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
@@ -19,6 +19,7 @@ from edgeformer.formats.yaml_file import YamlDocument, read_yaml
 from edgeformer.tasks import Task, all_tasks, task_named
 
 __all__ = [
+    "ROOM",
     "Family",
     "all_families",
     "family_of",
@@ -30,9 +31,12 @@ __all__ = [
 ]
 
 
+ROOM: Room[Family] = Room(__name__, "FAMILY", Family, lambda family: (family.kind,))
+
+
 def all_families() -> tuple[Family, ...]:
     """Every family: the built-in ones, then those that other packages announce."""
-    return discover(__name__, "FAMILY")
+    return ROOM.all()
 
 
 def family_of(recipe: Recipe) -> Family:
@@ -41,9 +45,9 @@ def family_of(recipe: Recipe) -> Family:
 
 
 def _named(kind: str) -> Family:
-    for family in all_families():
-        if family.kind == kind:
-            return family
+    family = ROOM.find(kind)
+    if family is not None:
+        return family
     known = ", ".join(family.kind for family in all_families())
     raise RecipeError(f"model.kind {kind!r} is no family that is known here: {known}")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from edgeformer.discovery import discover
+from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.tasks.task import Meter, Metric, Origin, Prepared, Run, ScoreColumn, Task, TextReader
 
 __all__ = [
+    "ROOM",
     "Meter",
     "Metric",
     "Origin",
@@ -20,15 +21,18 @@ __all__ = [
 ]
 
 
+ROOM: Room[Task] = Room(__name__, "TASK", Task, lambda task: (task.name,))
+
+
 def all_tasks() -> tuple[Task, ...]:
     """Every task, in alphabetical order."""
-    return discover(__name__, "TASK")
+    return ROOM.all()
 
 
 def task_named(name: str) -> Task:
     """The task that a recipe or manifest names. Raises ArtifactError for one that this edgeformer does not know."""
-    for task in all_tasks():
-        if task.name == name:
-            return task
+    task = ROOM.find(name)
+    if task is not None:
+        return task
     known = ", ".join(task.name for task in all_tasks())
     raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {known}")
