@@ -46,3 +46,17 @@ class InterruptedRun(EdgeformerError):
     """The user pressed Ctrl-C; the message says how to go on."""
 
     exit_code = 130
+
+
+def install_hint(extra: str, *, again: bool = False) -> str:
+    """The command that installs edgeformer, and where it is to be run: the one wording of every message and document.
+
+    It names the clone, never the package: edgeformer is not on the public package index, where a stranger could claim
+    its name.
+
+    Args:
+        extra: the optional packages that are wanted, ``train`` for instance.
+        again: replace what is installed already.
+    """
+    forced = "--force-reinstall " if again else ""
+    return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'

@@ -20,7 +20,8 @@ from edgeformer.families.network import Exits, Network
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import replacing, write_json
+from edgeformer.formats.files import write_json
+from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
@@ -184,9 +185,3 @@ def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
     if card.is_file():
         shutil.copyfile(card, folder / "README.md")
     write_golden(folder, subject.golden)
-
-
-def write_golden(folder: Path, golden: dict[str, Array]) -> None:
-    """golden.npz."""
-    with replacing(folder / "golden.npz") as temporary:
-        np.savez(temporary, **golden)  # type: ignore[arg-type]
