@@ -143,7 +143,7 @@ class Bundle:
         """The artifact's file, after it and everything that it needs beside it were compared with the manifest.
 
         Raises:
-            ArtifactError: nothing was built, or a file is missing, truncated, changed, not listed or outside the bundle.
+            ArtifactError: nothing was built, or a file is missing, truncated, changed, not listed or outside.
         """
         if artifact.status != "built" or artifact.file is None:
             reason = f": {artifact.reason}" if artifact.reason else ""
@@ -285,7 +285,7 @@ class Bundle:
         return None
 
     def _neighbours(self, artifact: ArtifactManifest) -> Iterator[str]:
-        """The bundle's other files in the same folder: of an older bundle they may be weights. Parts of others are not."""
+        """The bundle's other files in the same folder: of an older bundle they may be weights. Parts are not."""
         folder = PurePosixPath(str(artifact.file)).parent
         parts = {part for other in self.artifacts for part in other.parts.values()}
         for name in self.manifest.files:

@@ -116,7 +116,8 @@ class Run:
             from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; or use an exported artifact"
+                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; "
+                "or choose an exported artifact with --artifact"
             ) from None
         return load_model(self.folder)
 
