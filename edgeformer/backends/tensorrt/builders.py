@@ -81,6 +81,12 @@ class EngineRequest:
     shapes: TextShapes
     cache: Path | None = None
 
+    @property
+    def compute_capability(self) -> str:
+        """What the engine's code is compiled for."""
+        assert self.target.compute_capability is not None  # every plan for an NVIDIA GPU names one
+        return self.target.compute_capability
+
 
 def plan_engine(
     device: DeviceProfile, state: Callable[[Package], TensorRTState] = tensorrt_state
