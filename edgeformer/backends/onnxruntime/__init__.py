@@ -58,7 +58,13 @@ class OnnxRuntimeBackend(Backend):
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
         open_part = _opener(files, options)
         if role == "decode":
-            return full_depth_decoder(open_part(files.file))
+            decoder = full_depth_decoder(open_part(files.file))
+            if exits is not None and set(exits) != {decoder.loops}:
+                decoder.close()
+                raise InputError(
+                    f"artifact {files.artifact.id!r} always runs all {decoder.loops} loops; use a step artifact"
+                )
+            return decoder
         loops = _loops(files)
         return step_decoder(StepParts(files.parts, loops, exits or (loops,), open_part))
 
