@@ -6,10 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+from edgeformer.backends.opening import open_artifact
 
 from edgeformer.backends import backend_of, cannot_estimate
 from edgeformer.backends.onnxruntime.session import OnnxSession, placement_note
-from edgeformer.backends.opening import open_artifact
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.shipped import load_profile

@@ -43,9 +43,11 @@ class OnnxRuntimeBackend(Backend):
             raise InputError(
                 f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
             )
+        if options.exits and role != "step":
+            raise InputError(f"artifact {files.artifact.id!r} answers after its last loop only; a step artifact at all")
         open_part = _opener(files, options)
         if role == "step":
-            return StepSession(files.parts, _loops(files), open_part, early=options.early)
+            return StepSession(files.parts, _loops(files), open_part, exits=options.exits, early=options.early)
         return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
