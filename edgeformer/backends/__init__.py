@@ -25,12 +25,35 @@ from edgeformer.backends.backend import (
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 
 if TYPE_CHECKING:
+    from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import ArtifactManifest
 
 __all__ = [
-    "GROUP", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
-    "Unavailable", "all_backends", "all_builders", "backend_named", "backend_of", "builder_named", "builder_of",
-    "counts_threads", "default_provider", "library_versions", "on_gpu", "provider_label",
+    "GROUP",
+    "ArtifactFiles",
+    "Backend",
+    "BuildJob",
+    "Builder",
+    "Kind",
+    "OpenOptions",
+    "ProviderFacts",
+    "Target",
+    "Unavailable",
+    "all_backends",
+    "all_builders",
+    "backend_named",
+    "backend_of",
+    "builder_named",
+    "builder_of",
+    "cannot_estimate",
+    "cannot_run",
+    "computes_on",
+    "counts_threads",
+    "default_provider",
+    "library_versions",
+    "on_gpu",
+    "provider_label",
+    "provider_of",
 ]  # fmt: skip
 
 GROUP = "edgeformer.backends"
@@ -101,6 +124,41 @@ def backend_of(artifact: ArtifactManifest | str) -> Backend:
     )
 
 
+def cannot_run(artifact: ArtifactManifest) -> str | None:
+    """Why this machine cannot run an artifact: format, package, libraries, driver, GPU, version; None: it can."""
+    try:
+        return backend_of(artifact).cannot_run(artifact)
+    except ArtifactError as error:
+        return str(error)
+
+
+def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+    """Why nothing can be estimated of an artifact for a device; None: it can be.
+
+    Args:
+        artifact: of any format.
+        device: facts of the device.
+    """
+    try:
+        return backend_of(artifact).estimable(artifact, device)
+    except ArtifactError as error:
+        return str(error)
+
+
+def provider_of(artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+    """What computes an artifact, see :meth:`Backend.provider`; of an unknown format its name.
+
+    Args:
+        artifact: of any format.
+        wanted: what the user asked for.
+        kind: on a device of this kind; None: on this machine.
+    """
+    try:
+        return backend_of(artifact).provider(artifact, wanted, kind)
+    except ArtifactError:
+        return artifact.format
+
+
 def all_builders() -> tuple[Builder, ...]:
     """What can build artifacts of other formats than ONNX."""
     return tuple(builder for backend in all_backends() for builder in backend.builders)
@@ -121,7 +179,12 @@ def builder_of(format_: str) -> Builder | None:
 
 def on_gpu(provider: str) -> bool:
     """Whether a session's ``provider`` computes on an NVIDIA GPU."""
-    return _facts(provider).on_gpu
+    return computes_on(provider) == "cuda"
+
+
+def computes_on(provider: str) -> Kind | None:
+    """The kind of device that a session's ``provider`` computes on; None: another kind, or not known."""
+    return _facts(provider).kind
 
 
 def provider_label(provider: str) -> str:

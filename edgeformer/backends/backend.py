@@ -69,12 +69,12 @@ class ProviderFacts:
 
     Attributes:
         label: for tables, shorter than the name where that is long.
-        on_gpu: it computes on an NVIDIA GPU.
+        kind: of the device that it computes on; None: another kind, or not known.
         counts_threads: it computes in the threads that a session is opened with; others bring their own.
     """
 
     label: str
-    on_gpu: bool = False
+    kind: Kind | None = None
     counts_threads: bool = False
 
 

@@ -62,6 +62,10 @@ class LoopEngine(Protocol[State]):
         """Give the memory back."""
         ...
 
+    def caveats(self) -> tuple[str, ...]:
+        """As :meth:`~edgeformer.backends.session.Session.caveats`."""
+        return ()
+
 
 class Decoder(Generic[State]):
     """One text, or several of the same length, read and written token by token, stopping after any loop.
@@ -147,6 +151,10 @@ class Decoder(Generic[State]):
         for stretch in range(last):
             state = self._engine.advance(stretch, state, keep=False)
         return self._engine.readout(state, loop)
+
+    def caveats(self) -> tuple[str, ...]:
+        """As :meth:`~edgeformer.backends.session.Session.caveats`."""
+        return self._engine.caveats()
 
     def close(self) -> None:
         """Give the engine's memory back."""

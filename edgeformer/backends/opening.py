@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.session import Early, Session
 from edgeformer.bundle import read_bundle
@@ -154,14 +154,6 @@ def open_checked_decoder(
     manifest = read_bundle(_bundle_of(path, artifact))
     files = artifact_files(path, artifact, manifest.max_positions)
     return backend_of(artifact).open_decoder(files, exits, OpenOptions(provider, threads))
-
-
-def cannot_run(artifact: ArtifactManifest) -> str | None:
-    """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-    try:
-        return backend_of(artifact).cannot_run(artifact)
-    except ArtifactError as error:  # nobody knows its format
-        return str(error)
 
 
 def _bundle_of(path: Path, artifact: ArtifactManifest) -> Path:

@@ -55,8 +55,12 @@ class Session(Protocol):
         return {}
 
     def placement(self) -> dict[str, int] | None:
-        """Provider → nodes of the graph that it computes; None where the runtime does not say."""
+        """Provider → nodes of the graph that it computes; None where one computes all, or the runtime does not say."""
         return None
+
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader of this session's figures must be told: nodes that something else computes."""
+        return ()
 
     def __enter__(self: S) -> S:
         return self

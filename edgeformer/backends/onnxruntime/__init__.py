@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeformer.machine.capability import Capability
 
 _SUFFIX = "ExecutionProvider"
-_ON_GPU = ("CUDA", "Tensorrt", "NvTensorRTRTX")
+_KINDS: dict[str, Kind] = {"CPU": "cpu", "Xnnpack": "cpu", "CUDA": "cuda", "Tensorrt": "cuda", "NvTensorRTRTX": "cuda"}
 
 
 class OnnxRuntimeBackend(Backend):
@@ -79,7 +79,7 @@ class OnnxRuntimeBackend(Backend):
         if not provider.endswith(_SUFFIX):
             return None
         label = provider.removesuffix(_SUFFIX)
-        return ProviderFacts(label, on_gpu=label in _ON_GPU, counts_threads=label == "CPU")
+        return ProviderFacts(label, _KINDS.get(label), counts_threads=label == "CPU")
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import ONNX Runtime."""
@@ -92,7 +92,13 @@ class OnnxRuntimeBackend(Backend):
         return capabilities(timeout_s)
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """ONNX graphs are what estimates are made from; on some devices not every precision computes there."""
+        """ONNX graphs are what estimates are made from, but on a card not every product computes there."""
+        products = artifact.quantized.get("MatMulInteger", 0)
+        if device.kind == "cuda" and products:
+            return (
+                f"its {products} products in INT8 (MatMulInteger, uint8 × int8) cannot run on the card: ONNX Runtime's "
+                "CUDA provider multiplies int8 by int8 only and leaves them to the CPU; use FP16 there"
+            )
         return None
 
 

@@ -59,6 +59,10 @@ class StepEngine(LoopEngine[Array]):
         result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
         return result
 
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`LoopEngine.caveats`."""
+        return self._parts.caveats()
+
     def close(self) -> None:
         """Free the memory of all graphs."""
         self._parts.close()
@@ -105,6 +109,10 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         """See :meth:`LoopEngine.readout`."""
         result: Array = state["logits"][:, -1]
         return result
+
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`LoopEngine.caveats`."""
+        return self._graph.caveats()
 
     def close(self) -> None:
         """Free the graph's memory."""
@@ -160,6 +168,14 @@ class DecodeSession(Session):
         if "input_ids" not in inputs or inputs["input_ids"].ndim != 2 or not inputs["input_ids"].size:
             raise InputError("input 'input_ids' must be int64[batch, sequence] and not empty")
         return {"logits": decode_windows(self._graph, inputs["input_ids"], 1)}
+
+    def placement(self) -> dict[str, int] | None:
+        """See :meth:`Session.placement`."""
+        return self._graph.placement()
+
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`Session.caveats`."""
+        return self._graph.caveats()
 
     def close(self) -> None:
         """Free the graph's memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _DTYPES = {
     "tensor(double)": "float64",
     "tensor(bool)": "bool",
 }
+_NAMED = 6  # operators that a note lists
 # onnxruntime writes what it raises to stderr as well; the exception is enough.
 _SILENT = 4
 
@@ -61,6 +63,7 @@ class OnnxSession(Session):
         self.max_positions = max_positions
         _require_provider(provider)
         self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
+        self._assigned = _assigned_nodes(self._session) if provider != CPU else None
         self._inputs = {
             node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
         }
@@ -88,6 +91,17 @@ class OnnxSession(Session):
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise self._explained(error, feed) from None
         return dict(zip(self._outputs, outputs, strict=True))
+
+    def placement(self) -> dict[str, int] | None:
+        """Provider → nodes; None for the CPU's, which computes all, and where this ONNX Runtime does not say."""
+        return _by_provider(self._assigned) if self._assigned is not None else None
+
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`Session.caveats`."""
+        if self.provider == CPU:
+            return ()
+        note = placement_note(self.provider, self._assigned)
+        return (note,) if note is not None else ()
 
     def close(self) -> None:
         """Free the graph's memory."""
@@ -149,6 +163,8 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
     options.log_severity_level = _SILENT
+    if provider != CPU:  # which leaves what it cannot do to the CPU's, without a word
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
@@ -168,6 +184,52 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
             f"missing; `edgeformer doctor` says which); it fell back to {session.get_providers()[0]}"
         )
     return session
+
+
+Assigned = Mapping[tuple[str, str], int]
+"""(provider, operator) → nodes, as ONNX Runtime divided the graph among its providers."""
+
+
+def _assigned_nodes(session: Any) -> Assigned | None:
+    """None where this ONNX Runtime does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):  # before 1.24
+        return None
+    parts = session.get_provider_graph_assignment_info()
+    return Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
+
+
+def _by_provider(assigned: Assigned) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for (provider, _), nodes in assigned.items():
+        found[provider] += nodes
+    return dict(found)
+
+
+def placement_note(provider: str, assigned: Assigned | None) -> str | None:
+    """Which nodes a provider other than the one of a session computes; None where there are none.
+
+    Args:
+        provider: what the session was opened with.
+        assigned: where each node went; None: ONNX Runtime does not tell, which is said, too.
+    """
+    if assigned is None:
+        return f"this onnxruntime {ort.__version__} does not tell which nodes {_short(provider)} left to the CPU"
+    elsewhere = {where: nodes for where, nodes in _by_provider(assigned).items() if where != provider}
+    if not elsewhere:
+        return None
+    operators: Counter[str] = Counter()
+    for (where, operator), nodes in assigned.items():
+        if where in elsewhere:
+            operators[operator] += nodes
+    most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
+    places, more = ", ".join(map(_short, elsewhere)), ", …" if len(most) > _NAMED else ""
+    counts = f"{sum(elsewhere.values())} of {sum(assigned.values())} nodes ran on {places}"
+    return f"{counts}, not on {_short(provider)}: {named}{more}"
+
+
+def _short(provider: str) -> str:
+    return provider.removesuffix("ExecutionProvider")
 
 
 def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -65,6 +66,17 @@ class StepParts:
         """Logits of the state after ``loop``, one of those that were announced."""
         return self._readouts[loop].run({"state": state})["logits"]
 
+    def placement(self) -> dict[str, int] | None:
+        """Provider → nodes of all graphs together. See :meth:`Session.placement`."""
+        found: Counter[str] = Counter()
+        for session in self._opened.values():
+            found.update(session.placement() or {})
+        return dict(found) or None
+
+    def caveats(self) -> tuple[str, ...]:
+        """What each graph's session says, with the part's name."""
+        return tuple(f"{part}: {note}" for part, session in self._opened.items() for note in session.caveats())
+
     def close(self) -> None:
         """Free the memory of all graphs."""
         for session in self._opened.values():
@@ -115,6 +127,14 @@ class StepSession(Session):
         for _ in range(self._last):
             state = self._parts.loop.run({**inputs, "state": state})["next_state"]
         return {"logits": self._parts.readout(state, self._last)}
+
+    def placement(self) -> dict[str, int] | None:
+        """See :meth:`StepParts.placement`."""
+        return self._parts.placement() if self._parts is not None else None
+
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`StepParts.caveats`."""
+        return self._parts.caveats() if self._parts is not None else ()
 
     def close(self) -> None:
         """Free the memory of all graphs."""

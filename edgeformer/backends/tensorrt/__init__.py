@@ -59,7 +59,7 @@ class TensorRTBackend(Backend):
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Its sessions are named after their format."""
-        return ProviderFacts(provider, on_gpu=True) if provider in self.formats else None
+        return ProviderFacts(provider, "cuda") if provider in self.formats else None
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import what runs engines here; TensorRT itself is imported with the first one, onto the card."""

@@ -14,7 +14,7 @@ from edgeformer.machine.capability import Answer, Capability, ask_installed, des
 if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
 
-_PROVIDERS = {"torch-cpu": False, "torch-cuda": True}
+_PROVIDERS: dict[str, Kind] = {"torch-cpu": "cpu", "torch-cuda": "cuda"}
 _FLASH_REMEDY = 'optional: pip install "edgeformer[flash]" on a CUDA machine; torch\'s SDPA is used without it'
 _SCRIPTS = {
     "torch": """
@@ -43,8 +43,7 @@ class TorchBackend(Backend):
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """See :meth:`Backend.provider_facts`."""
-        on_gpu = _PROVIDERS.get(provider)
-        return None if on_gpu is None else ProviderFacts(provider, on_gpu=on_gpu)
+        return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """torch, the packages of ``[train]``, and flash-attn."""

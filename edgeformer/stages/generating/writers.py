@@ -122,7 +122,7 @@ class BundleWriter(Writer):
     @property
     def writing(self) -> tuple[ArtifactManifest, ...]:
         """Artifacts that keep what they computed for earlier tokens, those to prefer first: FP32, then the faster."""
-        built = [a for a in self.manifest.artifacts if a.format == "onnx" and a.status == "built" and not a.trimmed]
+        built = [a for a in self.manifest.artifacts if a.is_graph and a.status == "built" and not a.trimmed]
         found = [a for a in built if a.role in _WRITING]
         return tuple(sorted(found, key=lambda a: (_PRECISIONS.index(a.precision), _WRITING.index(a.role))))
 

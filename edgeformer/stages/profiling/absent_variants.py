@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeformer.backends import builder_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 
 _NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs"}
@@ -54,4 +55,12 @@ def _held(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:
         flags.append(f"--exit {','.join(map(str, exits))}")
     if any(artifact.trimmed for artifact in artifacts):
         flags.append("--vocab-trim")
-    return flags + (["--trt"] if any(artifact.format != "onnx" for artifact in artifacts) else [])
+    return flags + _builders(artifacts)
+
+
+def _builders(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:
+    """What asks for the builders of those artifacts that are no graphs; one that is not installed here has no flag."""
+    found = [builder_of(artifact.format) for artifact in artifacts if not artifact.is_graph]
+    flags = list(dict.fromkeys(builder.flag for builder in found if builder is not None))
+    # --trt --trt-via … asks for what --trt alone asks for, too.
+    return [flag for flag in flags if not any(other.startswith(f"{flag} ") for other in flags)]

@@ -116,7 +116,7 @@ class _Measuring:
         memory = self._memory(opened, since_reset)
         described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
         energy = measure_energy(opened.call, energy_counter(self.provider, self.spec.gpu_uuid), self.rules)
-        doubts = (*use.warnings(counted, pools), *conditions.doubts(described, self.provider))
+        doubts = (*opened.caveats, *use.warnings(counted, pools), *conditions.doubts(described, self.provider))
         stable = sample.stable and not use.disturbed(usable_cores(), counted, pools)
         row = self._row(
             item, summarise(sample.samples_ms, stable, (*sample.warnings, *doubts), sample.reason), memory, energy

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from edgeformer.backends import on_gpu
+from edgeformer.backends import counts_threads, on_gpu
 from edgeformer.machine import nvidia
 from edgeformer.machine.power import power_source
 
@@ -28,7 +28,6 @@ _OWN_TOLERANCE = 0.3
 _CLOCK_FALL = 0.1
 # With these drivers "powersave" is the ordinary setting, which still goes up to the highest clock.
 _SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
-_CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] 
 
 def counted_threads(provider: str, threads: int) -> int | None:
     """The threads that may compute in this process; None where the provider brings threads of its own."""
-    return threads if provider == _CPU_PROVIDER else None
+    return threads if counts_threads(provider) else None
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Opened:
         facts: what to note in the row's conditions.
         device_ms: one call's milliseconds on the card alone; None where nothing times that.
         memory_by_name: bytes on the card that the runtime itself names.
+        caveats: what to warn the row's reader of: nodes that another provider computes.
     """
 
     first: Callable[[], object]
@@ -39,6 +40,7 @@ class Opened:
     facts: Mapping[str, Any] = field(default_factory=dict)
     device_ms: Callable[[int], float | None] = lambda index: None
     memory_by_name: Callable[[], dict[str, int]] = dict
+    caveats: tuple[str, ...] = ()
 
     def __enter__(self) -> Opened:
         return self
@@ -80,12 +82,15 @@ def _whole(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
     def call(index: int) -> object:
         return session.run(buffers[index % len(buffers)])
 
+    placement = session.placement()
     return Opened(
         first=lambda: call(0),
         call=call,
         close=session.close,
         device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
         memory_by_name=session.memory_by_name,
+        caveats=session.caveats(),
+        facts={"nodes_by_provider": placement} if placement is not None else {},
     )
 
 
@@ -106,4 +111,4 @@ def _decoding(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
             call(0)
 
     facts = {"context_tokens": context.shape[1], "loops": decoder.loops}
-    return Opened(first, call, decoder.close, facts)
+    return Opened(first, call, decoder.close, facts, caveats=decoder.caveats())

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import library_versions, on_gpu
-from edgeformer.backends.opening import cannot_run, check_artifact, check_companion
+from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
+from edgeformer.backends.opening import check_artifact, check_companion
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
@@ -25,8 +25,6 @@ from edgeformer.stages.profiling.target import Target, find_target
 from edgeformer.stages.profiling.verdict import Judged, judge, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
-
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,12 @@ def _estimate(bundle: _Bundle, artifact: ArtifactManifest, progress: Progress) -
 
 def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     """The host's rows that were measured on the device itself, and why there are none."""
-    provider = _PROVIDERS[bundle.device.kind]
     if not bundle.target.present:
         return [], bundle.target.reason
-    # Engines and ONNX Runtime's other providers for NVIDIA cards measure the card just as well.
-    others = [row for row in rows if on_gpu(row.provider) and row.latency_ms.status == "measured"]
-    found = others if bundle.device.kind == "cuda" and others else [row for row in rows if row.provider == provider]
+    kind, usual = bundle.device.kind, default_provider(bundle.device.kind)
+    # Engines and other providers that compute on the same kind of device measure it just as well.
+    there = [row for row in rows if computes_on(row.provider) == kind and row.latency_ms.status == "measured"]
+    found = there if kind == "cuda" and there else [row for row in rows if row.provider == usual] or there
     if found:
         limits = bundle.request.limits
         return found, f"{limits.batch}×{limits.seq} was not measured"
@@ -133,7 +131,7 @@ def _on_device(bundle: _Bundle, rows: list[Row]) -> tuple[list[Row], str]:
     if not measured_with:
         return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
     return [], (
-        f"{bundle.target.reason}, but the rows were measured with {measured_with[0]}: {provider} is needed "
+        f"{bundle.target.reason}, but the rows were measured with {measured_with[0]}: {usual} is needed "
         "(`edgeformer doctor` says what is missing)"
     )
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import psutil
 
+from edgeformer.backends import default_provider
 from edgeformer.formats.calibration import EstimateError
 from edgeformer.formats.device import Budget, DeviceProfile
 from edgeformer.formats.errors import InputError
@@ -107,7 +108,7 @@ def resolve(
         limits=limits,
         rules=rules,
         threads=tuple(sorted({*options.threads})) or (default_threads(),),
-        provider=options.provider or ("CPUExecutionProvider" if device.kind == "cpu" else None),
+        provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
         artifacts=artifacts,
         notes=(*notes, *left_out),
         search=options.search,

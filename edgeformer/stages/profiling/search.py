@@ -179,7 +179,7 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
             score = full.validation if anywhere else full.score
             if full.role == "full" and _kind(full) == _kind(artifact) and score is not None:
                 return _Scored(_checked(score, metric).value, scored_as=full.id)
-    if artifact.format != "onnx":
+    if not artifact.is_graph:
         return _Scored(None, why_none="its predictions were never scored (an engine runs only on its target)")
     split = "the validation split" if anywhere else "anything"
     return _Scored(None, why_none=f"its predictions were never scored on {split}")

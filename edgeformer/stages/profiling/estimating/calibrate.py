@@ -113,7 +113,8 @@ def _artifacts(bundle: Path, manifest: BundleManifest) -> list[ArtifactManifest]
         artifact
         for precision in _PRECISIONS
         for artifact in manifest.artifacts
-        if (artifact.format, artifact.role, artifact.precision, artifact.status) == ("onnx", "full", precision, "built")
+        if artifact.is_graph
+        and (artifact.role, artifact.precision, artifact.status) == ("full", precision, "built")
         and not artifact.trimmed
     ]
     if not found or found[0].precision != "fp32":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeformer.backends import backend_of, cannot_estimate, provider_of
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
 from edgeformer.formats.calibration import Calibration
 from edgeformer.formats.device import DeviceProfile
@@ -28,7 +29,6 @@ from edgeformer.stages.profiling.messages import Item, Phase, unavailable_row
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
 _UNVALIDATED_LOG2 = 0.6
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ def estimate(
 
 def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> ArtifactManifest | None:
     """The ONNX artifact that computes the same: itself, or for an engine the graph of its exit, FP16 before FP32."""
-    if artifact.format == "onnx":
+    if artifact.is_graph:
         return artifact
     same = [
         known
         for known in manifest.artifacts
-        if known.format == "onnx"
+        if known.is_graph
         and known.status == "built"
         and (known.role, known.exit, known.trimmed) == (artifact.role, artifact.exit, artifact.trimmed)
     ]
@@ -126,7 +126,7 @@ def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
     return Row(
         artifact=artifact.id,
         precision=artifact.precision,
-        provider=_provider(artifact, device),
+        provider=provider_of(artifact, kind=device.kind),
         where="device",
         phase=phase,
         batch=batch,
@@ -155,7 +155,7 @@ def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], rates: Rates, 
         log2, why = _uncertainty(case, phase, calibration)
         on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
-    low_us, high_us = range_us(works, rates, weight_bytes, fused=case.artifact.format != "onnx")
+    low_us, high_us = range_us(works, rates, weight_bytes, fused=backend_of(case.artifact).fuses(case.artifact))
     return _estimated(
         low_us / 1000,
         high_us / 1000,
@@ -184,13 +184,9 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
 
 def _problem(case: Case) -> str | None:
     """What makes every row of this artifact impossible."""
-    artifact, device = case.artifact, case.device
-    if artifact.format != "onnx" and device.kind != "cuda":
-        return f"{artifact.format} engines run on NVIDIA GPUs only"
-    built_for = (artifact.built_for or {}).get("compute_capability")
-    capability = device.compute_capability.value if device.compute_capability is not None else None
-    if built_for is not None and capability is not None and built_for != capability:
-        return f"the engine was built for compute capability {built_for}; {device.name!r} has {capability}"
+    reason = cannot_estimate(case.artifact, case.device)
+    if reason is not None:
+        return reason
     try:
         rates_of(case.device, case.artifact.precision, case.threads)
     except EdgeformerError as error:
@@ -214,11 +210,7 @@ def _threads(case: Case) -> int | None:
     return case.device.calibration.threads
 
 
-def _provider(artifact: ArtifactManifest, device: DeviceProfile) -> str:
-    return _PROVIDERS[device.kind] if artifact.format == "onnx" else artifact.format
-
-
 def _unavailable(artifact: ArtifactManifest, device: DeviceProfile, size_bytes: int, item: Item, reason: str) -> Row:
     phase, batch, seq = item
-    row = unavailable_row(artifact, size_bytes, (batch, seq), _provider(artifact, device), "device", reason)
+    row = unavailable_row(artifact, size_bytes, (batch, seq), provider_of(artifact, kind=device.kind), "device", reason)
     return row.model_copy(update={"phase": phase})

@@ -100,7 +100,7 @@ def _artifacts(bundle: Path, manifest: BundleManifest, precisions: Sequence[str]
     found = [
         artifact
         for artifact in manifest.artifacts
-        if artifact.format == "onnx"
+        if artifact.is_graph
         and artifact.role == "full"
         and artifact.status == "built"
         and not artifact.trimmed
