@@ -1,5 +1,8 @@
-"""Real inputs at a stated shape: the bundle's golden rows, cut or repeated. Never zeros, never random tokens,
-which would falsify confidence exits and lookups."""
+"""What a measuring process is given: files that were checked, and real inputs at a stated shape.
+
+The inputs are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
+confidence exits and lookups.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeformer.backends.opening import artifact_files, check_artifact, check_companion
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.stages.profiling.messages import ChildSpec, Item, Phase
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.stages.profiling.messages import CheckedArtifact
 
 Tokens = npt.NDArray[np.int64]
 GOLDEN_FILE = "golden.npz"
@@ -32,22 +36,21 @@ class GoldenRows:
     masked: bool = True
 
 
-def phases_of(artifact: ArtifactManifest, bundle: Path) -> tuple[Phase, ...]:
-    """What can be measured of an artifact.
+def check_files(bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest) -> CheckedArtifact:
+    """The artifact, after its files and its golden inputs were compared with the manifest and found to be of use.
 
-    A decode graph writes token by token; a language model's step bundle does that too, and takes whole texts. Raises
-    ArtifactError as :func:`read_golden`, which tells a language model from a classifier.
+    Args:
+        bundle: the bundle's folder.
+        manifest: of that bundle.
+        artifact: a built one of it.
+
+    Raises:
+        ArtifactError: a file is missing, truncated or changed, or the golden inputs are not what they should be.
     """
-    if artifact.role == "decode":
-        return ("decode",)
-    writes = artifact.role == "step" and not read_golden(bundle / artifact.companions).masked
-    return ("steady", "decode") if writes else ("steady",)
-
-
-def items_of(spec: ChildSpec) -> tuple[Item, ...]:
-    """Everything that is to be measured, in this order: shape by shape, and at each of them phase by phase."""
-    phases = phases_of(spec.artifact, Path(spec.bundle))
-    return tuple((phase, *shape) for shape in spec.shapes for phase in phases)
+    check_companion(bundle, manifest, (Path(artifact.companions) / GOLDEN_FILE).as_posix())
+    read_golden(bundle / artifact.companions)
+    file = check_artifact(bundle, manifest, artifact)
+    return CheckedArtifact.of(artifact_files(file, artifact, manifest.max_positions), bundle)
 
 
 def read_golden(bundle: Path) -> GoldenRows:
@@ -80,7 +83,12 @@ def read_golden(bundle: Path) -> GoldenRows:
 
 
 def fit_row(row: Tokens, seq: int) -> Tokens:
-    """One row [k] cut or repeated to [seq]: the first token (such as [CLS]) stays first, those after it repeat."""
+    """One row cut or repeated: the first token (such as [CLS]) stays first, those after it repeat.
+
+    Args:
+        row: token ids, int64 [k].
+        seq: tokens of the result.
+    """
     if row.size >= seq:
         return row[:seq]
     body = row[1:] if row.size > 1 else row
@@ -88,9 +96,15 @@ def fit_row(row: Tokens, seq: int) -> Tokens:
 
 
 def make_buffers(golden: GoldenRows, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
-    """``count`` different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
+    """Different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
 
     Several buffers in rotation keep a cache from answering instead of the artifact.
+
+    Args:
+        golden: real rows.
+        batch: rows of an input.
+        seq: tokens of each row.
+        count: how many inputs.
     """
     buffers: list[dict[str, Tokens]] = []
     for number in range(count):
