@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.formats.bundle_files import BundleFiles
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
@@ -108,10 +108,7 @@ class Bundle:
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        try:
-            return backend_of(artifact).cannot_run(artifact)
-        except ArtifactError as error:  # nobody knows its format
-            return str(error)
+        return cannot_run(artifact)
 
     def exits(self, artifact: ArtifactManifest) -> tuple[int, ...]:
         """Loops that an artifact can answer after, in one call, the last one last; empty: it has one answer.
