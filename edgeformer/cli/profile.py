@@ -127,10 +127,9 @@ def command(
     from edgeformer.bundle import read_bundle
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.shipped import load_profile, own_profiles
     from edgeformer.reporting.report_files import write_report
-    from edgeformer.reporting.report_tables import print_report
-    from edgeformer.reporting.search_tables import print_search
+    from edgeformer.reporting.report_tables import print_report, print_search
     from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
@@ -150,12 +149,12 @@ def command(
         }
         _refuse("--calibrate and --validate judge nothing", {"--search": search, "--artifact": artifact, **limits})
         asked = _Calibration(calibrate, validate, batches or (1, 8), seqs or (16, 64, 128), counts, strict)
-        _calibrate(location.require_bundle(), device or "host", asked, artifacts / "profiles", as_json)
+        _calibrate(location.require_bundle(), device or "host", asked, own_profiles(artifacts), as_json)
         return
     chosen = device or manifest.target
     if chosen is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    profile = load_profile(chosen, artifacts / "profiles")
+    profile = load_profile(chosen, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,
@@ -168,7 +167,7 @@ def command(
         artifacts=tuple(artifact or ()),
         allow_leak=allow_leak,
         search=wanted,
-        estimate_error=known_error(profile, load_profile("host", artifacts / "profiles")),
+        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
     )
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
@@ -199,7 +198,7 @@ def _calibrate(bundle: Path, device: str, asked: _Calibration, folder: Path, as_
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.shipped import load_profile
-    from edgeformer.reporting.calibration_tables import print_calibration
+    from edgeformer.reporting.verification import print_calibration
     from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
     from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error
     from edgeformer.stages.profiling.measure import MeasureRules

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgeformer.families import load_recipe
+from edgeformer.families.card import model_card
 from edgeformer.formats.report import Check, Energy, Latency, Memory, Report, Row, Verdict
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
-from edgeformer.reporting.model_card import model_card
 from edgeformer.reporting.report_files import as_csv, as_markdown, write_report
-from edgeformer.reporting.report_words import in_words
+from edgeformer.reporting.words import in_words
 from edgeformer.run import locate, read_run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from edgeformer.backends import Builder, BuildJob, Unavailable
 from edgeformer.backends.backend import ENGINES_FOLDER
@@ -12,22 +13,21 @@ from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.shipped import load_profile
 
 
-def device_of(builders: Sequence[Builder], target: str | None, recipe_target: str | None) -> DeviceProfile | None:
+def device_of(builders: Sequence[Builder], name: str | None, profiles: Path) -> DeviceProfile | None:
     """The device to build for; None where nothing needs one.
 
     Args:
         builders: those that were asked for.
-        target: the profile that the command names.
-        recipe_target: the one that the recipe names.
+        name: of its profile, as the command or else the recipe says; None: neither does.
+        profiles: the user's own profiles.
 
     Raises:
-        InputError: a builder needs a device, and neither names one; or there is no such profile.
+        InputError: a builder needs a device, and none is named; or there is no such profile.
     """
-    name = target or recipe_target
     needing = next((builder for builder in builders if builder.needs_device), None)
     if name is None and needing is not None:
         raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    return load_profile(name) if name is not None and builders else None
+    return load_profile(name, profiles) if name is not None and builders else None
 
 
 def build(builders: Sequence[Builder], device: DeviceProfile | None, job: BuildJob) -> Iterator[ArtifactManifest]:

@@ -18,6 +18,7 @@ from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.shipped import own_profiles
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.host import code_version, now
 from edgeformer.run import read_run
@@ -52,6 +53,7 @@ class ExportOptions:
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that looks ahead; its bundle says so.
         cache: where encoded data is kept between runs.
+        profiles: the user's own device profiles; None: those beside the run.
     """
 
     fp16: bool = False
@@ -63,6 +65,7 @@ class ExportOptions:
     keep_going: bool = False
     allow_leak: bool = False
     cache: Path | None = None
+    profiles: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     subject = _open(run, manifest, options.allow_leak)
     exits = _exits(options, subject)
     tokenizer = _tokenizer(run / "model" / "tokenizer.json")
-    device = device_of(builders, options.target, subject.recipe.target)
+    name = options.target or subject.recipe.target
+    device = device_of(builders, name, options.profiles or own_profiles(run.parent))
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, from_config(run, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
@@ -111,7 +115,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         largest_activation(subject.network.exits(subject.model), *subject.inputs.values()) if options.fp16 else 0.0
     )
     with replacing_folder(run / "bundle") as folder:
-        write_companions(folder, run, subject)
+        write_companions(folder, run, manifest, subject)
         if trimmed is not None:
             (folder / TRIMMED_FOLDER).mkdir()
         if options.fp16:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.families import Family, family_of, read_recipe_of
+from edgeformer.families.card import CARD_FILE, write_model_card
 from edgeformer.families.network import Exits, Network
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.families.weights import count_parameters
@@ -172,17 +173,29 @@ def from_config(run: Path, take: Callable[[dict[str, Any]], T]) -> T:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
 
 
-def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
-    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs. Raises ArtifactError."""
+def write_companions(folder: Path, run: Path, manifest: RunManifest, subject: Exportable) -> None:
+    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs.
+
+    Args:
+        folder: of the bundle.
+        run: that becomes it; its card, where it has one, may have been edited by hand and is taken as it is.
+        manifest: of the run.
+        subject: what is exported of it.
+
+    Raises:
+        ArtifactError: a file of the run is missing or damaged.
+    """
     for name in COMPANIONS:
         source = run / MODEL_FOLDER / name
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
     write_json(folder / "config.json", from_config(run, subject.family.client_config))
-    card = run / MODEL_FOLDER / "README.md"
+    card = run / MODEL_FOLDER / CARD_FILE
     if card.is_file():
-        shutil.copyfile(card, folder / "README.md")
+        shutil.copyfile(card, folder / CARD_FILE)
+    else:
+        write_model_card(folder, manifest, subject.recipe)
     write_golden(folder, subject.golden)
 
 
