@@ -89,10 +89,11 @@ def measurements(report: Report) -> Columns[Row]:
 
 def _first_calls(report: Report) -> dict[int, float]:
     """Identity of the first steady row of an artifact → milliseconds of its first call in a fresh process."""
-    cold = {(row.artifact, row.threads): row.latency_ms.p50 for row in report.rows if row.phase == "cold"}
+    here = [row for row in report.rows if row.where == "host"]
+    cold = {(row.artifact, row.threads): row.latency_ms.p50 for row in here if row.phase == "cold"}
     found: dict[int, float] = {}
-    for row in report.rows:
-        if row.where == "host" and row.phase != "cold":
+    for row in here:
+        if row.phase != "cold":
             first = cold.pop((row.artifact, row.threads), None)
             if first is not None:
                 found[id(row)] = first

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
+from edgeformer.families.card import model_card
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
@@ -54,6 +55,8 @@ def test_logits_of_the_run_equal_the_plain_equations(
     run = imported(tmp_path, weights, tokenizer)
     recipe = load_recipe(str(run / "recipe.yaml"))
     assert isinstance(recipe, LanguageRecipe)
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert card == model_card(read_run(run), recipe) and "imported from checkpoint.pt" in card
     model = load_crt(recipe.model, run / "model" / "model.safetensors")
     ids = torch.randint(0, VOCABULARY, (2, 128), generator=torch.Generator().manual_seed(1))
     expected = Oracle(weights).logits(ids)

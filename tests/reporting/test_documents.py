@@ -96,6 +96,13 @@ def test_learning_curve(finished_run: Path) -> None:
     assert path.stat().st_size > 10_000
 
 
+def test_training_and_export_write_the_card(finished_run: Path) -> None:
+    """Neither was run by a command."""
+    card = model_card(read_run(finished_run), load_recipe(str(finished_run / "recipe.yaml")))
+    for folder in ("model", "bundle"):
+        assert (finished_run / folder / "README.md").read_text(encoding="utf-8") == card
+
+
 def test_model_card_names_protocol_scores_and_overlap(finished_run: Path) -> None:
     manifest = read_run(finished_run)
     card = model_card(manifest, load_recipe(str(finished_run / "recipe.yaml")))

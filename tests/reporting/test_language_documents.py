@@ -176,7 +176,8 @@ class TestTables:
 
     def test_run_without_scores(self, finished_language_run: Path) -> None:
         nothing: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
-        text = printed(run_table(read_run(finished_language_run).model_copy(update=nothing)))
+        table = run_table(read_run(finished_language_run).model_copy(update=nothing))
+        text = " ".join(printed(table).split())  # a narrow table breaks its title
         assert "not trained here" in text and "no scores: evaluate it first" in text
 
     def test_evaluation(self, finished_language_run: Path) -> None:
