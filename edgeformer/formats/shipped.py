@@ -28,10 +28,22 @@ def shipped_names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
+def own_profiles(artifacts: Path) -> Path:
+    """The folder of the user's own device profiles: where `profile --calibrate` writes and every command looks."""
+    return artifacts / "profiles"
+
+
+def profile_names(local: Path) -> list[str]:
+    """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
+    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("*.yaml"))})
+
+
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     """The file that ``name`` (a path or a shipped name) stands for.
 
     Args:
+        kind: what is looked for.
+        name: a path or a name, with or without ``.yaml``.
         local: a folder of the user's own files; one of the same name is used instead of the shipped one.
 
     Raises:
@@ -54,8 +66,13 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
 
 
 def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
-    """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
+    """Find, read and validate a device profile: a path, one of the user's own, or a shipped one.
 
-    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
+    Args:
+        name: a path, or a profile's name.
+        local: the user's own profiles, see :func:`own_profiles`; None: those of nobody.
+
+    Raises:
+        RecipeError: there is none, or it is no profile.
     """
     return validate(DeviceProfile, read_yaml(find("profiles", name, local)))

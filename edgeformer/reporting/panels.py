@@ -12,7 +12,7 @@ from typing import Any
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED
-from edgeformer.reporting.report_words import ABOUT, shape_words, split_sizes
+from edgeformer.reporting.words import ABOUT, shape_words, split_sizes
 
 MOST_ROWS = 24
 """More rows than a reader can compare: the tables hold the rest."""
