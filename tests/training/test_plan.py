@@ -63,7 +63,7 @@ def test_the_context_of_cuda_is_taken_before_the_first_tensor() -> None:
     assert f"less {format_bytes(CONTEXT)} for CUDA's context" in short.budget_source
     without = RTX.model_copy(update={"context_bytes": None})
     assert plan(recipe, without).budget_bytes == plan(recipe, RTX).budget_bytes + CONTEXT
-    assert "context" not in plan(recipe, without).budget_source
+    assert "for CUDA's context" not in plan(recipe, without).budget_source
 
 
 def test_as_device_leaves_the_context_out_too(monkeypatch: pytest.MonkeyPatch) -> None:

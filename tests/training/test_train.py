@@ -190,7 +190,7 @@ def test_a_part_of_an_epoch_is_none(tmp_path: Path, steps: int) -> None:
     assert (position["stopping_loss"] is None) == (complete == 0)
     assert schedule["last_epoch"] == complete
     epochs = records(run, "epoch")
-    assert [record["epoch"] for record in epochs] == [1.0][:complete] + [steps / 10]
+    assert [record["epoch"] for record in epochs] == [*[1.0][:complete], steps / 10]
     best = min(epochs, key=lambda record: -record["val_accuracy"])
     assert manifest.validation is not None and manifest.validation.accuracy == best["val_accuracy"]
     assert manifest.best_epoch == (1 if best["epoch"] == 1.0 else None)
