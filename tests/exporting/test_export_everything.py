@@ -147,9 +147,8 @@ def test_what_cannot_be_asked_for_is_refused_with_what_can(
 ) -> None:
     with pytest.raises(InputError, match=r"--exit 3: .* has exits after the loops 1, 2"):
         export(finished_run, ExportOptions(exits=(3,)))
-    with pytest.raises(
-        InputError, match=r"--vocab-trim: only a classifier.* a language model's vocabulary is what it predicts"
-    ):
+    reason = r"--vocab-trim: only a classifier.* a language model's vocabulary is what it predicts"
+    with pytest.raises(InputError, match=reason):
         export(exported_language_run(tmp_path_factory), ExportOptions(vocab_trim=True))
     for options, said in ((("--exit", "two"), "--exit 'two'"), (("--trt-via", "x"), "--trt-via 'x'")):
         outcome = edgeformer("export", str(finished_run), *options, cwd=tmp_path)
