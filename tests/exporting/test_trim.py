@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edgeformer.stages.exporting.trim import trim_model, trimmed_companions
 from tokenizers import Tokenizer
 
 from edgeformer.data.cleaning import normalizers
@@ -17,6 +16,7 @@ from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
 from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.stages.exporting.trim import trim_model, trimmed_companions
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
 

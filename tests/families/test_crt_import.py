@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edgeformer.families.build import build_crt
 from torch import Tensor
 
+from edgeformer.families.build import build_crt
 from edgeformer.families.crt.checkpoint import config_of, convert, public_shapes, weights_in
 from edgeformer.formats.errors import ArtifactError
 from tests.families.crt_oracle import Oracle, public_weights, small_config

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from edgeformer.families.build import build_crt
 from torch import Tensor
 
 import edgeformer.families.crt.loss as crt_loss
+from edgeformer.families.build import build_crt
 from edgeformer.families.crt.loss import IGNORED, exit_losses, weighted
 from tests.families.crt_oracle import small_config
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import GraphSpec
 
 
