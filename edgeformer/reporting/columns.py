@@ -136,7 +136,13 @@ class Columns(Generic[R]):
         return Columns(column for column in self._columns if column.name not in empty)
 
     def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> Table:
-        """A table in the house style; nothing in ``title`` or the rows is read as markup."""
+        """A table in the house style; nothing in the title or the rows is read as markup.
+
+        Args:
+            title: above the table.
+            rows: one line each.
+            caption: below the table.
+        """
         style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
         table = Table(title=escape(title), caption=caption, caption_justify="left", pad_edge=False, **style)
         for column in self._columns:

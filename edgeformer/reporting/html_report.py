@@ -133,7 +133,12 @@ def _some(values: list[str]) -> str:
 
 
 def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:
-    """name, value, checked on the device (yes or no), source of every fact, nested ones with their path."""
+    """Every fact of a device profile, nested ones with their path.
+
+    Args:
+        profile: its facts as they were used.
+        prefix: of their names.
+    """
     facts: list[Fact] = []
     for name, entry in profile.items():
         title = f"{prefix}{name}".replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")

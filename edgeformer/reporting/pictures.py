@@ -163,6 +163,10 @@ def for_page(svg: str, name: str) -> str:
 
     Its declarations and references to other addresses go, its ids get the picture's name, its size is the page's
     business, and its colours become the variables ``--c0``…, ``--ink``, ``--faint``, ``--paper`` and ``--limit``.
+
+    Args:
+        svg: a whole file.
+        name: of the picture, unique in the page.
     """
     from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED
 

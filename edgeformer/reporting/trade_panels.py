@@ -56,6 +56,10 @@ def draw_roofline(axis: Any, report: Report) -> None:
 
     Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, which is
     another machine and has other roofs.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
     """
     rows, rate, of = roofline_rows(report), bandwidth(report), colours(report)
     assert rate is not None, "ask no_roofline first"
@@ -126,6 +130,10 @@ def draw_search(axis: Any, report: Report) -> None:
     """Score over latency, one bubble per candidate as large as its file; the front is drawn, the pick has a ring.
 
     Hollow and dashed: the latency is an estimate. Pale: not feasible. Up is always better: a perplexity falls upwards.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
     """
     search = report.search
     assert search is not None

@@ -37,7 +37,12 @@ def memory_words(memory: Memory) -> str:
 
 
 def quantity(value: float | None, check: Check) -> str:
-    """A limit or value in the unit of its check; a dash where there is none."""
+    """A figure in the unit of its check; a dash where there is none.
+
+    Args:
+        value: a limit, a value, or an end of its range.
+        check: that it belongs to.
+    """
     if value is None:
         return DASH
     return format_bytes(value) if check.unit == "bytes" else f"{format_milliseconds(value)} {check.unit}"
@@ -212,5 +217,10 @@ def badge_text(report: Report) -> str:
 
 
 def badge_markdown(report: Report, file: str) -> str:
-    """One line of GitHub-flavoured Markdown that shows the badge in ``file``."""
+    """One line of GitHub-flavoured Markdown that shows the badge.
+
+    Args:
+        report: whose verdict it is.
+        file: the badge, as the document that shows it sees it.
+    """
     return f"![edgeformer {badge_text(report)}]({file})"
