@@ -214,6 +214,16 @@ def test_an_engine_runs_on_its_own_kind_of_card_only(bundle: Path) -> None:
     assert "run on NVIDIA GPUs only" in reason(bundle, device("cpu"), engine())
 
 
+def test_int8_products_that_the_card_cannot_run_are_not_estimated_for_it(bundle: Path) -> None:
+    """The rows would say what an INT8 graph costs on a card that leaves its products to the processor."""
+    int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
+    assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
+    manifest = read_bundle(bundle)
+    assert estimate(bundle, manifest, int8, device("cpu"), ITEMS)[0].latency_ms.status == "estimated"
+    tables = int8.model_copy(update={"quantized": {"Gather": 1}})
+    assert estimate(bundle, manifest, tables, device("cuda"), ITEMS)[0].latency_ms.status == "estimated"
+
+
 @pytest.mark.parametrize("name", [name for name in shipped_names("profiles") if name != "host"])
 def test_every_shipped_device_gives_an_estimate(bundle: Path, listed: listing.Listing, name: str) -> None:
     for row in rows_for(bundle, listed, load_profile(name)):
