@@ -6,6 +6,7 @@ import pytest
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint
+from edgeformer.families import recipe_type
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
@@ -32,7 +33,11 @@ def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **dat
         "model": {**MODEL, "vocab_size": vocab_size},
         "training": TRAINING,
     }
-    return ClassificationRecipe.model_validate(document)
+    return recipe_type("classification", "encoder").model_validate(document)
+
+
+def prepared(found, cache):
+    return prepare(found.data, found.tokenizer, found.model.vocab_size, cache)
 
 
 def synthetic(rows, seed):
@@ -47,7 +52,7 @@ def tsv(path, rows):
 
 def test_a_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     made = recipe({"train": synthetic(300, 1), "other": synthetic(50, 2)})
-    data = prepare(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     assert (len(data.train), len(data.validation)) == (240, 30)
     assert {name: len(rows) for name, rows in data.tests.items()} == {"random-split": 30, "other": 50}
     assert data.special.cls == data.train.row(0)[0]
@@ -64,18 +69,18 @@ def test_a_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
 
 def test_preparing_again_gives_the_same_and_other_data_another_fingerprint(tmp_path):
     made = recipe({"train": synthetic(200, 1)})
-    one, again = prepare(made, tmp_path), prepare(made, tmp_path)
+    one, again = prepared(made, tmp_path), prepared(made, tmp_path)
     assert one.summary == again.summary
     assert np.array_equal(one.train.ids, again.train.ids)
     assert fingerprint(one.tokenizer) == fingerprint(again.tokenizer)
-    other = prepare(recipe({"train": synthetic(200, 1)}, split_seed=7), tmp_path)
+    other = prepared(recipe({"train": synthetic(200, 1)}, split_seed=7), tmp_path)
     assert other.summary.fingerprint != one.summary.fingerprint
 
 
 def test_files_are_not_synthetic_and_their_leaks_are_counted(tmp_path):
     rows = list(synthetic_reviews(150, 4))
     parts = {"train": tsv(tmp_path / "a.tsv", rows[:120]), "test": tsv(tmp_path / "b.tsv", rows[100:])}
-    summary = prepare(recipe(parts, "given", max_length=8, vocab_size=200), tmp_path / "cache").summary
+    summary = prepared(recipe(parts, "given", max_length=8, vocab_size=200), tmp_path / "cache").summary
     assert not summary.synthetic
     (overlap,) = summary.overlap
     assert (overlap.test_set, overlap.test_rows) == ("given", 50)
@@ -88,7 +93,7 @@ def test_a_bundle_finds_the_sets_of_training_again(tmp_path, protocol):
     names = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
     parts = names.get(protocol, ["train", "validation", "sst-test"])
     made = recipe({name: synthetic(120, number) for number, name in enumerate([*parts, "other"])}, protocol)
-    data = prepare(made, tmp_path)
+    data = prepared(made, tmp_path)
     wanted = {"test": data.tests[protocol], "validation": data.validation, **data.tests}
     for name, expected in wanted.items():
         found = prepare_test(made.data, data.tokenizer, 32, None, name)
@@ -105,7 +110,7 @@ def test_a_test_set_of_its_own_is_found_without_the_training_data(tmp_path):
     rows = list(synthetic_reviews(150, 4))
     parts = {"train": tsv(tmp_path / "a.tsv", rows[:120]), "test": tsv(tmp_path / "b.tsv", rows[120:])}
     made = recipe(parts, "given", vocab_size=200)
-    data = prepare(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     (tmp_path / "a.tsv").unlink()
     assert len(prepare_test(made.data, data.tokenizer, 32, tmp_path / "cache", "test")) == 30
     with pytest.raises(DataError, match=r"a\.tsv: no such file"):
@@ -113,7 +118,7 @@ def test_a_test_set_of_its_own_is_found_without_the_training_data(tmp_path):
 
 
 def test_a_file_to_evaluate_on_is_read_by_well_known_columns(tmp_path):
-    data = prepare(recipe({"train": synthetic(200, 1)}), tmp_path / "cache")
+    data = prepared(recipe({"train": synthetic(200, 1)}), tmp_path / "cache")
     path = tmp_path / "mine.csv"
     path.write_text('id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
     encoded = encode_file(path, LABELS, data.tokenizer, 32)
@@ -133,7 +138,7 @@ def test_nothing_is_written_where_the_data_is_refused(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("label\ttext\n" + "1\tfine\n" * 40)
     with pytest.raises(DataError, match="one class only"):
-        prepare(recipe({"train": [{"kind": "file", "path": str(path)}]}), tmp_path / "cache")
+        prepared(recipe({"train": [{"kind": "file", "path": str(path)}]}), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -152,7 +157,7 @@ def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
     }
     made = recipe(parts, tokenizer=tokenizer, vocab_size=30_522, max_length=128)
     made = made.model_copy(update={"data": made.data.model_copy(update={"max_length": 128})})
-    summary = prepare(made, tmp_path).summary
+    summary = prepared(made, tmp_path).summary
     assert summary.rows == {"train": 54_576, "validation": 6_822, "random-split": 6_823, "sst-test": 1_821}
     assert summary.label_rows["sst-test"] == {"negative": 912, "positive": 909}
     assert summary.truncated_rows == dict.fromkeys(summary.rows, 0)

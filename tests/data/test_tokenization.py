@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from edgeformer.data.cleaning import clean
+from edgeformer.data.encoding import encode
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import encode, fingerprint, load_tokenizer, special_ids
+from edgeformer.data.tokenization import fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 
@@ -63,7 +64,7 @@ def test_training_is_the_same_in_another_process(algorithm):
     program = (
         "from edgeformer.data.synthetic import synthetic_reviews\n"
         "from edgeformer.data.tokenization import fingerprint, load_tokenizer\n"
-        "from edgeformer.formats.sources import TrainedTokenizer\n"
+        "from edgeformer.formats.data_config import TrainedTokenizer\n"
         "texts = [row.text for row in synthetic_reviews(400, seed=5)]\n"
         f"config = TrainedTokenizer(kind='trained', algorithm={algorithm!r})\n"
         "print(fingerprint(load_tokenizer(config, cleaning='paper', vocab_size=320, training_texts=texts)))"

@@ -12,7 +12,9 @@ import pytest
 import torch
 from edgeformer.families.build import load_crt
 
-from edgeformer.data.language import encode_text_file, load_language_tokenizer, prepare_text_set, text_batch
+from edgeformer.data.batching import text_batch
+from edgeformer.data.language import encode_text_file, prepare_text_set
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import InputError

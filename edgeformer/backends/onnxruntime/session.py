@@ -13,7 +13,7 @@ import onnxruntime as ort
 from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, add_rtx_devices, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import default_threads
 
 KEPT = "past"
 """How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""

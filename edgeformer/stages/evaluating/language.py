@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeformer.data.language import TextRows, encode_text_file, prepare_text_set
+from edgeformer.data.batching import TextRows
+from edgeformer.data.language import encode_text_file, prepare_text_set
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.progress import Progress

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from edgeformer.backends.opening import cannot_run, check_companion, open_artifact
 from edgeformer.backends.session import Session
 from edgeformer.bundle import read_bundle
-from edgeformer.data.language import boundary_id, load_language_tokenizer
-from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.data.tokenization import boundary_id, load_language_tokenizer, load_tokenizer, special_ids
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.formats.data_config import DataConfig, DataSection, FileTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.backends.opening import check_companion, open_decoder
 from edgeformer.bundle import read_bundle
-from edgeformer.data.language_tokenizer import load_language_tokenizer
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint

@@ -13,7 +13,7 @@ from edgeformer.formats.calibration import EstimateError
 from edgeformer.formats.device import Budget, DeviceProfile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import default_threads
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
 from edgeformer.stages.profiling.search import SearchOptions, check_options

@@ -9,19 +9,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.data.language import (
-    PreparedText,
-    TextRows,
-    boundary_id,
-    encode_text_file,
-    load_language_tokenizer,
-    prepare_text,
-    prepare_text_set,
-    text_batch,
-    text_set_name,
-)
-from edgeformer.data.language_rows import IGNORED
+from edgeformer.data.batching import IGNORED, TextRows, text_batch
+from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set, text_set_name
 from edgeformer.data.sources import local_text_parts
+from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.evaluation import EvaluationRow

@@ -19,8 +19,7 @@ from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,
