@@ -3,31 +3,163 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgeformer.bundle import read_bundle
-from edgeformer.formats.errors import ArtifactError
+from typing_extensions import Self
+
+from edgeformer.bundle import Bundle
+from edgeformer.families import Family, family_of, read_recipe_of
+from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
+from edgeformer.formats.evaluation import Evaluation, read_evaluation
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE, read_manifest
-from edgeformer.tasks import all_tasks
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.workspace import (
+    BUNDLE_FILE,
+    BUNDLE_FOLDER,
+    MODEL_FOLDER,
+    RUN_FILE,
+    TOKENIZER_FILE,
+    read_manifest,
+)
+from edgeformer.tasks import Task, TextReader, all_tasks, task_named
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TORCH = "torch"
+"""What the run's own weights are called where an artifact is asked for."""
+
+
+class Run:
+    """An opened run.
+
+    Attributes:
+        folder: where it lies.
+        manifest: its run.json.
+    """
+
+    def __init__(self, folder: Path, manifest: RunManifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read the manifest of the run in ``folder``. Raises ArtifactError where it is missing or damaged."""
+        all_tasks()  # a manifest's scores are recognised by the tasks that are loaded
+        return cls(folder, read_manifest(RunManifest, folder / RUN_FILE))
+
+    @property
+    def name(self) -> str:
+        """As it was trained, whatever its folder is called by now."""
+        return self.manifest.run
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The resolved recipe: training it again is the same run. Raises RecipeError."""
+        return read_recipe_of(self.folder)
+
+    @property
+    def task(self) -> Task:
+        """What its model is for."""
+        return task_named(self.manifest.task)
+
+    @property
+    def family(self) -> Family:
+        """The family of its model."""
+        return family_of(self.recipe)
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """What was exported of it; None before that. Raises ArtifactError where that is damaged."""
+        folder = bundle_in(self.folder)
+        return Bundle.open(folder) if folder is not None else None
+
+    @property
+    def weights(self) -> Path:
+        """The file of its weights. Raises ArtifactError where there is none yet."""
+        return self._of_model("model.safetensors")
+
+    @property
+    def leaks(self) -> bool:
+        """Whether its model sees what it is asked to predict: by the probe, or by its architecture."""
+        return self.manifest.leaks or self.family.leaks(self.recipe.model)
+
+    def require_finished(self) -> None:
+        """Raises ArtifactError for a run whose training has not ended well."""
+        if self.manifest.status != "finished":
+            raise ArtifactError(
+                f"{self.folder}: is {self.manifest.status}, not finished; go on with edgeformer train … --resume"
+            )
+
+    def reader(self) -> TextReader:
+        """How its model reads text. Raises ArtifactError or DataError."""
+        return self.task.reader(self._of_model(TOKENIZER_FILE), self.recipe.data, self.recipe.model.vocab_size)
+
+    def evaluation(self) -> Evaluation:
+        """What is known of its scores; nothing where it was never scored. Raises ArtifactError."""
+        return read_evaluation(self.folder)
+
+    def load(self, purpose: str) -> nn.Module:
+        """Its model in evaluation mode on the CPU, in torch.
+
+        Args:
+            purpose: what needs it, for the message where torch is not installed: "scoring", "writing with".
+
+        Raises:
+            MissingDependencyError: torch is not installed.
+            ArtifactError: the weights are missing or damaged.
+        """
+        try:
+            from edgeformer.families.saving import load_model
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; "
+                "or choose an exported artifact with --artifact"
+            ) from None
+        return load_model(self.folder)
+
+    def _of_model(self, name: str) -> Path:
+        path = self.folder / MODEL_FOLDER / name
+        if not path.is_file():
+            raise ArtifactError(f"{self.folder}: holds no trained model ({name}); finish its training first")
+        return path
 
 
 @dataclass(frozen=True)
 class Location:
-    """What a RUN argument stands for; at least one of ``run`` and ``bundle`` is set."""
+    """What a RUN argument stands for; at least one of ``run`` and ``bundle`` is set.
+
+    Attributes:
+        run: the run's folder.
+        bundle: the bundle's folder.
+        artifact: the id of the artifact whose file was named.
+        opened: the bundle, where it was opened already.
+    """
 
     run: Path | None
     bundle: Path | None
     artifact: str | None = None
+    opened: Bundle | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, opened: Bundle | Run) -> Location:
+        """Where an opened bundle or run lies."""
+        if isinstance(opened, Run):
+            return cls(opened.folder, bundle_in(opened.folder))
+        return cls(run_around(opened.folder), opened.folder, opened=opened)
+
+    @cached_property
+    def name(self) -> str:
+        """The run's name, the same in every message and document, whatever its folder is called by now."""
+        return self.open_run().name if self.run is not None else self.open_bundle().name
 
     @property
-    def name(self) -> str:
-        """The folder's name, for messages."""
-        folder = self.run or self.bundle
-        assert folder is not None
-        return folder.name
+    def argument(self) -> str:
+        """What the command line would find the run by; ``RUN`` where only a bundle is at hand."""
+        return self.run.name if self.run is not None else "RUN"
 
     def require_run(self) -> Path:
         """The run's folder. Raises ArtifactError for a bundle without its run."""
@@ -38,14 +170,43 @@ class Location:
     def require_bundle(self) -> Path:
         """The bundle's folder. Raises ArtifactError where nothing was exported yet."""
         if self.bundle is None:
-            raise ArtifactError(f"{self.run}: has no bundle yet; make one with: edgeformer export {self.name}")
+            raise ArtifactError(f"{self.run}: has no bundle yet; make one with: edgeformer export {self.argument}")
         return self.bundle
+
+    def open_run(self) -> Run:
+        """The run, read anew. Raises ArtifactError where there is none, or a damaged one."""
+        return Run.open(self.require_run())
+
+    def open_bundle(self) -> Bundle:
+        """The bundle, read once. Raises ArtifactError where there is none, or a damaged one."""
+        return self._bundle
+
+    @cached_property
+    def _bundle(self) -> Bundle:
+        return self.opened or Bundle.open(self.require_bundle())
+
+
+def bundle_in(run: Path) -> Path | None:
+    """The bundle's folder in a run's; None before anything was exported."""
+    folder = run / BUNDLE_FOLDER
+    return folder if (folder / BUNDLE_FILE).is_file() else None
+
+
+def run_around(bundle: Path) -> Path | None:
+    """The run's folder around a bundle's; None for a bundle that was copied without its run."""
+    folder = bundle.resolve().parent
+    return folder if (folder / RUN_FILE).is_file() else None
 
 
 def run_folders(artifacts: Path) -> list[Path]:
     """Folders below ``artifacts`` that hold a run, oldest first."""
     found = [path.parent for path in artifacts.glob(f"*/{RUN_FILE}") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda folder: (_started(folder), folder.name))
+
+
+def read_run(folder: Path) -> RunManifest:
+    """The manifest of the run in ``folder``. Raises ArtifactError."""
+    return Run.open(folder).manifest
 
 
 def _started(folder: Path) -> str:
@@ -56,30 +217,29 @@ def _started(folder: Path) -> str:
         return ""
 
 
-def read_run(folder: Path) -> RunManifest:
-    """The manifest of the run in ``folder``. Raises ArtifactError."""
-    all_tasks()  # a manifest's scores are recognised by the tasks that are loaded
-    return read_manifest(RunManifest, folder / RUN_FILE)
-
-
 def locate(argument: str | None, artifacts: Path) -> Location:
     """Resolve a RUN argument: a run name, a run folder, a bundle folder, an artifact file, or the newest finished run.
+
+    Args:
+        argument: as it was typed; None: the newest finished run.
+        artifacts: the folder that holds the runs.
 
     Raises:
         ArtifactError: nothing there, or not an edgeformer run or bundle.
     """
     if argument is None:
-        return _of_run(_newest_finished(artifacts))
+        newest = _newest_finished(artifacts)
+        return Location(newest, bundle_in(newest))
     for candidate in (Path(argument), artifacts / argument):
         if not _exists(candidate):
             continue
         if (candidate / RUN_FILE).is_file():
-            return _of_run(candidate)
+            return Location(candidate, bundle_in(candidate))
         if (candidate / BUNDLE_FILE).is_file():
-            return _of_bundle(candidate)
+            return Location(run_around(candidate), candidate)
         if candidate.is_file():
             return _of_file(candidate)
-        if candidate.is_dir() and candidate.name == "bundle":
+        if candidate.is_dir() and candidate.name == BUNDLE_FOLDER:
             raise ArtifactError(f"{candidate}: has no {BUNDLE_FILE}; it is not a bundle, or a damaged one")
     names = ", ".join(folder.name for folder in run_folders(artifacts)[-8:]) or "none yet"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; runs in {artifacts}: {names}")
@@ -96,7 +256,7 @@ def _newest_finished(artifacts: Path) -> Path:
     folders = run_folders(artifacts)
     for folder in reversed(folders):
         try:
-            if read_run(folder).status == "finished":
+            if Run.open(folder).manifest.status == "finished":
                 return folder
         except ArtifactError:
             continue
@@ -104,23 +264,13 @@ def _newest_finished(artifacts: Path) -> Path:
     raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
 
 
-def _of_run(folder: Path) -> Location:
-    bundle = folder / "bundle"
-    return Location(folder, bundle if (bundle / BUNDLE_FILE).is_file() else None)
-
-
-def _of_bundle(folder: Path) -> Location:
-    run = folder.resolve().parent
-    return Location(run if (run / RUN_FILE).is_file() else None, folder)
-
-
 def _of_file(file: Path) -> Location:
     for folder in list(file.resolve().parents)[:3]:
         if (folder / BUNDLE_FILE).is_file():
             relative = file.resolve().relative_to(folder.resolve()).as_posix()
-            for artifact in read_bundle(folder).artifacts:
+            bundle = Bundle.open(folder)
+            for artifact in bundle.artifacts:
                 if relative == artifact.file or relative in artifact.parts.values():
-                    location = _of_bundle(folder)
-                    return Location(location.run, location.bundle, artifact.id)
+                    return Location(run_around(folder), folder, artifact.id, bundle)
             raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {BUNDLE_FILE}")
     raise ArtifactError(f"{file}: is not inside a bundle (no {BUNDLE_FILE} beside it or above it)")

@@ -124,7 +124,6 @@ def command(
 
       edgeformer profile --calibrate --validate
     """
-    from edgeformer.bundle import read_bundle
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.shipped import load_profile
@@ -136,7 +135,7 @@ def command(
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
     location = locate(run, artifacts)
-    manifest = read_bundle(location.require_bundle())
+    manifest = location.open_bundle().manifest
     wanted = _search(search, min_accuracy, max_perplexity, minimize, manifest)
     counts = integers(threads, "--threads") if threads else ()
     batches = integers(batch, "--batch") if batch else ()

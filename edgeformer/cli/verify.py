@@ -43,7 +43,7 @@ def command(
     from edgeformer.stages.verifying.verify import verify
 
     location = locate(bundle, artifacts)
-    found = verify(location.require_bundle(), artifact or location.artifact, show_progress())
+    found = verify(location.open_bundle(), artifact or location.artifact, show_progress())
     if as_json:
         print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
     else:

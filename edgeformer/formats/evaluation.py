@@ -44,13 +44,18 @@ class Evaluation(Frozen):
     rows: tuple[EvaluationRow, ...] = Field((), strict=False)
 
 
+def read_evaluation(run: Path) -> Evaluation:
+    """What is known of a run's scores; nothing where it was never scored. Raises ArtifactError for a damaged file."""
+    path = run / EVALUATION_FILE
+    return read_manifest(Evaluation, path) if path.is_file() else Evaluation()
+
+
 def merge_rows(run: Path, rows: list[EvaluationRow]) -> None:
     """Add ``rows`` to the run's evaluation.json; a row for the same artifact, set and exit replaces the old one."""
-    path = run / EVALUATION_FILE
     try:
-        known = read_manifest(Evaluation, path).rows if path.is_file() else ()
+        known = read_evaluation(run).rows
     except ArtifactError:
         known = ()  # a file that cannot be read holds nothing worth keeping
     fresh = {(row.artifact, row.split, row.exit) for row in rows}
     kept = [row for row in known if (row.artifact, row.split, row.exit) not in fresh]
-    write_json(path, Evaluation(rows=(*kept, *rows)))
+    write_json(run / EVALUATION_FILE, Evaluation(rows=(*kept, *rows)))

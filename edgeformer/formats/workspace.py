@@ -12,7 +12,10 @@ from edgeformer.formats.errors import ArtifactError
 M = TypeVar("M", bound=BaseModel)
 
 RUN_FILE, BUNDLE_FILE, RECIPE_FILE = "run.json", "bundle.json", "recipe.yaml"
-REPORTS_FOLDER = "reports"
+MODEL_FOLDER, BUNDLE_FOLDER, REPORTS_FOLDER = "model", "bundle", "reports"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "config.json"
+REMEDY = "export the run again, or copy the whole bundle again"
+"""What to do about a bundle whose files are not those that were exported."""
 
 
 def read_manifest(model: type[M], path: Path) -> M:

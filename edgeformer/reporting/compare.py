@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
-from edgeformer.bundle import read_bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.report import Report
@@ -37,7 +36,7 @@ def _record(location: Location) -> dict[str, Any]:
             "train_seconds": manifest.seconds,
         }
     if location.bundle is not None:
-        bundle = read_bundle(location.bundle)
+        bundle = location.open_bundle().manifest
         record.setdefault("parameters", bundle.parameters)
         record |= {f"{a.id}_bytes": a.size_bytes for a in bundle.artifacts}
     return record | _latencies(location)
@@ -82,7 +81,7 @@ def _latencies(location: Location) -> dict[str, Any]:
     folder = location.run or location.bundle
     assert folder is not None
     found: dict[str, Any] = {}
-    exported = read_bundle(location.bundle).created if location.bundle is not None else ""
+    exported = location.open_bundle().manifest.created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
     for path in sorted((folder / "reports").glob("*.json"), key=lambda p: p.stat().st_mtime):
         try:

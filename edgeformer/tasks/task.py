@@ -318,7 +318,7 @@ class Task(ABC):
             exit_: the loop that answered; None: the only or last one.
 
         Raises:
-            ArtifactError: golden.npz lacks what is needed, or is of other shapes.
+            GoldenError: golden.npz lacks what is needed, or is of other shapes.
         """
 
     # What clients need

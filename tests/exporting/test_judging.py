@@ -83,7 +83,7 @@ def test_what_cannot_be_made_does_no_harm_to_the_rest(run: Path, monkeypatch: py
         calls.append(graphs)
         raise EdgeformerError("INT8: these weights would stay FP32: w")
 
-    monkeypatch.setattr(variants, "quantized", refuse)
+    monkeypatch.setattr(variants, "quantized_graphs", refuse)
     stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
     assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
     assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1

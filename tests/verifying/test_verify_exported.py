@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle, read_bundle
 from edgeformer.stages.verifying.verify import verify
 from tests.exporting.language_run import exported_language_run
 
@@ -17,14 +17,14 @@ def language_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_classifier(finished_run: Path) -> None:
-    found = verify(finished_run / "bundle")
+    found = verify(Bundle.open(finished_run / "bundle"))
     assert found.exit_code == 0 and found.damaged == ()
     assert {check.artifact for check in found.artifacts} >= {"onnx-fp32", "onnx-fp16"}
     assert {check.status for check in found.artifacts} == {"verified"}
 
 
 def test_language_model(language_bundle: Path) -> None:
-    found, built = verify(language_bundle), {}
+    found, built = verify(Bundle.open(language_bundle)), {}
     assert found.damaged == ()
     for artifact in read_bundle(language_bundle).artifacts:
         built[artifact.id] = artifact.status == "built"
@@ -37,7 +37,7 @@ def test_language_model(language_bundle: Path) -> None:
 
 
 def test_the_largest_logits_show_what_all_of_them_show(language_bundle: Path) -> None:
-    checks = {check.artifact: check.parity for check in verify(language_bundle).artifacts}
+    checks = {check.artifact: check.parity for check in verify(Bundle.open(language_bundle)).artifacts}
     for artifact in read_bundle(language_bundle).artifacts:
         here, there = checks[artifact.id], artifact.parity
         if artifact.status != "built" or artifact.role == "decode":

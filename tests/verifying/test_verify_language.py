@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeformer.bundle import Bundle
 from edgeformer.stages.verifying.verify import verify
 from tests.verifying.golden_bundle import approve, change_golden, status_of, write_language_model
 
@@ -17,7 +18,7 @@ def language_bundle(tmp_path: Path) -> Path:
 
 
 def test_every_exit(language_bundle: Path) -> None:
-    found = verify(language_bundle)
+    found = verify(Bundle.open(language_bundle))
     assert found.exit_code == 0
     assert [check.artifact for check in found.artifacts] == ["model_exit1", "model"]
     for check in found.artifacts:
@@ -32,7 +33,7 @@ def test_exits_that_were_swapped_with_their_checksums(language_bundle: Path) -> 
     other.write_bytes(kept)
     approve(language_bundle, "model")
     approve(language_bundle, "model_exit1")
-    found = verify(language_bundle)
+    found = verify(Bundle.open(language_bundle))
     assert found.exit_code == 3
     assert {check.status for check in found.artifacts} == {"failed"}
 
@@ -43,7 +44,7 @@ def test_a_wrong_logit_shows(language_bundle: Path, array: str) -> None:
         changed = golden[array].copy()
     changed[1, 3] += 1e-3
     change_golden(language_bundle, **{array: changed})
-    found = verify(language_bundle)
+    found = verify(Bundle.open(language_bundle))
     assert status_of(found, "model")[0] == "failed" and status_of(found, "model_exit1")[0] == "verified"
     (parity,) = [check.parity for check in found.artifacts if check.artifact == "model"]
     assert parity is not None and parity.max_abs_error == pytest.approx(1e-3, rel=0.01)
@@ -54,5 +55,5 @@ def test_older_golden_inputs_are_said_to_be_old(language_bundle: Path) -> None:
         kept = {name: golden[name] for name in golden.files if "std" not in name}
     np.savez(language_bundle / "golden.npz", **kept)  # type: ignore[arg-type]
     change_golden(language_bundle)
-    status, reason = status_of(verify(language_bundle), "model")
+    status, reason = status_of(verify(Bundle.open(language_bundle)), "model")
     assert status == "unavailable" and "logits_std_exit2" in reason and "export the run again" in reason

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import replacing, sha256_of, write_json
+from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
 from edgeformer.machine.host import code_version, now
-from edgeformer.stages.exporting.exportable import Array, Exportable, from_config
+from edgeformer.stages.exporting.exportable import Exportable, from_config
 
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
@@ -32,12 +31,6 @@ def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
     if card.is_file():
         shutil.copyfile(card, folder / "README.md")
     write_golden(folder, subject.golden)
-
-
-def write_golden(folder: Path, golden: dict[str, Array]) -> None:
-    """golden.npz."""
-    with replacing(folder / "golden.npz") as temporary:
-        np.savez(temporary, **golden)  # type: ignore[arg-type]
 
 
 def remove_rejected(folder: Path, artifacts: Sequence[ArtifactManifest]) -> list[ArtifactManifest]:

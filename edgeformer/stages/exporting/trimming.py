@@ -16,8 +16,8 @@ from edgeformer.data.trimming import Trimmed, trim_to_training
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import Precision, RunManifest, Vocabulary
-from edgeformer.stages.exporting.bundle_folder import write_golden
 from edgeformer.stages.exporting.exportable import Exportable, with_references
 from edgeformer.tasks import TextReader
 

@@ -3,22 +3,18 @@ which would falsify confidence exits and lookups."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.golden import GOLDEN_FILE
+from edgeformer.formats.golden import read_golden as read_golden_file
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.messages import ChildSpec, Item, Phase
 
 Tokens = npt.NDArray[np.int64]
-GOLDEN_FILE = "golden.npz"
-_REMEDY = "export the run again, or copy the whole bundle again"
 
 
 @dataclass(frozen=True)
@@ -51,32 +47,9 @@ def items_of(spec: ChildSpec) -> tuple[Item, ...]:
 
 
 def read_golden(bundle: Path) -> GoldenRows:
-    """Read ``golden.npz``: ``input_ids`` and, for classifiers, ``attention_mask``, int64 [n, S]; else none is padded.
-
-    Raises:
-        ArtifactError: missing, damaged, or not shaped like that.
-    """
-    path = bundle / GOLDEN_FILE
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            ids: npt.NDArray[Any] = archive["input_ids"]
-            masked = "attention_mask" in archive
-            mask: npt.NDArray[Any] = archive["attention_mask"] if masked else np.ones_like(ids)
-    except FileNotFoundError:
-        raise ArtifactError(
-            f"{path}: missing; without it there are no real inputs to measure with; {_REMEDY}"
-        ) from None
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ArtifactError(f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {_REMEDY}") from None
-    if ids.ndim != 2 or ids.shape != mask.shape or ids.dtype != np.int64 or 0 in ids.shape:
-        raise ArtifactError(
-            f"{path}: input_ids must be int64 [n, S] with a mask of the same shape, "
-            f"but are {ids.dtype}{list(ids.shape)} and {list(mask.shape)}; {_REMEDY}"
-        )
-    rows = tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
-    if any(row.size == 0 for row in rows):
-        raise ArtifactError(f"{path}: a row holds padding only; {_REMEDY}")
-    return GoldenRows(rows, masked)
+    """The golden inputs in a bundle's folder, or in its trimmed companions'. Raises ArtifactError."""
+    golden = read_golden_file(bundle / GOLDEN_FILE)
+    return GoldenRows(golden.texts(), golden.padded)
 
 
 def fit_row(row: Tokens, seq: int) -> Tokens:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.backends.opening import open_checked, open_checked_decoder
+from edgeformer.backends import OpenOptions, backend_of
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.inputs import Tokens
 from edgeformer.stages.profiling.messages import ChildSpec, Phase
@@ -77,7 +78,8 @@ def open_for(spec: ChildSpec, provider: str, phase: Phase, buffers: Buffers) -> 
 
 
 def _whole(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
-    session = open_checked(Path(spec.file), spec.artifact, spec.max_positions, provider, spec.threads)
+    files = Bundle.open(Path(spec.bundle)).files(spec.artifact, checked=True)
+    session = backend_of(spec.artifact).open(files, OpenOptions(provider, spec.threads))
 
     def call(index: int) -> object:
         return session.run(buffers[index % len(buffers)])
@@ -96,7 +98,8 @@ def _whole(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
 
 def _decoding(spec: ChildSpec, provider: str, buffers: Buffers) -> Opened:
     """One more token at the end of the same text every time, its output thrown away."""
-    decoder = open_checked_decoder(Path(spec.file), spec.artifact, None, provider, spec.threads)
+    files = Bundle.open(Path(spec.bundle)).files(spec.artifact, checked=True)
+    decoder = backend_of(spec.artifact).open_decoder(files, None, OpenOptions(provider, spec.threads))
     context = np.ascontiguousarray(buffers[0]["input_ids"][:, :-1])
     tokens = [np.ascontiguousarray(buffer["input_ids"][:, -1:]) for buffer in buffers]
 

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
-from edgeformer.backends.opening import check_artifact, check_companion
-from edgeformer.bundle import read_bundle
+from edgeformer.backends import computes_on, default_provider, library_versions, on_gpu
+from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
@@ -16,7 +15,7 @@ from edgeformer.formats.report import Report, Row, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.estimating.estimate import estimate
-from edgeformer.stages.profiling.inputs import GOLDEN_FILE, phases_of, read_golden
+from edgeformer.stages.profiling.inputs import phases_of
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import ChildSpec, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, resolve
@@ -51,14 +50,13 @@ def profile_bundle(
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
         InputError: an unknown artifact, or a shape that the model cannot take.
     """
-    folder = location.require_bundle()
-    manifest = read_bundle(folder)
+    opened = location.open_bundle()
+    folder, manifest = opened.folder, opened.manifest
     request = resolve(options, device, manifest, location.artifact)
     bundle = _Bundle(folder, manifest, device, find_target(device), request)
-    for companions in sorted({artifact.companions for artifact in request.artifacts}):
-        check_companion(folder, manifest, (Path(companions) / GOLDEN_FILE).as_posix())
-        read_golden(folder / companions)
-    files = [(artifact, check_artifact(folder, manifest, artifact)) for artifact in request.artifacts]
+    for artifact in request.artifacts:
+        opened.golden(artifact)
+    files = [(artifact, opened.check(artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     judged: list[Judged] = []
     for artifact, file in files:
@@ -78,7 +76,7 @@ def profile_bundle(
 def _measure(bundle: _Bundle, artifact: ArtifactManifest, file: Path, progress: Progress) -> list[Row]:
     """The host's rows of one artifact, for every number of threads."""
     request, gpu, size_bytes = bundle.request, bundle.target.gpu, _size_bytes(artifact, file)
-    refusal = cannot_run(artifact)
+    refusal = Bundle(bundle.folder, bundle.manifest).cannot_run(artifact)
     if refusal is not None:
         progress.message(f"{artifact.id}: not measured: {refusal}")
         return [

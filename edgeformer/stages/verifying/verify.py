@@ -2,125 +2,174 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.backends.opening import cannot_run, open_checked
 from edgeformer.backends.session import Session
-from edgeformer.bundle import read_bundle
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.golden import GoldenError
+from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.verification import ArtifactCheck, FileCheck, Verification
-from edgeformer.formats.workspace import BUNDLE_FILE
-from edgeformer.stages.verifying.golden import Golden, GoldenError, Logits, read_golden
-from edgeformer.stages.verifying.intact import check_files, files_of, first_problem
-from edgeformer.stages.verifying.judging import judge
+from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
+from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 
-GOLDEN = "golden.npz"
+Logits = NDArray[np.float32]
+
+INT8_ERROR_FACTOR = 2.0
+"""INT8 kernels round differently on other processors: the largest error may be this many times export's, …"""
+
+INT8_AGREEMENT_LOSS = 0.02
+"""… and top-1 agreement may be this much, or two rows, lower."""
+
+_ROWS = 2.5  # two rows, whatever the division rounds to
 
 
-def verify(bundle: Path, artifact: str | None = None, progress: Progress | None = None) -> Verification:
+def verify(bundle: Bundle, artifact: str | None = None, progress: Progress | None = None) -> Verification:
     """Check a bundle on this machine, without torch and without the data set. Nothing is written.
 
     Args:
-        bundle: the bundle's folder.
+        bundle: opened just now: what it has hashed already is not hashed again.
         artifact: run this artifact only; the files of all are checked in any case.
+        progress: is told of files and artifacts.
 
     Raises:
-        ArtifactError: bundle.json itself is missing or damaged.
+        ArtifactError: bundle.json names a file outside the bundle.
         InputError: no such artifact.
     """
     progress = progress or Silent()
-    manifest = read_bundle(bundle)
-    known = [entry.id for entry in manifest.artifacts]
-    if artifact is not None and artifact not in known:
-        raise InputError(f"--artifact {artifact}: {bundle} has {', '.join(known) or 'none'}")
-    files = check_files(bundle, manifest, progress)
-    chosen = [entry for entry in manifest.artifacts if artifact in (None, entry.id)]
-    bench = _Bench(bundle, manifest, files)
+    chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
+    files = check_files(bundle, progress)
     progress.start("Running golden inputs", len(chosen), "artifacts")
     checks = []
     try:
         for entry in chosen:
-            checks.append(bench.check(entry))
+            checks.append(check_artifact(bundle, entry))
             progress.advance()
     finally:
         progress.finish()
     return Verification(
-        bundle=str(bundle),
-        run=manifest.run,
-        manifest_sha256=sha256_of(bundle / BUNDLE_FILE),
+        bundle=str(bundle.folder),
+        run=bundle.name,
+        manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
         files=files,
         artifacts=tuple(checks),
         asked=artifact is not None,
     )
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """Runs artifacts of one bundle, whose files were checked."""
+def check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
+    """Hash all files that bundle.json names, and look for others.
 
-    bundle: Path
-    manifest: BundleManifest
-    files: tuple[FileCheck, ...]
-    golden: dict[str, Golden] = field(default_factory=dict)
+    Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them. So are
+    the reports that ``profile`` writes into a bundle that was copied without its run.
 
-    def check(self, artifact: ArtifactManifest) -> ArtifactCheck:
-        """Never raises for what is wrong with the artifact: that is what it reports."""
-        found = ArtifactCheck(
-            artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable"
-        )
-        golden = f"trimmed/{GOLDEN}" if artifact.trimmed else GOLDEN
-        problem = first_problem(files_of(artifact), self.files)
-        if problem is not None:
-            return found.model_copy(update={"status": "damaged", "reason": problem})
-        if artifact.status != "built" or artifact.file is None:
-            return found.model_copy(update={"reason": f"{artifact.status} at export: {artifact.reason}"})
-        refusal = cannot_run(artifact)
-        if refusal is not None:
-            return found.model_copy(update={"reason": refusal})
-        problem = first_problem({golden}, self.files)
-        if problem is not None:
-            return found.model_copy(update={"reason": f"no answers to compare with: {problem}"})
-        try:
-            return found.model_copy(update=self._run(artifact, golden))
-        except (MissingDependencyError, GoldenError) as error:
-            return found.model_copy(update={"reason": str(error)})
-        except ArtifactError as error:
-            return found.model_copy(update={"status": "damaged", "reason": str(error)})
-        except EdgeformerError as error:
-            return found.model_copy(update={"status": "failed", "reason": str(error)})
+    Args:
+        bundle: whose files.
+        progress: is told of each.
 
-    def _run(self, artifact: ArtifactManifest, name: str) -> dict[str, object]:
-        golden = self.golden.get(name) or read_golden(self.bundle / name)
-        self.golden[name] = golden
-        assert artifact.file is not None
-        with open_checked(self.bundle / artifact.file, artifact, self.manifest.max_positions) as session:
-            logits = _logits(session, golden, artifact)
-            last = self.manifest.exits[-1] if self.manifest.exits else None
-            exit_ = last if artifact.exit is None else artifact.exit
-            parity = golden.parity(logits, exit_, artifact.precision, session.provider)
-        tolerance, problem = judge(parity, artifact)
-        return {
-            "parity": parity,
-            "tolerance": tolerance,
-            "status": "failed" if problem else "verified",
-            "reason": problem,
-        }
+    Raises:
+        ArtifactError: bundle.json names a file outside the bundle.
+    """
+    needed = {name for artifact in bundle.built() for name in bundle.files_of(artifact)}
+    expected = sorted({*bundle.checksums, *needed})
+    progress.start("Checking files", len(expected), "files")
+    checks = []
+    try:
+        for name in expected:
+            checks.append(bundle.inspect(name))
+            progress.advance()
+    finally:
+        progress.finish()
+    found = {path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()}
+    others = [path for path in found if path.parts[0] != REPORTS_FOLDER]
+    extra = sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
+    unexpected = [name for name in extra if name not in expected and name != BUNDLE_FILE]
+    return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
 
 
-def _logits(session: Session, golden: Golden, artifact: ArtifactManifest) -> Logits:
+def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
+    """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports.
+
+    Args:
+        bundle: whose artifact.
+        artifact: its entry in the manifest.
+    """
+    found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
+    if artifact.status != "built" or artifact.file is None:
+        return found.model_copy(update={"reason": f"{artifact.status} at export: {artifact.reason}"})
+    for name in bundle.files_of(artifact):
+        file = bundle.inspect(name)
+        if file.status != "intact":
+            detail = f" ({file.detail})" if file.detail else ""
+            return found.model_copy(update={"status": "damaged", "reason": f"{name} is {file.status}{detail}"})
+    refusal = bundle.cannot_run(artifact)
+    if refusal is not None:
+        return found.model_copy(update={"reason": refusal})
+    try:
+        golden = bundle.golden(artifact)
+    except ArtifactError as error:
+        return found.model_copy(update={"reason": f"no answers to compare with: {error}"})
+    try:
+        parity = _parity(bundle, artifact, golden.inputs(bundle.task.golden_names[0]), golden.arrays)
+    except (MissingDependencyError, GoldenError) as error:
+        return found.model_copy(update={"reason": str(error)})
+    except ArtifactError as error:
+        return found.model_copy(update={"status": "damaged", "reason": str(error)})
+    except EdgeformerError as error:
+        return found.model_copy(update={"status": "failed", "reason": str(error)})
+    tolerance, problem = hold(parity, artifact)
+    status = "failed" if problem else "verified"
+    return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
+
+
+def hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | None]:
+    """What an artifact is held to on this machine, and what is wrong with it (None: nothing).
+
+    FP32 and FP16 have export's own tolerances. INT8 has none of its own: export judged it by its task score, which
+    needs the data set; here it has to be about as close to torch as it was at export.
+
+    Args:
+        parity: as it was measured here.
+        artifact: says how close it was at export.
+    """
+    if parity.tolerance is not None:
+        return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
+    recorded = artifact.parity
+    if recorded is None or recorded.max_abs_error is None or recorded.top1_agreement is None:
+        return None, out_of_tolerance(parity) or "bundle.json does not say how close it was at export"
+    if parity.max_abs_error is None or parity.top1_agreement is None:
+        return None, out_of_tolerance(parity)
+    spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
+    error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * spread
+    agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ROWS / parity.n)
+    held = f"error ≤ {error:.1e}, agreement ≥ {agreement:.1%}"
+    if parity.max_abs_error > error:
+        return held, f"error {parity.max_abs_error:.2g} is above {error:.2g} ({recorded.max_abs_error:.2g} at export)"
+    if parity.top1_agreement < agreement:
+        return held, f"top-1 agreement {parity.top1_agreement:.1%} is below {agreement:.1%}"
+    return held, None
+
+
+def _parity(bundle: Bundle, artifact: ArtifactManifest, inputs: dict[str, NDArray[np.int64]], golden: Any) -> Parity:
+    with bundle.session(artifact) as session:
+        logits = _logits(session, inputs, artifact)
+        provider = session.provider
+    last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
+    exit_ = last if artifact.exit is None else artifact.exit
+    return bundle.task.golden_parity(golden, logits, exit_, artifact.precision, provider)
+
+
+def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: ArtifactManifest) -> Logits:
     """Logits of all golden rows, in as few calls as the artifact takes.
 
     INT8 graphs scale their activations by the whole batch, so that another batch is another (if similar) answer.
     """
-    inputs = golden.inputs
-    rows = len(inputs["input_ids"])
+    rows = len(next(iter(inputs.values())))
     shapes = artifact.engine.shapes if artifact.engine is not None else {}
     most = min((shape[-1][0] for shape in shapes.values()), default=rows)
     pieces = []

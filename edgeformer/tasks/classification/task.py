@@ -15,8 +15,8 @@ from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_
 from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
-from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
@@ -182,9 +182,9 @@ class Classification(Task):
         """See :meth:`Task.golden_parity`."""
         name = "logits" if exit_ is None else f"logits_exit{exit_}"
         if name not in golden:
-            raise ArtifactError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
+            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
         if golden[name].shape != logits.shape:
-            raise ArtifactError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
+            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
         return measure_parity(logits, golden[name], precision, provider)
 
     def client_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:

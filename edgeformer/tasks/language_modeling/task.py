@@ -14,8 +14,8 @@ from edgeformer.data.language import PreparedText, encode_text_file, prepare_tex
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
-from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
@@ -231,11 +231,11 @@ class LanguageModeling(Task):
         names = [f"{name}_exit{exit_}" for name in ("top_values", "top_indices", "log_sum_exp", "logits_std")]
         missing = [name for name in names if name not in golden]
         if missing:
-            raise ArtifactError(f"golden.npz holds no {missing[0]!r}; it is of an older version: export the run again")
+            raise GoldenError(f"golden.npz holds no {missing[0]!r}; it is of an older version: export the run again")
         values, indices, log_sum, spread = (golden[name] for name in names)
         count, last = logits.shape[-1], logits.shape[1]
         if indices.shape[:1] != logits.shape[:1] or indices.shape[1] < last or indices.max() >= count:
-            raise ArtifactError(f"golden.npz's tokens {indices.shape} do not fit the logits {logits.shape}")
+            raise GoldenError(f"golden.npz's tokens {indices.shape} do not fit the logits {logits.shape}")
         values, indices, log_sum = values[:, -last:], indices[:, -last:], log_sum[:, -last:]
         found = np.take_along_axis(logits, indices, axis=-1)
         likeliest = indices[..., 0].reshape(-1)

@@ -11,8 +11,7 @@ import yaml
 
 from edgeformer.backends import library_versions
 from edgeformer.backends.onnxruntime.providers import CPU
-from edgeformer.backends.opening import check_artifact, check_companion
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.calibration import Calibration, FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError
@@ -34,7 +33,6 @@ from edgeformer.stages.profiling.estimating.messages import ROUNDS, ListSpec, Pr
 from edgeformer.stages.profiling.estimating.rates import rates_of
 from edgeformer.stages.profiling.estimating.roofline import Rates, amounts, beyond_cache, fitted_us
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
-from edgeformer.stages.profiling.inputs import GOLDEN_FILE
 from edgeformer.stages.profiling.messages import Item, Shape
 
 HOST_FILE = "host.yaml"
@@ -86,7 +84,7 @@ def calibrate(
     """
     if base.kind != "cpu":
         raise InputError(f"only processors can be calibrated so far, and {base.name!r} is a {base.kind} device")
-    manifest = read_bundle(bundle)
+    manifest = Bundle.open(bundle).manifest
     chosen = _artifacts(bundle, manifest)
     items = _items(manifest, shapes)
     count, shown = threads or default_threads(), progress or Silent()
@@ -118,9 +116,10 @@ def _artifacts(bundle: Path, manifest: BundleManifest) -> list[ArtifactManifest]
     ]
     if not found or found[0].precision != "fp32":
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
+    opened = Bundle(bundle, manifest)
     for artifact in found:
-        check_artifact(bundle, manifest, artifact)
-    check_companion(bundle, manifest, GOLDEN_FILE)
+        opened.check(artifact)
+    opened.golden()
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
-from edgeformer.backends.opening import loops_of
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.machine.capability import exit_text
@@ -59,7 +59,7 @@ def list_artifact(
     spec = ListSpec(
         bundle=str(bundle.resolve()),
         artifact=artifact,
-        loops=loops_of(bundle, manifest) if artifact.role == "step" else 1,
+        loops=Bundle(bundle, manifest).loops if artifact.role == "step" else 1,
         items=tuple(items),
         threads=threads,
     )

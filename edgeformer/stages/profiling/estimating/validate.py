@@ -9,8 +9,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from edgeformer.backends.opening import check_artifact, check_companion
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError
@@ -19,7 +18,6 @@ from edgeformer.formats.progress import Progress, Silent
 from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
-from edgeformer.stages.profiling.inputs import GOLDEN_FILE
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import ChildSpec, Item, Shape
@@ -51,7 +49,7 @@ def validate_estimates(
     cases: list[FittedCase] = []
     fitted = 0
     for bundle in bundles:
-        manifest = read_bundle(bundle)
+        manifest = Bundle.open(bundle).manifest
         for artifact in _artifacts(bundle, manifest, precisions):
             unseen = _unseen(calibration, manifest, artifact, shapes)
             fitted += len(shapes) - len(unseen)
@@ -106,9 +104,10 @@ def _artifacts(bundle: Path, manifest: BundleManifest, precisions: Sequence[str]
         and not artifact.trimmed
         and artifact.precision in precisions
     ]
+    opened = Bundle(bundle, manifest)
     for artifact in found:
-        check_artifact(bundle, manifest, artifact)
-    check_companion(bundle, manifest, GOLDEN_FILE)
+        opened.check(artifact)
+    opened.golden()
     return found
 
 

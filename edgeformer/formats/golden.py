@@ -1,0 +1,121 @@
+"""golden.npz: real validation inputs with torch FP32's answers, by which a device can check itself.
+
+The one schema and the one reader. ``input_ids``, and ``attention_mask`` where the model takes one, are int64 [n, S];
+what a task keeps of the right answers and of torch's logits is beside them: numbers only, [n, …], or one for all rows.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import replacing
+from edgeformer.formats.workspace import REMEDY
+
+GOLDEN_FILE = "golden.npz"
+_IDS, _MASK = "input_ids", "attention_mask"
+
+Array = NDArray[Any]
+Tokens = NDArray[np.int64]
+
+
+class GoldenError(ArtifactError):
+    """golden.npz cannot answer: no artifact is to blame."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The arrays of a golden.npz, checked.
+
+    Attributes:
+        path: where they are from, for messages.
+        arrays: name → array.
+
+    Raises:
+        GoldenError: they are not what the schema says.
+    """
+
+    path: Path
+    arrays: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        problem = _problem(self.arrays)
+        if problem is not None:
+            raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.arrays[_IDS])
+
+    @property
+    def padded(self) -> bool:
+        """Whether an attention mask tells text from padding; else no row is padded."""
+        return _MASK in self.arrays
+
+    def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
+        """What goes into the graphs, int64 [n, S] each. Raises GoldenError where one of ``names`` is not there."""
+        missing = [name for name in names if name not in self.arrays]
+        if missing:
+            raise GoldenError(f"{self.path}: holds no {missing[0]!r}; it is of an older version: export the run again")
+        return {name: self.arrays[name] for name in names}
+
+    def texts(self) -> tuple[Tokens, ...]:
+        """The tokens of every row without its padding; none is empty."""
+        ids = self.arrays[_IDS]
+        mask = self.arrays[_MASK] if self.padded else np.ones_like(ids)
+        return tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
+
+
+def _problem(arrays: Mapping[str, Array]) -> str | None:
+    """What is wrong with the arrays; None: nothing."""
+    if _IDS not in arrays:
+        return f"it holds no {_IDS}"
+    ids = arrays[_IDS]
+    mask = arrays.get(_MASK, np.ones_like(ids))
+    if ids.ndim != 2 or ids.shape != mask.shape or {ids.dtype, mask.dtype} != {np.dtype(np.int64)} or 0 in ids.shape:
+        found = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
+        return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {found}"
+    if not mask.any(axis=1).all():
+        return "a row holds padding only"
+    for name, array in arrays.items():
+        if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+            return f"{name} holds {array.dtype}, not numbers"
+        if array.ndim and (0 in array.shape or len(array) != len(ids)):
+            return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
+    return None
+
+
+def read_golden(path: Path) -> Golden:
+    """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise GoldenError(f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {REMEDY}") from None
+    return Golden(path, arrays)
+
+
+def write_golden(folder: Path, arrays: Mapping[str, Array]) -> Golden:
+    """Write ``folder/golden.npz``, after a check that it could be read again.
+
+    Args:
+        folder: of a bundle, or of its trimmed companions.
+        arrays: name → array.
+
+    Raises:
+        GoldenError: the arrays are not what the schema says.
+    """
+    golden = Golden(folder / GOLDEN_FILE, arrays)
+    with replacing(golden.path) as temporary:
+        np.savez(temporary, **arrays)  # type: ignore[arg-type]
+    return golden
