@@ -19,7 +19,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.verification import FileCheck
+from edgeformer.formats.report import FileCheck
 from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.tasks import Task, TextReader, all_tasks, task_named
 

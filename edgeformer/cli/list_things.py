@@ -39,7 +39,7 @@ def command(
 
 def _recipes() -> list[dict[str, Any]]:
     from edgeformer.families import load_recipe
-    from edgeformer.formats.shipped import shipped_names
+    from edgeformer.formats.documents import shipped_names
 
     recipes = [load_recipe(name) for name in shipped_names("recipes")]
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
@@ -47,8 +47,8 @@ def _recipes() -> list[dict[str, Any]]:
 
 def _devices(artifacts: Path) -> list[dict[str, Any]]:
     """The shipped profiles; a calibrated one in ``artifacts/profiles`` stands for its shipped namesake."""
+    from edgeformer.formats.documents import load_profile, shipped_names
     from edgeformer.formats.errors import RecipeError
-    from edgeformer.formats.shipped import load_profile, shipped_names
 
     local = {path.stem: path for path in (artifacts / "profiles").glob("*.yaml")}
     rows = []

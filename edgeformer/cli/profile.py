@@ -126,7 +126,7 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.documents import load_profile
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report
     from edgeformer.reporting.search_tables import print_search
@@ -197,7 +197,7 @@ def _calibrate(bundle: Path, device: str, asked: _Calibration, folder: Path, as_
     """Fit the estimator to this host, or compare it with measurements, or both; ``folder`` gets the profile."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.documents import load_profile
     from edgeformer.reporting.calibration_tables import print_calibration
     from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
     from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error

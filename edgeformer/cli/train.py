@@ -69,7 +69,7 @@ def command(
     from edgeformer.cli.needs import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.cli.recipes import read_recipe
-    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.documents import load_profile
     from edgeformer.machine.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.device import Calibration, EstimateError, FittedCase
 from edgeformer.formats.units import format_milliseconds
 from edgeformer.reporting.tables import DASH, new_table
 

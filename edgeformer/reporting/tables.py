@@ -9,9 +9,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.manifest import BundleManifest, RunManifest
-from edgeformer.formats.planning import Plan
+from edgeformer.formats.report import Plan
+from edgeformer.formats.scores import EvaluationRow
 from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.caution import LEAKS, cautions
 from edgeformer.tasks.classification.scoring import ClassificationScore

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from edgeformer.formats.verification import ArtifactCheck, Verification
+from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.reporting.tables import DASH, coloured, new_table
 
 

@@ -11,8 +11,8 @@ from edgeformer.backends import backend_of, cannot_estimate
 from edgeformer.backends.onnxruntime.session import OnnxSession, placement_note
 from edgeformer.backends.opening import open_artifact
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_profile
 from tests.backends.tiny_bundle import classifier_graph
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"

@@ -18,7 +18,7 @@ from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.scores import EvaluationRow
 from edgeformer.run import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate

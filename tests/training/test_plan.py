@@ -6,9 +6,9 @@ import pytest
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.shipped import load_profile
 from edgeformer.formats.units import parse_bytes
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest

@@ -10,8 +10,8 @@ from edgeformer.backends.session import Session
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import encode_file, prepare_test
 from edgeformer.formats.data_config import DataConfig, TextConfig
-from edgeformer.formats.evaluation import EvaluationRow, merge_rows
 from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.scores import EvaluationRow, merge_rows
 from edgeformer.machine.host import cpu_name
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.language import Texts, score_texts

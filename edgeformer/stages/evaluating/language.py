@@ -8,8 +8,8 @@ from pathlib import Path
 from edgeformer.data.batching import TextRows
 from edgeformer.data.language import encode_text_file, prepare_text_set
 from edgeformer.formats.data_config import TextConfig
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.progress import Progress
+from edgeformer.formats.scores import EvaluationRow
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.evaluating.subject import TORCH, Subject
 from edgeformer.tasks import task_named

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from edgeformer.backends import Builder, BuildJob, Unavailable
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_profile
 
 
 def device_of(builders: Sequence[Builder], target: str | None, recipe_target: str | None) -> DeviceProfile | None:

@@ -9,8 +9,7 @@ from typing import TypeVar
 import psutil
 
 from edgeformer.backends import default_provider
-from edgeformer.formats.calibration import EstimateError
-from edgeformer.formats.device import Budget, DeviceProfile
+from edgeformer.formats.device import Budget, DeviceProfile, EstimateError
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.machine.host import default_threads

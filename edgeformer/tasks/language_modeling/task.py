@@ -14,12 +14,11 @@ from edgeformer.data.language import PreparedText, encode_text_file, prepare_tex
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.scores import Score
+from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe, LanguageTraining
 from edgeformer.tasks.language_modeling.scoring import LanguageMeter, LanguageScore, token_losses
 from edgeformer.tasks.parity import TOLERANCES

@@ -12,8 +12,7 @@ import yaml
 from edgeformer.backends import library_versions
 from edgeformer.backends.onnxruntime.providers import CPU
 from edgeformer.bundle import Bundle
-from edgeformer.formats.calibration import Calibration, FittedCase
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeformer.formats.calibration import Calibration, Efficiency
+from edgeformer.formats.device import Calibration, Efficiency
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
 
