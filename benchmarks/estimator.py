@@ -33,8 +33,8 @@ from edgeformer.formats.documents import load_profile
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import locate
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate
+from edgeformer.stages.profiling.estimating.check import check_estimates, with_error
 from edgeformer.stages.profiling.estimating.estimate import estimate
-from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error
 from edgeformer.stages.profiling.messages import Item
 
 MEDIAN_BAR, WORST_BAR = 0.25, 0.6
@@ -127,7 +127,7 @@ def main() -> None:
     else:
         teacher = bundle_of(arguments.calibrate_on) if arguments.calibrate_on else bundles[0]
         device = calibrate(teacher, load_profile("host"), threads=arguments.threads, progress=progress)
-    cases = validate_estimates(bundles, device, shapes, progress=progress)
+    cases = check_estimates(bundles, device, shapes, progress=progress)
     result = result_of(with_error(device, cases), uncalibrated(device, bundles, cases), time.monotonic() - began)
     show(result)
     if arguments.json is not None:

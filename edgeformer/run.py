@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +26,14 @@ from edgeformer.formats.workspace import (
     read_manifest,
 )
 from edgeformer.tasks import Task, TextReader, all_tasks, task_named
+from edgeformer.tasks.early_exit import exit_logits
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from edgeformer.backends.decoder import Decoder
+    from edgeformer.backends.session import Session
+    from edgeformer.formats.data_config import DataSection
 
 TORCH = "torch"
 """What the run's own weights are called where an artifact is asked for."""
@@ -83,6 +89,27 @@ class Run:
         return self._of_model("model.safetensors")
 
     @property
+    def data(self) -> DataSection:
+        """How to find its data again."""
+        return self.recipe.data
+
+    @property
+    def trained_on(self) -> Mapping[str, str]:
+        """Set → fingerprint, as training recorded it."""
+        return self.manifest.data.fingerprints
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Loops that its weights can answer after, the last one last: those with a head, or all where one head serves."""
+        family, config = self.family, self.recipe.model
+        return family.trained_exits(config) or tuple(range(1, family.loops(config) + 1))
+
+    @property
+    def answers_with_losses(self) -> bool:
+        """Its weights are scored by losses at every exit that was trained: the logits of all would not fit."""
+        return bool(self.family.trained_exits(self.recipe.model))
+
+    @property
     def leaks(self) -> bool:
         """Whether its model sees what it is asked to predict: by the probe, or by its architecture."""
         return self.manifest.leaks or self.family.leaks(self.recipe.model)
@@ -102,16 +129,41 @@ class Run:
         """What is known of its scores; nothing where it was never scored. Raises ArtifactError."""
         return read_evaluation(self.folder)
 
-    def load(self, purpose: str) -> nn.Module:
-        """Its model in evaluation mode on the CPU, in torch.
+    def session(self, *, every_exit: bool = False) -> Session:
+        """Its own weights in torch, to be scored.
 
         Args:
-            purpose: what needs it, for the message where torch is not installed: "scoring", "writing with".
+            every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models:
+                with ``logits``, or with losses where logits would not fit.
 
         Raises:
             MissingDependencyError: torch is not installed.
             ArtifactError: the weights are missing or damaged.
         """
+        model = self._load("scoring")
+        from edgeformer.backends.torch.session import TorchSession
+
+        if every_exit:
+            module: Any = self.family.network.exits(model)
+            names = tuple(map(exit_logits, self.exits))
+            return TorchSession(module, self.task.golden_names[0], outputs=names)
+        module = self.family.network.scorer(model)
+        return TorchSession(module, module.inputs, module.optional)
+
+    def decoder(self) -> Decoder[Any]:
+        """Its own weights in torch, to write token by token.
+
+        Raises:
+            InputError: its family writes no text.
+            MissingDependencyError: torch is not installed.
+            ArtifactError: the weights are missing or damaged.
+        """
+        model = self._load("writing with")
+        from edgeformer.backends.torch.decoder import torch_decoder
+
+        return torch_decoder(self.family.network.decoder(model))
+
+    def _load(self, purpose: str) -> nn.Module:
         try:
             from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:

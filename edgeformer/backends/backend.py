@@ -56,11 +56,13 @@ class OpenOptions:
             backend's choice for this machine.
         threads: of one operator; None: what this process may use.
         early: step artifacts of classifiers: when rows leave.
+        exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one alone, as ``logits``.
     """
 
     provider: str | None = None
     threads: int | None = None
     early: Early | None = None
+    exits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run
+
+if TYPE_CHECKING:
+    from edgeformer.formats.scores import Evaluation
+    from edgeformer.run import Location
 
 
 def command(
@@ -37,12 +41,24 @@ def command(
             min=1, help="Rows per batch; ms per sample depends on it. Fewer where logits would grow too large."
         ),
     ] = 64,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="P",
+            help="Early exit at this top probability, beside the thresholds that are swept in any case.",
+            show_default=False,
+        ),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Score artifacts: accuracy, precision, recall, F1, loss, and ms per sample over the whole set.
 
-    Of a language model: loss and perplexity per predicted token, with [b]--artifact torch[/b] at every exit.
+    Of a language model: loss and perplexity per predicted token. What can answer at several exits, the run's own
+    weights ([b]torch[/b]) and step artifacts (export --exit all), is scored at each of them, and with early exit: loss
+    and accuracy or perplexity against the mean number of loops, over a sweep of thresholds.
 
     Works without torch on exported artifacts, and from a bundle alone when --data names a file.
 
@@ -53,21 +69,42 @@ def command(
       edgeformer evaluate --artifact all --split sst-test
 
       edgeformer evaluate path/to/bundle --data reviews.tsv
+
+      edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.early_exit import early_exit_table
     from edgeformer.reporting.tables import evaluation_table
     from edgeformer.run import locate
     from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-    rows = evaluate(location, EvaluateOptions(artifact, split, data, batch, cache), show_progress())
+    found = evaluate(location, EvaluateOptions(artifact, split, data, batch, cache, threshold), show_progress())
+    picture = _draw(location, found) if data is None else None
     if as_json:
-        print_json({"rows": [row.model_dump(mode="json") for row in rows]})
-    else:
-        console = stdout()
-        console.print(evaluation_table(location.name, rows))
-        if any(row.leaks for row in rows):
-            leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
-            console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
+        print_json(found)
+        return
+    console = stdout()
+    console.print(evaluation_table(location.name, found.rows))
+    if found.early_exit:
+        console.print(early_exit_table(location.name, found.early_exit))
+    if picture is not None:
+        console.print(f"drawn: {picture}", soft_wrap=True)
+    if any(row.leaks for row in found.rows):
+        leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
+        console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
+
+
+def _draw(location: Location, found: Evaluation) -> Path | None:
+    """The picture of early exit, in the run's folder; None without a run, without exits, or without matplotlib."""
+    if location.run is None or not found.early_exit:
+        return None
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        return None
+    from edgeformer.reporting.early_exit import draw_early_exit
+
+    return draw_early_exit(location.run, found.rows, found.early_exit)

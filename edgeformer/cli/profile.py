@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +13,8 @@ from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from edgeformer.formats.manifest import BundleManifest
+    from edgeformer.run import Location
+    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.search import SearchOptions
 
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -131,7 +132,9 @@ def command(
     from edgeformer.reporting.report_tables import print_report
     from edgeformer.reporting.search_tables import print_search
     from edgeformer.run import locate
+    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
+    from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
     location = locate(run, artifacts)
@@ -148,8 +151,12 @@ def command(
             "--max-energy": max_energy,
         }
         _refuse("--calibrate and --validate judge nothing", {"--search": search, "--artifact": artifact, **limits})
-        asked = _Calibration(calibrate, validate, batches or (1, 8), seqs or (16, 64, 128), counts, strict)
-        _calibrate(location.require_bundle(), device or "host", asked, artifacts / "profiles", as_json)
+        shapes, rules = (
+            tuple(product(batches or (1, 8), seqs or (16, 64, 128))),
+            MeasureRules.strict() if strict else None,
+        )
+        asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
+        _calibrate(location, device or "host", asked, artifacts, as_json)
         return
     chosen = device or manifest.target
     if chosen is None:
@@ -181,47 +188,31 @@ def command(
         raise typer.Exit(3)
 
 
-@dataclass(frozen=True)
-class _Calibration:
-    """What --calibrate and --validate were asked for."""
-
-    calibrate: bool
-    validate: bool
-    batches: tuple[int, ...]
-    seqs: tuple[int, ...]
-    threads: tuple[int, ...]
-    strict: bool
-
-
-def _calibrate(bundle: Path, device: str, asked: _Calibration, folder: Path, as_json: bool) -> None:
-    """Fit the estimator to this host, or compare it with measurements, or both; ``folder`` gets the profile."""
+def _calibrate(location: Location, device: str, options: CalibrationOptions, artifacts: Path, as_json: bool) -> None:
+    """--calibrate and --validate; ``artifacts`` gets the profile."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile
     from edgeformer.reporting.calibration_tables import print_calibration
-    from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
-    from edgeformer.stages.profiling.estimating.validate import validate_estimates, with_error
-    from edgeformer.stages.profiling.measure import MeasureRules
+    from edgeformer.stages.profiling.estimating.check import improve
 
-    if len(asked.threads) > 1:
-        raise InputError("--threads: a calibration is for one number of threads")
-    if asked.threads and not asked.calibrate:
-        raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
-    profile, written = load_profile(device, folder), None
-    if asked.calibrate:
-        threads = asked.threads[0] if asked.threads else None
-        profile = calibrate(bundle, profile, threads=threads, progress=show_progress())
-        written = write_profile(profile, folder)  # kept also where validating fails
-    if asked.validate:
-        shapes, rules = tuple(product(asked.batches, asked.seqs)), MeasureRules.strict() if asked.strict else None
-        cases = validate_estimates([bundle], profile, shapes, rules=rules, progress=show_progress())
-        profile = with_error(profile, cases)
-        written = write_profile(profile, folder)
+    folder = artifacts / "profiles"
+    profile = load_profile(device, folder)
+    profile, written = improve(location.require_bundle(), profile, options, folder, show_progress())
     assert profile.calibration is not None
     if as_json:
         print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
     else:
         print_calibration(profile.calibration, written, stdout())
+
+
+def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
+    """The one number of threads that a calibration is for."""
+    if len(threads) > 1:
+        raise InputError("--threads: a calibration is for one number of threads")
+    if threads and not calibrate:
+        raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
+    return threads[0] if threads else None
 
 
 def _refuse(why: str, options: dict[str, object]) -> None:
@@ -241,13 +232,14 @@ def _search(
     """What to search for, checked against the bundle before minutes of measuring."""
     from edgeformer.stages.profiling.search import SearchOptions, check_options
 
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     if not wanted:
         asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}
         given = [option for option, value in asked.items() if value is not None]
         if given:
             raise InputError(f"{given[0]}: says what to search for; add --search")
         return None
-    options = SearchOptions(min_accuracy, max_perplexity, minimize or "latency")
+    options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options
 

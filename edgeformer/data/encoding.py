@@ -7,7 +7,8 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,23 +62,51 @@ def encode(
         labels: int64 [n], stored as they are.
         advance: called with the number of rows done since the last call.
     """
-    # A copy, because truncation is a setting of the tokenizer and would be saved with it.
-    cutting: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    cutting.enable_truncation(max_length)
     pieces: list[NDArray[np.int32]] = []
     lengths: list[int] = []
     truncated = 0
-    for start in range(0, len(texts), _CHUNK):
-        encodings = cutting.encode_batch_fast(list(texts[start : start + _CHUNK]))
-        rows = [encoding.ids for encoding in encodings]
-        truncated += sum(bool(encoding.overflowing) for encoding in encodings)
-        lengths.extend(map(len, rows))
-        pieces.append(np.fromiter((token for row in rows for token in row), dtype=np.int32))
-        advance(len(rows))
+    with cutting(tokenizer, max_length):
+        for start in range(0, len(texts), _CHUNK):
+            encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
+            rows = [encoding.ids for encoding in encodings]
+            truncated += sum(bool(encoding.overflowing) for encoding in encodings)
+            lengths.extend(map(len, rows))
+            pieces.append(np.fromiter((token for row in rows for token in row), dtype=np.int32))
+            advance(len(rows))
+    ids = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+    return Encoded(ids, _offsets(lengths), np.asarray(labels, dtype=np.int64), truncated)
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> tuple[Encoded, NDArray[np.bool_]]:
+    """Encode a few texts that nobody labelled, and say which of them were cut to ``max_length`` tokens, bool [n].
+
+    Args:
+        tokenizer: cuts its texts here and nowhere else.
+        texts: one or more.
+        max_length: tokens, special ones included.
+    """
+    with cutting(tokenizer, max_length):
+        encodings = tokenizer.encode_batch_fast(list(texts))
+    cut = np.array([bool(encoding.overflowing) for encoding in encodings])
+    ids = np.array([token for encoding in encodings for token in encoding.ids], dtype=np.int32)
+    offsets = _offsets([len(encoding.ids) for encoding in encodings])
+    return Encoded(ids, offsets, np.zeros(len(texts), dtype=np.int64), int(cut.sum())), cut
+
+
+@contextmanager
+def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
+    """Texts are cut to ``max_length`` tokens inside of the block: a setting that would be saved with the tokenizer."""
+    tokenizer.enable_truncation(max_length)
+    try:
+        yield
+    finally:
+        tokenizer.no_truncation()
+
+
+def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    ids = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    return Encoded(ids, offsets, np.asarray(labels, dtype=np.int64), truncated)
+    return offsets
 
 
 def cache_key(texts: LabelledTexts, tokenizer_fingerprint: str, max_length: int) -> str:
@@ -178,5 +207,4 @@ class PlainText:
         rows = [encoded.row(index) for index in range(len(encoded))]
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
             rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
-        offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-        return Encoded(np.concatenate(rows), offsets, encoded.labels, 0)
+        return Encoded(np.concatenate(rows), _offsets([len(row) for row in rows]), encoded.labels, 0)

@@ -35,6 +35,11 @@ class Peaks(Frozen):
     fp16_fp32_accumulate: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP32")
     int8: Fact[float] | None = None
 
+    def rates(self, precision: str) -> tuple[float, ...]:
+        """Rates that matrix products of a precision may run at, the surest first; empty: none is known."""
+        facts = {"fp32": (self.fp32,), "fp16": (self.fp16_fp32_accumulate, self.fp16), "int8": (self.int8,)}
+        return tuple(fact.value for fact in facts.get(precision, ()) if fact is not None)
+
 
 class Power(Frozen):
     """What the device draws, in watts: the lowest and the highest power limit it is sold or configured with."""

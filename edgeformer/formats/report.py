@@ -147,7 +147,7 @@ class Candidate(Frozen):
 class Search(Frozen):
     """What `--search` looked at, and its pick."""
 
-    metric: Literal["accuracy", "perplexity"]
+    metric: str = Field(description="of the task: accuracy, perplexity")
     bound: float | None = Field(description="lowest accuracy, or highest perplexity, that was asked for")
     minimize: Literal["latency", "size", "memory", "energy"]
     candidates: tuple[Candidate, ...] = Field(strict=False)

@@ -5,6 +5,7 @@ The scores themselves are each task's own (``tasks/<task>/``); a manifest holds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -61,7 +62,7 @@ class EvaluationRow(Frozen):
 
     artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
     split: str
-    exit: int | None = Field(None, description="language models: the loop whose head answered; None: the last")
+    exit: int | None = Field(None, description="the loop that answered; None: the last")
     n: int = Field(description="rows, or predicted tokens")
     loss: float = Field(description="mean cross-entropy per row or token, nats")
     accuracy: float | None = None
@@ -80,10 +81,30 @@ class EvaluationRow(Frozen):
     host: str | None = Field(None, description="the processor that the time was taken on")
 
 
+class EarlyExitRow(Frozen):
+    """What comes of letting rows or tokens of a set leave an artifact at the first exit that is sure enough of them."""
+
+    artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
+    split: str
+    n: int = Field(description="rows, or predicted tokens")
+    threshold: float | None = Field(
+        description="smallest top probability that lets one leave, at every exit; None: the paper's schedule, which "
+        "falls from loop to loop"
+    )
+    thresholds: dict[str, float] = Field(description="the same for each exit: loop → top probability")
+    mean_loops: float = Field(description="loops that each takes on average; no time was measured")
+    loss: float = Field(description="mean cross-entropy per row or token, nats")
+    accuracy: float | None = None
+    perplexity: float | None = None
+    share: dict[str, float] = Field(description="loop → share of those that leave there; sums to 1")
+    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+
+
 class Evaluation(Frozen):
-    """All rows that are known of a run."""
+    """All that is known of a run's scores."""
 
     rows: tuple[EvaluationRow, ...] = Field((), strict=False)
+    early_exit: tuple[EarlyExitRow, ...] = Field((), strict=False)
 
 
 def read_evaluation(run: Path) -> Evaluation:
@@ -92,12 +113,19 @@ def read_evaluation(run: Path) -> Evaluation:
     return read_manifest(Evaluation, path) if path.is_file() else Evaluation()
 
 
-def merge_rows(run: Path, rows: list[EvaluationRow]) -> None:
-    """Add ``rows`` to the run's evaluation.json; a row for the same artifact, set and exit replaces the old one."""
+def merge_rows(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow] = ()) -> None:
+    """Add scores to the run's evaluation.json; those of the same artifact and set replace the old ones.
+
+    Args:
+        run: the run's folder.
+        rows: of an artifact and set all that there are.
+        early_exit: of the same.
+    """
     try:
-        known = read_evaluation(run).rows
+        known = read_evaluation(run)
     except ArtifactError:
-        known = ()  # a file that cannot be read holds nothing worth keeping
-    fresh = {(row.artifact, row.split, row.exit) for row in rows}
-    kept = [row for row in known if (row.artifact, row.split, row.exit) not in fresh]
-    write_json(run / EVALUATION_FILE, Evaluation(rows=(*kept, *rows)))
+        known = Evaluation()  # a file that cannot be read holds nothing worth keeping
+    fresh = {(row.artifact, row.split) for row in rows}
+    kept = [row for row in known.rows if (row.artifact, row.split) not in fresh]
+    before = [row for row in known.early_exit if (row.artifact, row.split) not in fresh]
+    write_json(run / EVALUATION_FILE, Evaluation(rows=(*kept, *rows), early_exit=(*before, *early_exit)))

@@ -135,12 +135,13 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     """Scores per artifact, with the time per sample."""
     language = any(row.perplexity is not None for row in rows)
     scores = _LANGUAGE if language else _SCORES
-    columns = ("artifact", "set", *(("exit",) if language else ()), *scores, "ms/sample")
+    exits = language or any(row.exit is not None for row in rows)
+    columns = ("artifact", "set", *(("exit",) if exits else ()), *scores, "ms/sample")
     where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
     table = new_table(f"{name}: scores{where}{leaks}", *columns, right=columns[2:])
     for row in rows:
-        exit_ = (("last" if row.exit is None else str(row.exit)),) if language else ()
+        exit_ = (("last" if row.exit is None else str(row.exit)),) if exits else ()
         cells = _language_cells(row) if language else _score_cells(row)
         table.add_row(row.artifact, row.split, *exit_, *cells, _number(row.ms_per_sample, 3))
     return table

@@ -25,17 +25,32 @@ def _nothing(rows: int) -> None:
 def run_rows(
     run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = _nothing
 ) -> NDArray[np.float32]:
-    """Logits [n, C] of every row, in the order of the rows. Batches hold rows of similar length, longest first."""
-    logits: NDArray[np.float32] | None = None
+    """Logits [n, C] of every row, as :func:`answer_rows` gives them."""
+    return answer_rows(run, encoded, pad, batch, advance)["logits"]
+
+
+def answer_rows(
+    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = _nothing
+) -> dict[str, NDArray[Any]]:
+    """All outputs [n, …] of a model, in the order of the rows; every row goes through it once.
+
+    Args:
+        run: a session's.
+        encoded: the rows.
+        pad: the token that fills them up.
+        batch: rows per call, which are of similar length, longest first.
+        advance: is told of rows that are done.
+    """
+    answers: dict[str, NDArray[Any]] = {}
     for numbers in ordered_batches(encoded.lengths, batch):
-        output = run(collate(encoded, numbers, pad))["logits"]
-        if logits is None:
-            logits = np.empty((len(encoded), output.shape[-1]), dtype=np.float32)
-        logits[numbers] = output
+        for name, output in run(collate(encoded, numbers, pad)).items():
+            if name not in answers:
+                answers[name] = np.empty((len(encoded), *output.shape[1:]), dtype=output.dtype)
+            answers[name][numbers] = output
         advance(len(numbers))
-    if logits is None:
+    if not answers:
         raise ValueError("no rows to run")
-    return logits
+    return answers
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from edgeformer.formats.manifest import DataSummary, Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.early_exit import Departures, ExitNotes
 
 Array = NDArray[Any]
 Int64s = NDArray[np.int64]
@@ -138,14 +139,18 @@ class Meter(ABC):
         """Count one batch.
 
         Args:
-            outputs: what the model answered: ``logits``, or, of a model that answers at several exits and would not
-                fit them, ``loss_exitN`` and perhaps ``confidence_exitN``.
+            outputs: what the model answered: ``logits``; of a model that answers at several exits ``logits_exitN``, or,
+                where they would not fit, ``loss_exitN`` and perhaps ``confidence_exitN``.
             batch: what it was given, with the right answers, as :meth:`Task.batch` makes it.
         """
 
     @abstractmethod
     def score(self, words: int | None = None) -> Score:
         """The score so far. ``words``: of the text, for figures per word. Raises ValueError where nothing was added."""
+
+    def earlier(self) -> Mapping[int, Score]:
+        """Exit before the last → its score, where :meth:`score` does not tell them (``Score.by_exit``)."""
+        return {}
 
 
 class Task(ABC):
@@ -248,7 +253,7 @@ class Task(ABC):
         Args:
             rows: of a set.
             most: rows per call.
-            vocabulary: tokens that the model knows.
+            vocabulary: tokens that the model knows; of one that answers at several exits, times their number.
             losses: the model answers with losses instead of logits.
             first: only so many of the first rows; None: all.
         """
@@ -260,8 +265,25 @@ class Task(ABC):
     # Scores
 
     @abstractmethod
-    def meter(self, exits: Sequence[int] = ()) -> Meter:
-        """A fresh meter. ``exits``: loops that answer, in rising order; tasks with one answer ignore it."""
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> Meter:
+        """A fresh meter.
+
+        Args:
+            exits: loops that answer, in rising order; empty: the model has one answer.
+            notes: is told of every answer at every one of ``exits``, for early exit.
+        """
+
+    def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
+        """The thresholds that the task's paper lets answers leave by, loop → smallest top probability; None: it has none.
+
+        Args:
+            exits: loops before the last one.
+        """
+        return None
+
+    @abstractmethod
+    def departures(self, found: Departures) -> dict[str, float | None]:
+        """Early exit's figures as keys of evaluation.json: the loss, and the task's metric under its name."""
 
     @abstractmethod
     def criterion(self, score: Any, training: Any) -> float:

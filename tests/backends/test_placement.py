@@ -6,13 +6,14 @@ from pathlib import Path
 
 import onnx
 import pytest
+from edgeformer.backends.opening import open_artifact
 
 from edgeformer.backends import backend_of, cannot_estimate
 from edgeformer.backends.onnxruntime.session import OnnxSession, placement_note
-from edgeformer.backends.opening import open_artifact
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.stages.profiling.estimating.estimate import estimate
 from tests.backends.tiny_bundle import classifier_graph
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -78,6 +79,15 @@ def test_int8_products_are_not_estimated_for_cards(id_: str) -> None:
     assert reason is not None
     assert f"its {artifact.quantized['MatMulInteger']} products in INT8 (MatMulInteger, uint8 × int8)" in reason
     assert cannot_estimate(artifact, load_profile("intel-n100")) is None
+
+
+def test_rows_of_int8_products_on_a_card_are_unavailable() -> None:
+    manifest = read_bundle(OLD)
+    artifact = next(known for known in manifest.artifacts if known.id == "onnx-int8")
+    (row,) = estimate(OLD, manifest, artifact, load_profile("rtx4050"), [("steady", 1, 16)])
+    assert (row.where, row.provider) == ("device", "CUDAExecutionProvider")
+    assert row.latency_ms.status == row.memory_bytes.status == "unavailable"
+    assert "leaves them to the CPU" in str(row.latency_ms.reason)
 
 
 def test_other_graphs_are_estimated_for_cards() -> None:

@@ -132,3 +132,22 @@ def test_no_further_than_the_position_table(model: CRT, ids: Tensor) -> None:
 def test_nothing_read_yet(model: CRT) -> None:
     with pytest.raises(ValueError, match="read one first"):
         decoding(model).advance(2)
+
+
+def test_peeking_gives_the_next_tokens_logits_and_leaves_everything_as_it_was(
+    model: CRT, ids: Tensor, uncached: dict[int, Tensor]
+) -> None:
+    decoder = decoding(model)
+    for read in (0, 70):  # 70: the buffers of keys and values have just grown
+        if read:
+            decoder.read_rows(ids[:, :read].numpy())
+            decoder.advance(8)
+        for _ in range(2):
+            found = torch.from_numpy(decoder.peek(ids[:, read : read + 1].numpy(), 8))
+            assert torch.allclose(found, uncached[8][:, read], atol=1e-5, rtol=0)
+        assert decoder.length == read
+    decoder.read_rows(ids[:, 70:71].numpy())
+    assert torch.allclose(after(decoder, 8), uncached[8][:, 70], atol=1e-5, rtol=0)
+    decoder.close()
+    with pytest.raises(ValueError, match="closed"):
+        decoder.read([1])

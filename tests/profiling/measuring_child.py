@@ -9,30 +9,34 @@ from pathlib import Path
 import pytest
 from tiny_bundle import artifact_of
 
+from edgeformer.backends import ArtifactFiles
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
-from edgeformer.stages.profiling import launch
+from edgeformer.stages.profiling import process
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import ChildSpec
+from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 
 
-def make_spec(bundle: Path, **changes: object) -> ChildSpec:
+def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     """The tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
-    return ChildSpec(
-        bundle=str(bundle),
-        file=str(bundle / "onnx" / "model.onnx"),
+    files = ArtifactFiles(artifact, bundle / "onnx" / "model.onnx", max_positions=24)
+    return MeasureSpec(
+        checked=CheckedArtifact.of(files, bundle),
         size_bytes=artifact.size_bytes or 0,
-        artifact=artifact,
-        max_positions=24,
         provider="CPUExecutionProvider",
         threads=1,
         shapes=((1, 8), (2, 8)),
         rules=asdict(RULES),
     ).model_copy(update=changes)
+
+
+def another(spec: MeasureSpec, **changes: object) -> CheckedArtifact:
+    """What ``spec`` opens, changed."""
+    return spec.checked.model_copy(update=changes)
 
 
 class Recorder(Silent):
@@ -58,7 +62,7 @@ class Recorder(Silent):
 
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """The rows that are left when the child runs ``program`` instead of measuring."""
-    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
     return measure_in_child(make_spec(bundle, **changes), 1.0, Silent())
 
 

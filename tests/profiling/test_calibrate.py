@@ -16,18 +16,18 @@ from edgeformer.formats.errors import InputError, RecipeError
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile
-from edgeformer.stages.profiling.estimating.estimate import estimate
-from edgeformer.stages.profiling.estimating.messages import Probed, ProductTime
-from edgeformer.stages.profiling.estimating.validate import (
-    VALIDATION_SHAPES,
+from edgeformer.stages.profiling.estimating.check import (
+    CHECK_SHAPES,
+    check_estimates,
     error_of,
-    validate_estimates,
     with_error,
 )
+from edgeformer.stages.profiling.estimating.estimate import estimate
+from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.measure import MeasureRules
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
-PROBED = Probed(
+PROBED = HostRates(
     products=tuple(
         ProductTime(rows=rows, width=256, weights=weights, duration_us=5 + rows * 2.0 + weights)
         for rows in (1, 16, 256)
@@ -52,8 +52,8 @@ def calibrated(bundle: Path) -> DeviceProfile:
 
 
 def test_no_shape_is_both_fitted_and_validated() -> None:
-    assert not set(FIT_SHAPES) & set(VALIDATION_SHAPES)
-    assert set(VALIDATION_SHAPES) == {(b, s) for b in (1, 8) for s in (16, 64, 128)}
+    assert not set(FIT_SHAPES) & set(CHECK_SHAPES)
+    assert set(CHECK_SHAPES) == {(b, s) for b in (1, 8) for s in (16, 64, 128)}
 
 
 def test_a_calibrated_profile_holds_measured_facts_and_what_was_fitted(calibrated: DeviceProfile) -> None:
@@ -84,7 +84,7 @@ def test_the_written_profile_is_found_before_the_shipped_one(calibrated: DeviceP
 
 
 def test_measured_beside_estimated(bundle: Path, calibrated: DeviceProfile) -> None:
-    cases = validate_estimates([bundle], calibrated, [(1, 16), (8, 16)], rules=RULES)
+    cases = check_estimates([bundle], calibrated, [(1, 16), (8, 16)], rules=RULES)
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
     checked = with_error(calibrated, cases).calibration
     assert checked is not None and checked.error is not None and checked.validated_on == cases
@@ -97,18 +97,18 @@ def test_measured_beside_estimated(bundle: Path, calibrated: DeviceProfile) -> N
 
 def test_cases_that_were_fitted_do_not_count(bundle: Path, calibrated: DeviceProfile) -> None:
     with pytest.raises(InputError, match="were fitted"):
-        validate_estimates([bundle], calibrated, [(1, 8), (2, 24)], rules=RULES)
+        check_estimates([bundle], calibrated, [(1, 8), (2, 24)], rules=RULES)
 
 
 def test_a_profile_without_a_calibration_or_with_anothers_is_refused(bundle: Path, calibrated: DeviceProfile) -> None:
     with pytest.raises(InputError, match="--calibrate"):
-        validate_estimates([bundle], load_profile("host"), [(1, 16)])
+        check_estimates([bundle], load_profile("host"), [(1, 16)])
     assert calibrated.calibration is not None
     moved = calibrated.model_copy(
         update={"calibration": calibrated.calibration.model_copy(update={"processor": "Another 9000"})}
     )
     with pytest.raises(InputError, match="calibrated for another processor"):
-        validate_estimates([bundle], moved, [(1, 16)])
+        check_estimates([bundle], moved, [(1, 16)])
 
 
 def case(measured: float, estimated: float) -> FittedCase:

@@ -137,3 +137,37 @@ def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.M
     ]
     assert named in noted[-1]
     assert not any("card" in note for note in doubts(described, CPU))
+
+
+def test_foreign_work_is_told_apart_from_our_own() -> None:
+    before = CpuReading(at_s=10, busy_s=100, own_s=50, stolen_s=0, throttled=3)
+    after = CpuReading(at_s=12, busy_s=105, own_s=53.9, stolen_s=0, throttled=3)
+    use = used_between(before, after)
+    assert (round(use.own_cores, 2), round(use.foreign_cores, 2)) == (1.95, 0.55)
+    assert use.warnings() == ["other processes used 0.6 cores while this was measured"] or use.warnings() == [
+        "other processes used 0.5 cores while this was measured"
+    ]
+    quiet = used_between(before, CpuReading(at_s=12, busy_s=104, own_s=53.9, stolen_s=0, throttled=3))
+    assert quiet.warnings() == []
+
+
+def test_stolen_time_and_throttling_are_named() -> None:
+    before = CpuReading(at_s=0, busy_s=0, own_s=0, stolen_s=0, throttled=3)
+    after = CpuReading(at_s=1, busy_s=1, own_s=1, stolen_s=0.5, throttled=4)
+    noted = " / ".join(used_between(before, after).warnings())
+    assert "hypervisor took 0.5 cores" in noted and "throttled because of heat" in noted
+
+
+def test_a_real_spin_is_our_own_work() -> None:
+    before = conditions.read_cpu()
+    until = time.perf_counter() + 0.3
+    while time.perf_counter() < until:
+        pass
+    assert used_between(before, conditions.read_cpu()).own_cores > 0.3
+
+
+def test_conditions_leave_out_what_is_not_known() -> None:
+    described = conditions.describe(threads=2, gpu_uuid=None)
+    assert described["threads"] == 2
+    assert "power" in described
+    assert None not in described.values()

@@ -12,10 +12,12 @@ import pytest
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
-from edgeformer.stages.profiling import launch
+from edgeformer.stages.profiling import process
+from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import ChildSpec
+from edgeformer.stages.profiling.messages import MeasureSpec, phases_of
+from edgeformer.tasks import task_named
 from tests.exporting.language_run import LOOPS, POSITIONS, exported_language_run
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.2, min_s=0.05, max_s=0.4, idle_s=0.01, energy_s=0.01)
@@ -29,15 +31,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(bundle: Path, id_: str, *shapes: tuple[int, int]) -> list[Row]:
     manifest = read_bundle(bundle)
     artifact = next(one for one in manifest.artifacts if one.id == id_)
-    assert artifact.file is not None
-    spec = ChildSpec(
-        bundle=str(bundle),
-        file=str(bundle / artifact.file),
+    spec = MeasureSpec(
+        checked=check_files(bundle, manifest, artifact),
         size_bytes=artifact.size_bytes or 0,
-        artifact=artifact,
-        max_positions=manifest.max_positions,
         provider="CPUExecutionProvider",
         threads=1,
+        phases=phases_of(artifact, task_named(manifest.task)),
         shapes=shapes,
         rules=asdict(RULES),
     )
@@ -99,7 +98,7 @@ sys.exit(child.main())
 
 
 def test_a_crash_while_decoding_leaves_the_whole_calls(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", DIES_WHILE_DECODING])
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", DIES_WHILE_DECODING])
     rows = measured(bundle, "onnx-fp32-step", (1, 8), (2, 8))
     assert [(row.phase, row.batch, row.latency_ms.status) for row in rows] == [
         ("cold", 1, "measured"),

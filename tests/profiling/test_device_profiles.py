@@ -16,7 +16,7 @@ from edgeformer.formats import documents
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
 from edgeformer.formats.documents import shipped_folder, shipped_names
 from edgeformer.machine import nvidia
-from edgeformer.stages.profiling.target import find_target
+from edgeformer.stages.profiling.request import find_target
 from tests.cli.run_cli import edgeformer
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do

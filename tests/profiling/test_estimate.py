@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeformer.backends.opening import open_artifact
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.backends.opening import open_artifact
 from edgeformer.bundle import read_bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.formats.documents import load_profile, shipped_names
@@ -18,10 +18,11 @@ from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, Engine
 from edgeformer.formats.report import Row
 from edgeformer.machine.host import cpu_name
-from edgeformer.stages.profiling.estimating import listing
+from edgeformer.stages.profiling import process
+from edgeformer.stages.profiling.estimating import listing, probe
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate, estimate_listed, onnx_origin
-from edgeformer.stages.profiling.estimating.graphs import feed_for
-from edgeformer.stages.profiling.estimating.listing import list_artifact
+from edgeformer.stages.profiling.estimating.listing import feed_for, list_artifact
+from edgeformer.stages.profiling.estimating.probe import run_probe
 from edgeformer.stages.profiling.messages import Item
 
 CHECKED = FittedCase(run="r", artifact="a", precision="fp32", batch=1, seq=8, measured_ms=1.0, estimated_ms=1.0)
@@ -94,7 +95,7 @@ def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: 
 def test_a_calibrated_estimate_is_the_sum_of_its_nodes(bundle: Path, listed: listing.Listing) -> None:
     error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.5, created="now")
     (row, _) = rows_for(bundle, listed, device(calibration=calibration(error=error, validated_on=(CHECKED,))))
-    nodes = len(listed.nodes(ITEMS[0]))
+    nodes = len(listed.items[ITEMS[0]].nodes)
     latency = row.latency_ms
     assert latency.low is not None and latency.high is not None and latency.p50 is not None
     # 50 µs per call and 10 per node; the rest of so small a graph is next to nothing
@@ -234,17 +235,18 @@ def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -
             "import sys; sys.stderr.write('out of luck'); raise SystemExit(7)",
             "exit code 7; its last words: out of luck",
         ),
-        ("import time; time.sleep(60)", "ended early"),
+        ("import time; time.sleep(60)", "was silent for 1 s and was ended"),
     ],
 )
 def test_a_listing_process_that_dies_is_a_reason(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, says: str
 ) -> None:
-    monkeypatch.setattr(listing, "child_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
     monkeypatch.setattr(listing, "_LONGEST_S", 1.0)
+    monkeypatch.setattr(probe, "_LONGEST_S", 1.0)
     assert says in reason(bundle, device())
     with pytest.raises(EdgeformerError, match="could not be measured"):
-        listing.run_probe(1)
+        run_probe(1)
 
 
 def test_decoding_feeds_one_token_and_what_was_kept_of_the_others() -> None:

@@ -20,8 +20,8 @@ from edgeformer.stages.profiling.estimating.fit import (
     memory_ratio,
     nnls,
 )
+from edgeformer.stages.profiling.estimating.rates import Rates
 from edgeformer.stages.profiling.estimating.roofline import (
-    Rates,
     amounts,
     beyond_cache,
     efficiency_of,

@@ -1,20 +1,25 @@
-"""What can happen to a measuring child, and the rows that are left of it."""
+"""What can happen to a measuring child and the rows that are left of it; a row is stable only where a second process
+finds the same median."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 from tiny_bundle import write_bundle
 
 from edgeformer.formats.progress import Silent
-from edgeformer.stages.profiling import launch
-from edgeformer.stages.profiling.launch import child_environment, measure_in_child
-from edgeformer.stages.profiling.messages import Measured, Refused, Started, unavailable_row
-from tests.profiling.measuring_child import RULES, Recorder, make_spec, reasons, run_as
+from edgeformer.formats.report import Energy, Latency, Memory, Row
+from edgeformer.stages.profiling import launch, process
+from edgeformer.stages.profiling.launch import confirmed, item_of, measure_in_child, stable_items
+from edgeformer.stages.profiling.measure import MeasureRules, summarise
+from edgeformer.stages.profiling.messages import FinishedRow, Refusal, Start, unavailable_row
+from edgeformer.stages.profiling.process import child_environment
+from tests.profiling.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,9 @@ def test_a_real_child_measures_every_shape(bundle: Path) -> None:
 
 
 def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path) -> None:
-    rows = measure_in_child(make_spec(bundle, shapes=((1, 8), (1, 30)), max_positions=99), 5.0, Silent())
+    rows = measure_in_child(
+        make_spec(bundle, shapes=((1, 8), (1, 30)), checked=another(make_spec(bundle), max_positions=99)), 5.0, Silent()
+    )
     assert [(row.seq, row.latency_ms.status) for row in rows if row.phase == "steady"] == [
         (8, "measured"),
         (30, "unavailable"),
@@ -56,7 +63,9 @@ def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path
 
 def test_an_artifact_that_cannot_be_opened_is_a_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    rows = measure_in_child(make_spec(bundle, file=str(tmp_path / "bad.onnx")), 5.0, Silent())
+    rows = measure_in_child(
+        make_spec(bundle, checked=another(make_spec(bundle), file=str(tmp_path / "bad.onnx"))), 5.0, Silent()
+    )
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
 
 
@@ -84,8 +93,12 @@ def test_rows_that_were_finished_before_the_crash_survive(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(bundle)
-    row = unavailable_row(spec.artifact, 1, (1, 8), "CPUExecutionProvider", "host", "stands for a measured one")
-    said = [Started(batch=1, seq=8, provider="P"), Measured(row=row), Started(batch=2, seq=8, provider="P")]
+    row = unavailable_row(
+        spec.artifact, 1, ("steady", 1, 8), "CPUExecutionProvider", "host", "stands for a measured one"
+    )
+    said = [
+        Start(item=("steady", 1, 8), provider="P"), FinishedRow(row=row), Start(item=("steady", 2, 8), provider="P"),
+    ]  # fmt: skip
     (tmp_path / "said").write_text("".join(m.model_dump_json() + "\n" for m in said), encoding="utf-8")
     program = (
         f"import os, sys; sys.stdout.write(open({str(tmp_path / 'said')!r}, encoding='utf-8').read())\n"
@@ -98,7 +111,7 @@ def test_rows_that_were_finished_before_the_crash_survive(
 
 
 def test_garbage_on_stdout_is_not_taken_for_a_measurement(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
-    found = reasons(run_as(monkeypatch, bundle, 'print(\'{"kind": "measured"}\')'))
+    found = reasons(run_as(monkeypatch, bundle, 'print(\'{"kind": "row"}\')'))
     assert "wrote something else than measurements" in found[0]
 
 
@@ -109,10 +122,10 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, bundle: Pa
 
 
 def test_a_refusal_is_told_live(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
-    line = Refused(batch=1, seq=8, reason="too long").model_dump_json()
+    line = Refusal(item=("steady", 1, 8), reason="too long").model_dump_json()
     (tmp_path / "said").write_text(line + "\n", encoding="utf-8")
     program = f"print(open({str(tmp_path / 'said')!r}, encoding='utf-8').read(), end='')"
-    monkeypatch.setattr(launch, "child_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
     progress = Recorder()
     measure_in_child(make_spec(bundle, shapes=((1, 8),)), 1.0, progress)
     assert progress.messages == ["model at 1×8: not measured: too long"]
@@ -137,3 +150,57 @@ def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) 
     assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert "OMP_PROC_BIND" not in os.environ
+
+
+def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:
+    unknown = Latency(status="unavailable", reason="the process ended early")
+    return Row(
+        artifact="model",
+        precision="fp32",
+        provider="CPUExecutionProvider",
+        where="host",
+        phase=phase,
+        batch=2,
+        seq=8,
+        latency_ms=unknown if p50 is None else summarise([p50] * 130, stable, ["noted"]),
+        memory_bytes=Memory(status="unavailable"),
+        size_bytes=1,
+        energy_mj=Energy(status="unavailable"),
+        conditions={"threads": 1},
+    )
+
+
+def test_only_stable_rows_are_worth_measuring_again() -> None:
+    rows = [row(5.0, None, "cold"), row(5.0), row(5.0, False, "decode"), row(None)]
+    assert stable_items(rows) == (("steady", 2, 8),)
+    assert item_of(rows[0]) is None and item_of(rows[2]) == ("decode", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("second", "stable"), [(10.0, True), (10.49, True), (9.53, True), (10.51, False), (9.5, False)]
+)
+def test_a_median_within_the_tolerance_confirms(second: float, stable: bool) -> None:
+    first = row(10.0)
+    found = confirmed(first, row(second), MeasureRules().repeat_tolerance)
+    assert found.latency_ms.stable is stable
+    assert found.conditions == {"threads": 1, "repeated_p50_ms": second}
+    assert (found.latency_ms.p50, found.latency_ms.n, found.memory_bytes) == (10.0, 130, first.memory_bytes)
+    if not stable:
+        assert found.latency_ms.warnings == (
+            "noted",
+            f"not confirmed: this process has a median of 10 ms, a second one found {second:.3g} ms",
+            "the second process: noted",
+        )
+
+
+def test_a_second_process_without_an_answer_confirms_nothing() -> None:
+    found = confirmed(row(10.0), row(None), 0.05)
+    assert found.latency_ms.stable is False and found.latency_ms.p50 == 10.0
+    assert "found nothing: the process ended early" in found.latency_ms.warnings[-1]
+
+
+def test_the_second_process_takes_a_third_and_reads_no_energy() -> None:
+    rules = MeasureRules().repeated()
+    assert (rules.min_s, rules.min_calls, rules.max_s, rules.warmup_max_s) == (1.0, 34, 20.0, 10.0)
+    assert rules.idle_s == rules.energy_s == 0.0
+    assert (rules.warmup_min_s, rules.windows) == (MeasureRules().warmup_min_s, MeasureRules().windows)

@@ -123,7 +123,7 @@ def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_wit
     )
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
     limits = Limits(size_bytes=600, latency_ms=20.0, memory_bytes=None, batch=1, seq=128)
-    found = run(manifest, rows, limits, SearchOptions(min_accuracy=0.9))
+    found = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
     assert picked(found) == ("good", 2)
     assert found.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms"
@@ -220,7 +220,7 @@ def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
 
 def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
     manifest = bundle(artifact("a", validation=accuracy(0.8)), artifact("b", validation=accuracy(0.85)))
-    found = run(manifest, [row("a"), row("b")], options=SearchOptions(min_accuracy=0.9))
+    found = run(manifest, [row("a"), row("b")], options=SearchOptions({"accuracy": 0.9}))
     assert found.pick is None
     assert found.reason.endswith("best accuracy: 0.8500 (b)")
 
@@ -265,7 +265,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         row("decode", 3.0, phase="decode"),
         row("half-decode", 2.0, phase="decode"),
     ]
-    found = run(manifest, rows, limits, SearchOptions(max_perplexity=25.0))
+    found = run(manifest, rows, limits, SearchOptions({"perplexity": 25.0}))
     assert picked(found) == ("decode", 2)
     assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in found.candidates] == [
         ("full", 20.0, None, 50.0),
@@ -281,18 +281,18 @@ def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_sp
     golden = artifact("step", role="full", validation=None, score=accuracy(1.0))
     mixed = run(bundle(artifact("model"), golden), [row("model"), row("step", 0.1)])
     assert picked(mixed) == ("model", 2)
-    alone = run(bundle(golden), [row("step", 0.1)], options=SearchOptions(min_accuracy=0.99))
+    alone = run(bundle(golden), [row("step", 0.1)], options=SearchOptions({"accuracy": 0.99}))
     assert picked(alone) == ("step", 2)
 
 
 @pytest.mark.parametrize(
     ("options", "task", "expected"),
     [
-        (SearchOptions(max_perplexity=20.0), "classification", "classifier; bound it with --min-accuracy"),
-        (SearchOptions(min_accuracy=0.9), "language-modeling", "language model; bound it with --max-perplexity"),
-        (SearchOptions(min_accuracy=91.0), "classification", "0.91 for 91 %"),
-        (SearchOptions(max_perplexity=0.5), "language-modeling", "never below 1"),
-        (SearchOptions(max_perplexity=float("nan")), "language-modeling", "never below 1"),
+        (SearchOptions({"perplexity": 20.0}), "classification", "classifier; bound it with --min-accuracy"),
+        (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model; bound it with --max-perplexity"),
+        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 for 91 %"),
+        (SearchOptions({"perplexity": 0.5}), "language-modeling", "never below 1"),
+        (SearchOptions({"perplexity": float("nan")}), "language-modeling", "never below 1"),
     ],
 )
 def test_a_bound_that_makes_no_sense_is_refused(options: SearchOptions, task: str, expected: str) -> None:
@@ -402,7 +402,7 @@ def test_the_pick_and_the_front_are_those_of_a_brute_force(
         row(f"a{n}", case[1], case[2], case[3], energy_mj=Energy(status="measured", value=case[4]))
         for n, case in enumerate(cases)
     ]
-    found = run(manifest, rows, limits, SearchOptions(min_accuracy=bound, minimize=minimize))
+    found = run(manifest, rows, limits, SearchOptions({} if bound is None else {"accuracy": bound}, minimize))
     expected, front = brute_force(cases, limits, bound, minimize)
     assert (found.pick is None) == (not expected)
     assert found.pick is None or found.pick in expected

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeformer.formats.report import Energy, Latency, Memory, Row
-from edgeformer.stages.profiling.verdict import Judged, Limits, judge, spared_of_latency
+from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, spared_of_latency
 
 
 def row(batch: int = 1, seq: int = 128, p50: float = 4.0, peak: int = 1000, stable: bool = True) -> Row:
@@ -33,12 +33,12 @@ def limits(**changes: object) -> Limits:
     return Limits(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def statuses(judged: Judged, wanted: Limits) -> dict[str, str]:
-    return {check.name: check.status for check in judge([judged], wanted).checks}
+def statuses(judged: Evidence, wanted: Limits) -> dict[str, str]:
+    return {check.name: check.status for check in check_budget([judged], wanted).checks}
 
 
 def test_everything_inside_its_limit_passes() -> None:
-    verdict = judge([Judged("model", 500, [row(16, 128, p50=99.0), row()], "")], limits())
+    verdict = check_budget([Evidence("model", 500, [row(16, 128, p50=99.0), row()], "")], limits())
     assert verdict.status == "pass"
     assert [(check.name, check.limit, check.value, check.unit) for check in verdict.checks] == [
         ("size", 500, 500, "bytes"),
@@ -53,30 +53,30 @@ def test_everything_inside_its_limit_passes() -> None:
     [({"size_bytes": 499}, "size"), ({"latency_ms": 3.9}, "latency"), ({"memory_bytes": 999}, "memory")],
 )
 def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[str, object], failed: str) -> None:
-    verdict = judge([Judged("model", 500, [row()], "")], limits(**change))
+    verdict = check_budget([Evidence("model", 500, [row()], "")], limits(**change))
     assert verdict.status == "fail"
     assert [check.name for check in verdict.checks if check.status == "fail"] == [failed]
 
 
 def test_an_absent_device_leaves_latency_and_memory_unknown_and_still_judges_size() -> None:
-    absent = Judged("model", 500, [], "not present on this host")
+    absent = Evidence("model", 500, [], "not present on this host")
     assert statuses(absent, limits()) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
-    verdict = judge([absent], limits())
+    verdict = check_budget([absent], limits())
     assert verdict.status == "unknown"
     assert verdict.checks[1].reason == "not present on this host"
-    assert judge([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
+    assert check_budget([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
 
 
 def test_an_absent_limit_is_not_checked_and_nothing_checked_is_unknown() -> None:
     bare = limits(size_bytes=None, latency_ms=None, memory_bytes=None)
-    verdict = judge([Judged("model", 500, [row()], "")], bare)
+    verdict = check_budget([Evidence("model", 500, [row()], "")], bare)
     assert (verdict.status, verdict.checks) == ("unknown", ())
 
 
 def test_only_the_budgets_shape_and_phase_are_judged() -> None:
-    elsewhere = Judged("model", 500, [row(1, 64)], "1×128 was not measured")
+    elsewhere = Evidence("model", 500, [row(1, 64)], "1×128 was not measured")
     assert statuses(elsewhere, limits())["latency"] == "unknown"
-    decode = Judged("model", 500, [row()], "decoding is not measured yet")
+    decode = Evidence("model", 500, [row()], "decoding is not measured yet")
     assert statuses(decode, limits(phase="decode")) == {"size": "pass", "latency": "unknown", "memory": "pass"}
 
 
@@ -87,12 +87,12 @@ def test_what_could_not_be_measured_is_unknown_with_its_reason() -> None:
             "memory_bytes": Memory(status="unavailable", reason="it crashed"),
         }
     )
-    verdict = judge([Judged("model", 500, [failed], "")], limits())
+    verdict = check_budget([Evidence("model", 500, [failed], "")], limits())
     assert [(check.status, check.reason) for check in verdict.checks[1:]] == [("unknown", "it crashed")] * 2
 
 
 def test_an_unstable_measurement_is_judged_but_says_so() -> None:
-    verdict = judge([Judged("model", 500, [row(stable=False)], "")], limits(shape_note="capped"))
+    verdict = check_budget([Evidence("model", 500, [row(stable=False)], "")], limits(shape_note="capped"))
     assert verdict.status == "pass"
     assert verdict.checks[1].reason == "p50 at 1×128: capped; the measurement is not stable"
 
@@ -112,7 +112,9 @@ def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) ->
     [(1.0, 5.0, "pass"), (1.0, 5.001, "unknown"), (5.0, 9.0, "unknown"), (5.001, 9.0, "fail")],
 )
 def test_an_estimate_passes_or_fails_only_with_its_whole_range(low: float, high: float, expected: str) -> None:
-    (check,) = (c for c in judge([Judged("model", 500, [estimated(low, high)], "")], limits()).checks if c.unit == "ms")
+    (check,) = (
+        c for c in check_budget([Evidence("model", 500, [estimated(low, high)], "")], limits()).checks if c.unit == "ms"
+    )
     assert (check.status, check.basis, check.low, check.high) == (expected, "estimated", low, high)
     assert check.value == pytest.approx((low * high) ** 0.5)
     assert check.reason is not None and check.reason.startswith("estimated p50 at 1×128")
@@ -121,16 +123,16 @@ def test_an_estimate_passes_or_fails_only_with_its_whole_range(low: float, high:
 
 def test_an_estimate_of_memory_is_judged_by_its_range_too() -> None:
     by_limit = {
-        limit: statuses(Judged("model", 500, [estimated(1, 2, 100, 900)], ""), limits(memory_bytes=limit))["memory"]
+        limit: statuses(Evidence("model", 500, [estimated(1, 2, 100, 900)], ""), limits(memory_bytes=limit))["memory"]
         for limit in (99, 100, 899, 900)
     }
     assert by_limit == {99: "fail", 100: "unknown", 899: "unknown", 900: "pass"}
     without_range = estimated(1, 2).model_copy(update={"memory_bytes": Memory(status="estimated", peak=5)})
-    assert statuses(Judged("model", 500, [without_range], ""), limits())["memory"] == "unknown"
+    assert statuses(Evidence("model", 500, [without_range], ""), limits())["memory"] == "unknown"
 
 
 def test_what_was_measured_wins_over_an_estimate_and_every_check_says_what_it_rests_on() -> None:
-    verdict = judge([Judged("model", 500, [estimated(0.1, 0.2), row(p50=7.0)], "")], limits(energy_mj=2.0))
+    verdict = check_budget([Evidence("model", 500, [estimated(0.1, 0.2), row(p50=7.0)], "")], limits(energy_mj=2.0))
     assert [(c.name, c.status, c.basis) for c in verdict.checks] == [
         ("size", "pass", "measured"),
         ("latency", "fail", "measured"),
@@ -143,7 +145,7 @@ def test_what_was_measured_wins_over_an_estimate_and_every_check_says_what_it_re
 @pytest.mark.parametrize(("limit", "expected"), [(3.0, "pass"), (2.9, "fail")])
 def test_energy_is_judged_in_millijoules_per_call(limit: float, expected: str) -> None:
     charged = row().model_copy(update={"energy_mj": Energy(status="measured", value=3.0)})
-    (check,) = (c for c in judge([Judged("model", 500, [charged], "")], limits(energy_mj=limit)).checks[3:])
+    (check,) = (c for c in check_budget([Evidence("model", 500, [charged], "")], limits(energy_mj=limit)).checks[3:])
     assert (check.name, check.unit, check.status) == ("energy", "mJ", expected)
 
 
@@ -153,22 +155,22 @@ def test_of_several_thread_counts_the_one_that_meets_most_limits_is_judged_as_a_
         row(p50=3.0, peak=1100).model_copy(update={"threads": 2}),  # faster, but over the memory limit
         row(p50=9.0, peak=800).model_copy(update={"threads": 4}),
     ]
-    verdict = judge([Judged("model", 500, rows, "")], limits())
+    verdict = check_budget([Evidence("model", 500, rows, "")], limits())
     assert [(check.value, check.status) for check in verdict.checks[1:]] == [(4.5, "pass"), (900, "pass")]
     assert verdict.checks[1].reason == "p50 at 1×128, with 1 thread"
-    assert judge([Judged("model", 500, rows, "")], limits(memory_bytes=2000)).checks[1].value == 3.0
+    assert check_budget([Evidence("model", 500, rows, "")], limits(memory_bytes=2000)).checks[1].value == 3.0
 
 
 def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
     token = row(p50=4.0).model_copy(update={"phase": "decode"})
-    whole = Judged("full", 500, [row(p50=60.0)], "", whole_texts=True)
+    whole = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
     wanted = limits(phase="decode", energy_mj=1.0)
-    both = judge([whole, Judged("decode", 500, [token], "")], wanted)
+    both = check_budget([whole, Evidence("decode", 500, [token], "")], wanted)
     assert [(c.artifact, c.name) for c in both.checks if c.name in ("latency", "energy")] == [
         ("decode", "latency"),
         ("decode", "energy"),
     ]
-    assert spared_of_latency([whole, Judged("decode", 500, [token], "")], wanted) == ("full",)
+    assert spared_of_latency([whole, Evidence("decode", 500, [token], "")], wanted) == ("full",)
     assert {(c.artifact, c.name) for c in both.checks if c.name == "memory"} == {
         ("full", "memory"),
         ("decode", "memory"),
@@ -176,15 +178,15 @@ def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
 
 
 def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
-    whole = Judged("full", 500, [row(p50=60.0)], "", whole_texts=True)
-    check = next(c for c in judge([whole], limits(phase="decode")).checks if c.name == "latency")
+    whole = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
+    check = next(c for c in check_budget([whole], limits(phase="decode")).checks if c.name == "latency")
     assert (check.value, check.status) == (60.0, "fail")
     assert check.reason is not None and "without caches" in check.reason
     assert spared_of_latency([whole], limits(phase="decode")) == ()
 
 
 def test_a_decoding_graph_that_crashed_leaves_the_limit_unknown_although_full_graphs_ran() -> None:
-    whole = Judged("full", 500, [row(p50=1.0)], "", whole_texts=True)
+    whole = Evidence("full", 500, [row(p50=1.0)], "", whole_texts=True)
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
-    verdict = judge([whole, Judged("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
+    verdict = check_budget([whole, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
     assert [(c.status, c.reason) for c in verdict.checks if c.name == "latency"] == [("unknown", "it crashed")]

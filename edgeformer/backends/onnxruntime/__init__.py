@@ -43,9 +43,11 @@ class OnnxRuntimeBackend(Backend):
             raise InputError(
                 f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
             )
+        if options.exits and role != "step":
+            raise InputError(f"artifact {files.artifact.id!r} answers after its last loop only; a step artifact at all")
         open_part = _opener(files, options)
         if role == "step":
-            return StepSession(files.parts, _loops(files), open_part, early=options.early)
+            return StepSession(files.parts, _loops(files), open_part, exits=options.exits, early=options.early)
         return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
@@ -58,7 +60,13 @@ class OnnxRuntimeBackend(Backend):
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
         open_part = _opener(files, options)
         if role == "decode":
-            return full_depth_decoder(open_part(files.file))
+            decoder = full_depth_decoder(open_part(files.file))
+            if exits is not None and set(exits) != {decoder.loops}:
+                decoder.close()
+                raise InputError(
+                    f"artifact {files.artifact.id!r} always runs all {decoder.loops} loops; use a step artifact"
+                )
+            return decoder
         loops = _loops(files)
         return step_decoder(StepParts(files.parts, loops, exits or (loops,), open_part))
 
@@ -82,8 +90,12 @@ class OnnxRuntimeBackend(Backend):
         return ProviderFacts(label, _KINDS.get(label), counts_threads=label == "CPU")
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import ONNX Runtime."""
-        import edgeformer.backends.onnxruntime.session  # noqa: F401
+        """Import ONNX Runtime, and what runs an artifact of this role."""
+        import edgeformer.backends.onnxruntime.session
+
+        if artifact.role in ("step", "decode"):
+            import edgeformer.backends.onnxruntime.decoder
+            import edgeformer.backends.onnxruntime.step_session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """ONNX Runtime itself and every provider that is built in or worth knowing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array, Early, Session
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.tasks.early_exit import exit_logits
 
 OpenPart = Callable[[Path], OnnxSession]
 
@@ -84,14 +85,15 @@ class StepParts:
 
 
 class StepSession(Session):
-    """A step bundle as if it were one graph. For classifiers also one that rows leave early.
+    """A step bundle as if it were one graph, which can also answer at several exits, or let rows leave early.
 
     Args:
         parts: embed, loop, readout… → file.
         loops: of the whole model.
         open_part: how a file is opened.
-        exit_: the loop that answers; None: the last one.
+        exit_: the last loop that is run; None: the model's last one.
         early: rows leave before that when they are sure (classifiers); the result then has ``loops`` int64 [batch].
+        exits: loops that all answer, each as ``logits_exitN``; empty: ``exit_`` alone, as ``logits``.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
@@ -105,28 +107,32 @@ class StepSession(Session):
         open_part: OpenPart = open_here,
         exit_: int | None = None,
         early: Early | None = None,
+        exits: Collection[int] = (),
     ) -> None:
-        self._last = exit_ or loops
+        self._last = exit_ or max(exits, default=loops)
         asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
-        opened = StepParts(parts, loops, {*asked, self._last}, open_part)
+        opened = StepParts(parts, loops, {*asked, *exits, self._last}, open_part)
         if early is not None and opened.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
         self._parts: StepParts | None = opened
-        self._early, self._asked = early, frozenset(asked)
+        self._early, self._asked, self._exits = early, frozenset(asked), frozenset(exits)
         self.provider = opened.provider
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run embed, the loops and a readout. See :meth:`Session.run`."""
+        """Run embed, the loops and a readout, or several. See :meth:`Session.run`."""
         if self._parts is None:
             raise EdgeformerError("the session of a step bundle is closed")
-        if self._parts.is_decoder:
-            return {"logits": self._read_text(self._parts, inputs)}
+        parts = self._parts
         if self._early is not None:
-            return self._leave(self._parts, inputs, self._early)
-        state = self._parts.embed.run(inputs)["state"]
-        for _ in range(self._last):
-            state = self._parts.loop.run({**inputs, "state": state})["next_state"]
-        return {"logits": self._parts.readout(state, self._last)}
+            return self._leave(parts, inputs, self._early)
+        answers: dict[str, Array] = {}
+        states = self._read_text(parts, inputs) if parts.is_decoder else self._loop(parts, inputs)
+        for loop, state in enumerate(states, start=1):
+            if loop in self._exits:
+                answers[exit_logits(loop)] = parts.readout(state, loop)
+            elif loop == self._last and not self._exits:
+                answers["logits"] = parts.readout(state, loop)
+        return answers
 
     def placement(self) -> dict[str, int] | None:
         """See :meth:`StepParts.placement`."""
@@ -142,7 +148,15 @@ class StepSession(Session):
             self._parts.close()
         self._parts = None
 
-    def _read_text(self, parts: StepParts, inputs: Mapping[str, Array]) -> Array:
+    def _loop(self, parts: StepParts, inputs: Mapping[str, Array]) -> Iterator[Array]:
+        """A classifier's state after every loop."""
+        state = parts.embed.run(inputs)["state"]
+        for _ in range(self._last):
+            state = parts.loop.run({**inputs, "state": state})["next_state"]
+            yield state
+
+    def _read_text(self, parts: StepParts, inputs: Mapping[str, Array]) -> Iterator[Array]:
+        """A language model's state after every loop."""
         if "input_ids" not in inputs:
             raise InputError("input 'input_ids' is missing")
         ids = inputs["input_ids"]
@@ -153,7 +167,7 @@ class StepSession(Session):
         nothing = {name: parts.loop.empty(name, rows) for name in ("past_key", "past_value", "past_conv")}
         for loop in range(self._last):
             state = parts.loop.run({"state": state, "loop": np.array([loop], dtype=np.int64), **nothing})["next_state"]
-        return parts.readout(state, self._last)
+            yield state
 
     def _leave(self, parts: StepParts, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
         state = parts.embed.run(inputs)["state"]

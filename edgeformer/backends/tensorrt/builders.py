@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ENGINES_FOLDER, Builder, BuildJob, Target, Unavailable
 from edgeformer.backends.tensorrt.state import (
@@ -15,12 +16,14 @@ from edgeformer.backends.tensorrt.state import (
     TensorRTState,
     tensorrt_state,
 )
-from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity, Precision
 from edgeformer.machine.capability import installed_version
 from edgeformer.tasks.parity import TOLERANCES
+
+if TYPE_CHECKING:
+    from edgeformer.formats.device import DeviceProfile
 
 LARGEST_BATCH = 16
 BEST_LENGTH = 128
@@ -77,6 +80,12 @@ class EngineRequest:
     precision: Precision
     shapes: TextShapes
     cache: Path | None = None
+
+    @property
+    def compute_capability(self) -> str:
+        """What the engine's code is compiled for."""
+        assert self.target.compute_capability is not None  # every plan for an NVIDIA GPU names one
+        return self.target.compute_capability
 
 
 def plan_engine(

@@ -158,7 +158,7 @@ def _inspected(trt: Any, plan: Plan) -> Layers | None:
 
 def _built_for(trt: Any, request: EngineRequest) -> dict[str, str]:
     target = request.target
-    found = {"compute_capability": target.compute_capability or "unknown", target.format: str(trt.__version__)}
+    found = {"compute_capability": request.compute_capability, target.format: str(trt.__version__)}
     if target.format != "tensorrt-rtx":
         # Its kernels were measured on this very GPU.
         found["gpu"] = devices()[0].name

@@ -109,7 +109,7 @@ def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) ->
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
     if request.target.format == "tensorrt-rtx":
         config.num_compute_capabilities = 1
-        name = f"SM{(request.target.compute_capability or '').replace('.', '')}"
+        name = f"SM{request.compute_capability.replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
     profile, shapes = builder.create_optimization_profile(), _shapes(network, request)
     for name, sizes in shapes.items():
@@ -141,7 +141,7 @@ def _timing_cache(trt: Any, config: Any, request: EngineRequest) -> Iterator[Non
     if request.cache is None or request.target.format != "tensorrt":
         yield
         return
-    path = request.cache / f"timing-{request.target.compute_capability}-{trt.__version__}.cache"
+    path = request.cache / f"timing-{request.compute_capability}-{trt.__version__}.cache"
     known = path.read_bytes() if path.is_file() else b""
     if not config.set_timing_cache(config.create_timing_cache(known), False):  # of another GPU or damaged
         config.set_timing_cache(config.create_timing_cache(b""), False)

@@ -62,7 +62,7 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
     with replacing(target) as temporary:
         temporary.write_bytes(memoryview(engine))
     return {
-        "compute_capability": request.target.compute_capability or "unknown",
+        "compute_capability": request.compute_capability,
         "torch-tensorrt": str(torch_tensorrt.__version__),
         # What opens the engine must be of this version.
         "tensorrt": str(importlib.import_module("tensorrt").__version__),

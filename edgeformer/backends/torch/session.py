@@ -19,6 +19,7 @@ class TorchSession(Session):
         inputs: those it must be given.
         optional: those it takes where they are given.
         device: where its arguments belong; None: where its parameters lie.
+        outputs: names of the tensors that it returns, in their order; others behind them are left where they are.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class TorchSession(Session):
         inputs: Sequence[str] = ("input_ids", "attention_mask"),
         optional: Sequence[str] = (),
         device: torch.device | None = None,
+        outputs: Sequence[str] = ("logits",),
     ) -> None:
         first = next(model.parameters(), None)
         self._device = device or (first.device if first is not None else torch.device("cpu"))
         self._model: torch.nn.Module | None = model.eval()
-        self._inputs, self._optional = tuple(inputs), tuple(optional)
+        self._inputs, self._optional, self._outputs = tuple(inputs), tuple(optional), tuple(outputs)
         self.provider = f"torch-{self._device.type}"
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -42,7 +44,8 @@ class TorchSession(Session):
         tensors = {name: self._tensor(name, inputs) for name in names}
         with torch.inference_mode():
             answer = self._model(**tensors)
-            outputs = answer if isinstance(answer, Mapping) else {"logits": answer}
+            several = answer if isinstance(answer, tuple) else (answer,)
+            outputs = answer if isinstance(answer, Mapping) else dict(zip(self._outputs, several, strict=False))
             # .cpu() waits for the device, so the call blocks until the answer is here.
             return {name: output.float().cpu().numpy() for name, output in outputs.items()}
 

@@ -1,100 +1,188 @@
-"""evaluate: scores of artifacts on a labelled set or a text, with the time per sample as paper A defines it."""
+"""evaluate: scores of artifacts on a labelled set or a text, at every exit and with early exit, and their time.
+
+An artifact is scored as it is deployed, timed as paper A defines it. One that can answer at several exits goes over the
+set once more and answers at all of them: the time of all exits is nobody's. Early exit is computed from what that pass
+noted, whatever the thresholds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from edgeformer.backends.session import Session
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.prepare import encode_file, prepare_test
-from edgeformer.formats.data_config import DataConfig, TextConfig
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.scores import EvaluationRow, merge_rows
+from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.machine.host import cpu_name
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.language import Texts, score_texts
-from edgeformer.stages.evaluating.subject import Subject, open_subject
-from edgeformer.tasks import task_named
+from edgeformer.stages.evaluating.choice import Choice, choose
+from edgeformer.tasks import Meter, Origin, Task
+from edgeformer.tasks.early_exit import SWEEP, ExitNotes
 from edgeformer.tasks.running import Calls, score_calls
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large."""
+    """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large.
+
+    Attributes:
+        artifact: an id, ``torch`` or ``all``; None: the one that RUN names, else all of the bundle that run here.
+        split: ``test`` (the protocol's own), ``validation``, or a test set by name.
+        data: a file to score on instead.
+        batch: rows per call.
+        cache: where encoded sets are kept; None: nowhere.
+        threshold: a top probability that lets a row or token leave at any exit, beside those of the sweep.
+    """
 
     artifact: str | None = None
     split: str = "test"
     data: Path | None = None
     batch: int = 64
     cache: Path | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InputError(f"--threshold {self.threshold}: a probability is in 0…1")
 
 
-def evaluate(location: Location, options: EvaluateOptions, progress: Progress | None = None) -> list[EvaluationRow]:
+def evaluate(location: Location, options: EvaluateOptions, progress: Progress | None = None) -> Evaluation:
     """Score artifacts on the test split (or another set, or a file); also kept in the run's evaluation.json.
 
-    One row per artifact; of a language model's own weights (``torch``) one more for each earlier exit.
+    One row per artifact; of one that can answer at several exits (the run's own weights, a step artifact) one more for
+    each earlier exit, and what comes of early exit.
+
+    Args:
+        location: the run, the bundle, or both.
+        options: what, and on which rows.
+        progress: is told of rows.
 
     Raises:
-        InputError: unknown artifact or split; unusable data.
+        InputError: unknown artifact or split; unusable data; a threshold for artifacts without exits.
         ArtifactError: a damaged bundle.
     """
-    progress = progress or Silent()
-    subject = open_subject(location)
-    artifacts = subject.choose(options.artifact)
-    if isinstance(subject.data, TextConfig):
-        texts = Texts(subject, subject.data, options.split, options.data, options.cache)
-        rows = [row for artifact in artifacts for row in score_texts(texts, artifact, options.batch, progress)]
-    else:
-        assert isinstance(subject.data, DataConfig)
-        rows = _score_labelled(subject, subject.data, artifacts, options, progress)
+    chosen = choose(location, options.artifact)
+    if options.threshold is not None and not any(len(choice.exits) > 1 for choice in chosen):
+        raise InputError(
+            f"--threshold: {', '.join(choice.id for choice in chosen)} cannot leave early; step artifacts can: "
+            f"edgeformer export {location.argument} --exit all"
+        )
+    scoring = _Scoring(options, progress or Silent())
+    for choice in chosen:
+        scoring.score(choice)
     if location.run is not None and options.data is None:
-        merge_rows(location.run, rows)
-    return rows
+        merge_rows(location.run, scoring.rows, scoring.early_exit)
+    return Evaluation(rows=tuple(scoring.rows), early_exit=tuple(scoring.early_exit))
 
 
-def _score_labelled(
-    subject: Subject, data: DataConfig, artifacts: Sequence[str], options: EvaluateOptions, progress: Progress
-) -> list[EvaluationRow]:
-    known: dict[int, Encoded] = {}
-    split = data.split if options.split == "test" else options.split
-    name = options.data.name if options.data else split
-    rows = []
-    for artifact in artifacts:
-        own = subject.reading(artifact)
-        if own.vocabulary not in known:
-            known[own.vocabulary] = _rows(own, data, options)
-        encoded = known[own.vocabulary]
-        with own.open(artifact) as session:
-            rows.append(_score(session, artifact, name, encoded, (own.pad, options.batch), progress))
-    return rows
+@dataclass
+class _Scoring:
+    """One set, read once for each way of reading it, and the rows so far."""
 
+    options: EvaluateOptions
+    progress: Progress
+    rows: list[EvaluationRow] = field(default_factory=list)
+    early_exit: list[EarlyExitRow] = field(default_factory=list)
+    _sets: dict[tuple[int, bool], Any] = field(default_factory=dict)
 
-def _rows(subject: Subject, data: DataConfig, options: EvaluateOptions) -> Encoded:
-    if options.data is not None:
-        return encode_file(options.data, data.labels, subject.tokenizer, data.max_length)
-    return prepare_test(data, subject.tokenizer, data.max_length, options.cache, options.split, subject.trained_on)
+    def score(self, choice: Choice) -> None:
+        """Add the rows of an artifact."""
+        task, name, texts = choice.owner.task, self._name(choice), self._texts(choice)
+        if not choice.answers_with_losses:
+            # What an artifact reads is cut to its length, whatever exit answers.
+            meter = task.meter(choice.exits[-1:])
+            timed = self._run(choice, meter, every_exit=False)
+            (row, *_) = task.rows(choice.id, name, meter.score(task.words(texts, cut=True)), leaks=choice.owner.leaks)
+            self.rows.append(row.model_copy(update={**timed, "exit": _earlier(choice)}))
+        if choice.answers_with_losses or len(choice.exits) > 1:
+            self._score_exits(choice, name, texts)
 
+    def _score_exits(self, choice: Choice, name: str, texts: Any) -> None:
+        task, notes = choice.owner.task, ExitNotes(choice.exits)
+        meter = task.meter(choice.exits, notes)
+        self._run(choice, meter, every_exit=not choice.answers_with_losses)
+        score = meter.score(task.words(texts, cut=True))
+        last, *earlier = task.rows(choice.id, name, score, leaks=choice.owner.leaks)
+        if choice.answers_with_losses:
+            self.rows.append(last)
+        for loop, found in meter.earlier().items():
+            (row,) = task.rows(choice.id, name, found, leaks=choice.owner.leaks)
+            earlier.append(row.model_copy(update={"exit": loop}))
+        self.rows += earlier
+        if len(choice.exits) > 1:
+            self.early_exit += [
+                _early_row(task, last, notes, threshold, thresholds)
+                for threshold, thresholds in self._thresholds(task, notes).items()
+            ]
 
-def _score(
-    session: Session, artifact: str, split: str, encoded: Encoded, shape: tuple[int, int], progress: Progress
-) -> EvaluationRow:
-    pad, batch = shape
-    task = task_named("classification")
-    meter = task.meter()
-    calls = Calls(task, encoded, pad, task.call_batches(encoded, batch, 0))
-    progress.start(f"Scoring {artifact} on {split}", len(encoded), "rows")
-    try:
-        seconds = score_calls(session.run, calls, meter, advance=progress.advance)
-    finally:
-        progress.finish()
-    (row,) = task.rows(artifact, split, meter.score())
-    return row.model_copy(
-        update={
-            "ms_per_sample": 1000 * seconds / len(encoded),
-            "batch": batch,
-            "provider": session.provider,
+    def _thresholds(self, task: Task, notes: ExitNotes) -> dict[float | None, Mapping[int, float]]:
+        """The paper's schedule under None where the task has one, then what was asked for, then the sweep."""
+        schedule = task.exit_thresholds(notes.exits[:-1])
+        asked = () if self.options.threshold is None else (self.options.threshold,)
+        flat = {threshold: notes.flat(threshold) for threshold in sorted({*SWEEP, *asked})}
+        return {**({None: schedule} if schedule is not None else {}), **flat}
+
+    def _run(self, choice: Choice, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
+        """Add an artifact's answers to ``meter``; what is known of the time that they took."""
+        texts, reader, task = self._texts(choice), choice.reader(), choice.owner.task
+        wide = len(choice.exits) if every_exit else 1
+        losses = choice.answers_with_losses
+        batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
+        what = f"Scoring {choice.id} on {self._name(choice)}" + (" at every exit" if every_exit else "")
+        self.progress.start(what, len(texts), "rows")
+        try:
+            with choice.session(every_exit=every_exit) as session:
+                calls = Calls(task, texts, reader.pad, batches)
+                warm_up = not (every_exit or losses)  # of those no time is told
+                seconds = score_calls(session.run, calls, meter, warm_up=warm_up, advance=self.progress.advance)
+                provider = session.provider
+        finally:
+            self.progress.finish()
+        return {
+            "ms_per_sample": 1000 * seconds / len(texts),
+            "batch": max(map(len, batches)),
+            "provider": provider,
             "host": cpu_name(),
         }
+
+    def _name(self, choice: Choice) -> str:
+        """The set's own name."""
+        data = self.options.data
+        return data.name if data is not None else choice.owner.task.set_name(choice.owner.data, self.options.split)
+
+    def _texts(self, choice: Choice) -> Any:
+        """The rows as an artifact reads them: with its own tokenizer, and packed as in training or one by one."""
+        reader, owner, as_trained = choice.reader(), choice.owner, choice.answers_with_losses
+        key = (reader.vocabulary, as_trained)
+        if key not in self._sets:
+            if self.options.data is not None:
+                found: Any = owner.task.read_file(owner.data, reader, self.options.data, as_trained=as_trained)
+            else:
+                origin = Origin(self.options.cache, owner.trained_on, as_trained)
+                found = owner.task.read_set(owner.data, reader, self.options.split, origin)
+            self._sets[key] = found
+        return self._sets[key]
+
+
+def _earlier(choice: Choice) -> int | None:
+    """The loop of an artifact that answers before the model's last one."""
+    return choice.artifact.exit if choice.artifact is not None else None
+
+
+def _early_row(
+    task: Task, last: EvaluationRow, notes: ExitNotes, threshold: float | None, thresholds: Mapping[int, float]
+) -> EarlyExitRow:
+    found = notes.leave(thresholds)
+    return EarlyExitRow(
+        artifact=last.artifact,
+        split=last.split,
+        n=last.n,
+        threshold=threshold,
+        thresholds={str(loop): value for loop, value in thresholds.items()},
+        mean_loops=found.mean_loops,
+        share=found.share,
+        leaks=last.leaks,
+        **task.departures(found),  # type: ignore[arg-type]
     )

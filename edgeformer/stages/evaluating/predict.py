@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeformer.data.encoding import Encoded, encode
-from edgeformer.formats.data_config import DataConfig
+from edgeformer.backends.session import Early
+from edgeformer.data.encoding import encode_texts
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.subject import Subject, open_subject
+from edgeformer.stages.evaluating.choice import choose
 from edgeformer.tasks.classification.scoring import softmax
-from edgeformer.tasks.running import run_rows
+from edgeformer.tasks.running import answer_rows
 
 _BATCH = 32
-_LOOPS = range(1, 100)
-"""More than a model has; nobody is asked at those that it does not have."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,9 @@ def predict(
     """Classify raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
 
     Args:
+        location: the run, the bundle, or both.
+        texts: one or more.
+        artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step bundle's host loop stops for a text as soon as its top softmax probability is at least this.
 
     Raises:
@@ -54,52 +51,37 @@ def predict(
     for text in texts:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
-    subject = open_subject(location)
-    data = subject.data
-    if not isinstance(data, DataConfig):
-        raise InputError(f"{location.name}: is a language model, which has no labels; use edgeformer generate")
     if confidence is not None and artifact is None and location.artifact is None:
-        artifact = subject.step_artifact()
-    chosen = subject.choose(artifact)[0]
-    subject = subject.reading(chosen)
-    labels = np.zeros(len(texts), dtype=np.int64)
-    encoded = encode(subject.tokenizer, texts, labels, data.max_length)
-    logits, loops = _run(subject, chosen, encoded, confidence)
-    names = data.labels
-    lengths = [len(encoding.ids) for encoding in subject.tokenizer.encode_batch(list(texts))]
-    predictions = []
-    for row, text in enumerate(texts):
-        probabilities = softmax(logits[row])
-        best = int(probabilities.argmax())
-        predictions.append(
-            Prediction(
-                text=text,
-                label=names[best],
-                probability=float(probabilities[best]),
-                probabilities={name: float(p) for name, p in zip(names, probabilities, strict=True)},
-                truncated=lengths[row] > data.max_length,
-                loops=None if loops is None else int(loops[row]),
-            )
+        artifact = _step_artifact(location)
+    chosen = choose(location, artifact)[0]
+    data = chosen.owner.data
+    labels: Sequence[str] | None = getattr(data, "labels", None)
+    if labels is None:
+        raise InputError(
+            f"{location.name}: is a {chosen.owner.task.noun}, which has no labels; use edgeformer "
+            f"{chosen.owner.task.use}"
         )
-    return chosen, predictions
+    reader = chosen.reader()
+    encoded, cut = encode_texts(reader.tokenizer, texts, data.tokens_at_once)
+    early = None
+    if confidence is not None:
+        early = Early(dict.fromkeys(chosen.exits[:-1], confidence), lambda answer: softmax(answer).max(-1))
+    with chosen.session(early=early) as session:
+        answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
+    probabilities = softmax(answers["logits"]).tolist()
+    loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
+    rows = zip(texts, probabilities, cut.tolist(), loops, strict=True)
+    return chosen.id, [_prediction(labels, *row) for row in rows]
 
 
-def _run(
-    subject: Subject, chosen: str, encoded: Encoded, confidence: float | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    """Logits [n, C] and, where texts may leave early, the loop after which each did."""
-    if confidence is None:
-        with subject.open(chosen) as session:
-            return run_rows(session.run, encoded, subject.pad, _BATCH), None
-    from edgeformer.backends.session import Early
+def _prediction(labels: Sequence[str], text: str, found: list[float], truncated: bool, loops: int | None) -> Prediction:
+    best = max(range(len(found)), key=found.__getitem__)
+    return Prediction(text, labels[best], found[best], dict(zip(labels, found, strict=True)), truncated, loops)
 
-    every_loop: Mapping[int, float] = dict.fromkeys(_LOOPS, confidence)
-    with subject.open(chosen, Early(every_loop, lambda answer: softmax(answer).max(-1))) as session:
 
-        def run(inputs: Mapping[str, Any]) -> dict[str, Any]:
-            # Rows are put back into their order by whoever cuts them into batches, so the loops travel with them.
-            outputs = session.run(inputs)
-            return {"logits": np.column_stack([outputs["logits"], outputs["loops"].astype(np.float32)])}
-
-        found = run_rows(run, encoded, subject.pad, _BATCH)
-    return found[:, :-1], found[:, -1].astype(np.int64)
+def _step_artifact(location: Location) -> str:
+    """The first step bundle that was built, from which rows can leave early. Raises InputError."""
+    found = location.open_bundle().built("step") if location.bundle is not None else ()
+    if not found:
+        raise InputError(f"{location.name}: has no step bundle; write one: edgeformer export --exit all")
+    return found[0].id

@@ -14,7 +14,7 @@ from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
 from edgeformer.machine.host import code_version, now
-from edgeformer.stages.exporting.exportable import Exportable, from_config
+from edgeformer.stages.exporting.exportable import Exportable, read_json
 
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
@@ -26,7 +26,7 @@ def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
-    write_json(folder / "config.json", from_config(run, subject.family.client_config))
+    write_json(folder / "config.json", read_json(run / MODEL_FOLDER / "config.json", subject.family.client_config))
     card = run / MODEL_FOLDER / "README.md"
     if card.is_file():
         shutil.copyfile(card, folder / "README.md")

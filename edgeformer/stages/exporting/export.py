@@ -9,18 +9,20 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeformer.backends import Builder, BuildJob, builder_named
+from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
+from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families import read_recipe_of
+from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.run import read_run
-from edgeformer.stages.exporting.building import build, device_of
 from edgeformer.stages.exporting.bundle_folder import bundle_manifest, remove_rejected, write_companions
-from edgeformer.stages.exporting.exportable import Exportable, from_config, open_exportable
+from edgeformer.stages.exporting.exportable import Exportable, open_exportable, read_json
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.numerics import largest_activation
@@ -69,10 +71,10 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     manifest = _finished(run)
     subject = _open(run, manifest, options.allow_leak)
     exits = _exits(options, subject)
-    tokenizer = _tokenizer(run / "model" / "tokenizer.json")
-    device = device_of(builders, options.target, subject.recipe.target)
+    tokenizer = _tokenizer(run / MODEL_FOLDER / "tokenizer.json")
+    device = _device(builders, options.target or subject.recipe.target)
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
-    facts = subject.task.bundle_facts(subject.recipe, from_config(run, dict))
+    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / "config.json", dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
     if trimmed is not None:
         readers[True] = trimmed.reader
@@ -166,7 +168,18 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
         except EdgeformerError as error:
             if source.variant == Variant("fp32"):
                 raise  # there is no bundle without it
-            artifacts.append(_not_made(source.variant, str(error)))
+            lost = source.variant
+            artifacts.append(
+                ArtifactManifest(
+                    id=lost.id(),
+                    file=None,
+                    format=ONNX,
+                    precision=lost.precision,
+                    trimmed=lost.trimmed,
+                    status="rejected",
+                    reason=str(error),
+                )
+            )
         if any(_stops(job, artifact) for artifact in artifacts):
             break
     else:
@@ -187,20 +200,16 @@ def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[
             job.notes.append(judge.step_note(written))
 
 
-def _not_made(variant: Variant, reason: str) -> ArtifactManifest:
-    return ArtifactManifest(
-        id=variant.id(),
-        file=None,
-        format=ONNX,
-        precision=variant.precision,
-        trimmed=variant.trimmed,
-        status="rejected",
-        reason=reason,
-    )
+def _device(builders: Sequence[Builder], target: str | None) -> DeviceProfile | None:
+    """The device to build for; None where nothing needs one. Raises InputError where one is needed or not known."""
+    needing = next((builder for builder in builders if builder.needs_device), None)
+    if target is None and needing is not None:
+        raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
+    return load_profile(target) if target is not None and builders else None
 
 
-def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> list[ArtifactManifest]:
-    """What the builders make of the graphs that passed."""
+def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:
+    """What each builder makes of the graphs that passed, or one entry that says why it makes nothing."""
     request = BuildJob(
         bundle=job.folder,
         graphs=tuple(artifact for artifact in artifacts if artifact.status == "built"),
@@ -212,12 +221,23 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> list[ArtifactMa
         note=job.notes.append,
         module=lambda: job.subject.network.whole(job.subject.model).eval(),
     )
-    built: list[ArtifactManifest] = []
-    for artifact in build(job.builders, job.device, request):
-        built.append(artifact)
-        if _stops(job, artifact):
-            break
-    return built
+    for builder in job.builders:
+        target = builder.plan(job.device)
+        if isinstance(target, Unavailable):
+            yield ArtifactManifest(
+                id=f"{target.format}-{request.precision}",
+                file=None,
+                format=target.format,
+                precision=request.precision,
+                status="unavailable",
+                reason=target.reason,
+            )
+            continue
+        (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
+        for artifact in builder.build(target, request):
+            yield artifact
+            if _stops(job, artifact):
+                return
 
 
 def _stops(job: _Export, artifact: ArtifactManifest) -> bool:

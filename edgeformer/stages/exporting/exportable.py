@@ -160,10 +160,12 @@ def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.
     return found
 
 
-def from_config(run: Path, take: Callable[[dict[str, Any]], T]) -> T:
-    """What ``take`` makes of the model's config.json. Raises ArtifactError."""
-    path = run / MODEL_FOLDER / "config.json"
+def read_json(path: Path, take: Callable[[dict[str, Any]], T]) -> T:
+    """What ``take`` makes of a JSON object that belongs to a run. Raises ArtifactError."""
     try:
-        return take(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError("an object is expected")
+        return take(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import Precision, RunManifest, Vocabulary
-from edgeformer.stages.exporting.exportable import Exportable, with_references
+from edgeformer.stages.exporting.exportable import Exportable, read_json, with_references
 from edgeformer.tasks import TextReader
 
 
@@ -81,7 +79,7 @@ def write_trimmed_companions(folder: Path, run: Path, made: TrimmedSubject, prec
     """
     folder.mkdir(exist_ok=True)
     trimmed_companions(run / "model", made.trimmed, folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json", dict)
     write_json(folder / "config.json", made.subject.family.client_config(config, precision))
     write_golden(folder, made.subject.golden)
 
@@ -95,11 +93,11 @@ def trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> No
     Raises:
         ArtifactError: a file is missing or damaged, or names a token that was not kept.
     """
-    config = _read(model_folder / "config.json")
+    config = read_json(model_folder / "config.json", dict)
     for key in [key for key, value in config.items() if key.endswith("_token_id") and value is not None]:
         config[key] = _new_number(trimmed, config[key], model_folder / "config.json", key)
     write_json(target / "config.json", {**config, "vocab_size": len(trimmed.kept)})
-    described = _read(model_folder / "tokenizer_config.json")
+    described = read_json(model_folder / "tokenizer_config.json", dict)
     if "added_tokens_decoder" in described:
         source = model_folder / "tokenizer_config.json"
         described["added_tokens_decoder"] = {
@@ -108,16 +106,6 @@ def trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> No
         }
     write_json(target / "tokenizer_config.json", described)
     write_text(target / "tokenizer.json", trimmed.tokenizer.to_str(pretty=True))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: damaged (an object is expected); train the run again")
-    return content
 
 
 def _new_number(trimmed: Trimmed, old: object, path: Path, key: str) -> int:

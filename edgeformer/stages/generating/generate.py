@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from edgeformer.data.encoding import PlainText
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
-from edgeformer.stages.generating.decoding import Decoded, decode
+from edgeformer.stages.generating.author import Author, find_author
+from edgeformer.stages.generating.decoding import Transcript, decode
 from edgeformer.stages.generating.text_stream import TextStream
-from edgeformer.stages.generating.writers import Writer, find_writer
 from edgeformer.tasks.language_modeling.sampling import Sampler, Sampling
 from edgeformer.tasks.language_modeling.scoring import exit_thresholds
 
@@ -95,6 +95,9 @@ def generate(
     """Go on writing where ``prompt`` ends: with the bundle's graphs, or with the run's own weights in torch.
 
     Args:
+        location: the run, the bundle, or both.
+        prompt: may be empty.
+        options: how much, how, and with what.
         on_text: called with each piece of new text as soon as it is there.
 
     Raises:
@@ -103,13 +106,13 @@ def generate(
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
         MissingDependencyError: torch is needed and not installed.
     """
-    writer = find_writer(location, options.artifact)
-    thresholds = _thresholds(writer, options)
-    tokenizer = writer.tokenizer()
+    author = find_author(location, options.artifact)
+    thresholds = _thresholds(author, options)
+    tokenizer = author.reader().tokenizer
     plain = PlainText(tokenizer)
     ids = [plain.boundary, *_encoded(plain, prompt)]
-    notes = _check_length(len(ids), options.max_tokens, writer)
-    artifact, session = writer.open(thresholds)
+    notes = _check_length(len(ids), options.max_tokens, author)
+    artifact, decoder = author.open(thresholds)
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
     def show(piece: str) -> None:
@@ -118,51 +121,42 @@ def generate(
             if on_text is not None:
                 on_text(piece)
 
-    decoded = decode(
-        session,
-        ids,
-        (plain.boundary, options.max_tokens),
-        Sampler(options.sampling),
-        thresholds,
-        lambda token: show(stream.push(token)),
-    )
+    stop, sampler = (plain.boundary, options.max_tokens), Sampler(options.sampling)
+    found = decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
     show(stream.finish())
-    loops = tuple(step.loop for step in decoded.steps)
+    loops = tuple(step.loop for step in found.steps)
     return Generation(
         run=location.name,
         artifact=artifact,
         prompt=prompt,
         text="".join(pieces),
         prompt_tokens=len(ids),
-        tokens=tuple(step.token for step in decoded.steps),
+        tokens=tuple(step.token for step in found.steps),
         loops=loops,
         mean_loops=sum(loops) / len(loops),
-        stopped="boundary" if decoded.steps[-1].token == plain.boundary else "max_tokens",
-        provider=session.provider,
-        prompt_seconds=decoded.prompt_seconds,
-        seconds=decoded.seconds,
-        tokens_per_s=_speed(decoded),
+        stopped="boundary" if found.steps[-1].token == plain.boundary else "max_tokens",
+        provider=decoder.provider,
+        prompt_seconds=found.prompt_seconds,
+        seconds=found.seconds,
+        tokens_per_s=_speed(found),
         notes=notes,
     )
 
 
-def _thresholds(writer: Writer, options: GenerateOptions) -> dict[int, float]:
+def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
     """Loop → smallest top probability that lets it answer; the last of them always may."""
-    *exits, last = writer.exits
+    *exits, last = author.exits
     if options.exit is not None:
-        if options.exit not in writer.exits:
-            raise InputError(f"--exit {options.exit}: {writer.name} has exits after the loops {_listed(writer.exits)}")
+        if options.exit not in author.exits:
+            listed = ", ".join(map(str, author.exits))
+            raise InputError(f"--exit {options.exit}: {author.name} has exits after the loops {listed}")
         return {options.exit: 0.0}
     if options.early is None:
         return {last: 0.0}
     if not exits:
-        raise InputError(f"--confidence: {writer.name} has no exit before its last loop")
+        raise InputError(f"--confidence: {author.name} has no exit before its last loop")
     early = options.early
     return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
-
-
-def _listed(exits: tuple[int, ...]) -> str:
-    return ", ".join(map(str, exits))
 
 
 def _encoded(plain: PlainText, prompt: str) -> list[int]:
@@ -172,9 +166,9 @@ def _encoded(plain: PlainText, prompt: str) -> list[int]:
     return ids
 
 
-def _check_length(prompt_tokens: int, max_tokens: int, writer: Writer) -> tuple[str, ...]:
+def _check_length(prompt_tokens: int, max_tokens: int, author: Author) -> tuple[str, ...]:
     """Refuse what does not fit; say when it goes beyond what the model has seen in training."""
-    most, trained = writer.max_positions, writer.trained_length
+    most, trained = author.max_positions, author.trained_length
     longest = prompt_tokens + max_tokens - 1  # the last new token is never read
     if prompt_tokens > most:
         raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {most}")
@@ -188,6 +182,6 @@ def _check_length(prompt_tokens: int, max_tokens: int, writer: Writer) -> tuple[
     return ()
 
 
-def _speed(decoded: Decoded) -> float | None:
-    after_first, seconds = len(decoded.steps) - 1, decoded.seconds - decoded.prompt_seconds
+def _speed(found: Transcript) -> float | None:
+    after_first, seconds = len(found.steps) - 1, found.seconds - found.prompt_seconds
     return after_first / seconds if after_first and seconds > 0 else None

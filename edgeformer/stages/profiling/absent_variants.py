@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgeformer.backends import builder_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.tasks import task_named
 
 _NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs"}
 
@@ -20,10 +21,10 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     if missing:
         plural = "s" if len(missing) > 1 else ""
         lines.append(f"exit after loop{plural} {', '.join(map(str, missing))}: {_command(manifest, '--exit all')}")
-    language = manifest.task == "language-modeling"
-    if language and not any(artifact.role == "decode" for artifact in manifest.artifacts):
+    task = task_named(manifest.task)
+    if task.writes_text and not any(artifact.role == "decode" for artifact in manifest.artifacts):
         lines.append(f"decoding with caches: {_command(manifest, '--exit all')}")
-    if not language and not any(artifact.trimmed for artifact in manifest.artifacts):  # only classifiers can be trimmed
+    if task.can_trim and not any(artifact.trimmed for artifact in manifest.artifacts):
         lines.append(f"trimmed vocabulary: {_command(manifest, '--vocab-trim')}")
     unbuilt = {a.id: a for a in manifest.artifacts if a.status != "built"}
     lines += [f"{name}: {known.status}: {known.reason or 'no reason given'}" for name, known in unbuilt.items()]

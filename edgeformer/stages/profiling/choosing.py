@@ -1,35 +1,88 @@
-"""The Pareto front of a search, and its pick with the reason in words."""
+"""What is searched for, the Pareto front of the candidates, and the pick with its reason in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.manifest import BundleManifest
 from edgeformer.formats.report import Candidate
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.verdict import Quantity
+from edgeformer.tasks import Metric, all_tasks, task_named
 
-Metric = Literal["accuracy", "perplexity"]
 Minimize = Literal["latency", "size", "memory", "energy"]
+Basis = Literal["measured", "estimated", "host"]
+"""Whose times the candidates have: the device's own, estimates for it, or for want of both this host's."""
 
 NOISE = 0.025
 """Measurements that differ by less are one: the coefficient of variation above which a row warns."""
 
 
 @dataclass(frozen=True)
+class SearchOptions:
+    """What is searched for.
+
+    Attributes:
+        bounds: a task's metric → the worst value of it on the validation split that will do, e.g. accuracy → 0.91;
+            empty: any.
+        minimize: what the pick has least of.
+    """
+
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    minimize: Minimize = "latency"
+
+
+def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
+    """Refuse what cannot be searched for in a bundle, before anything is measured.
+
+    Args:
+        options: what is searched for.
+        manifest: of the bundle.
+
+    Raises:
+        InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
+    """
+    task = task_named(manifest.task)
+    metric = task.metric
+    for name, bound in options.bounds.items():
+        if name != metric.name:
+            flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
+            raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}; bound it with {metric.flag}")
+        if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
+            raise InputError(f"{metric.flag}: {_out_of_range(metric, bound)}")
+    if manifest.leaks:
+        raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
+
+
+def _out_of_range(metric: Metric, bound: float) -> str:
+    if metric.highest is None:
+        return f"{bound:g}; {metric.name} is never below {metric.lowest:g}, give e.g. {25 * metric.lowest:g}"
+    return f"{bound:g} is no share; give {metric.lowest:g} to {metric.highest:g}, e.g. 0.91 for 91 %"
+
+
+@dataclass(frozen=True)
 class Choice:
-    """What was asked for. ``bound``: lowest accuracy or highest perplexity; None: any."""
+    """What was asked for, of one task's models. ``bound``: the worst value of the metric that will do; None: any."""
 
     metric: Metric
     bound: float | None
     minimize: Minimize
 
+    @classmethod
+    def of(cls, options: SearchOptions, manifest: BundleManifest) -> Choice:
+        """What ``options`` mean for the models of a bundle, given by its manifest."""
+        metric = task_named(manifest.task).metric
+        return cls(metric, options.bounds.get(metric.name), options.minimize)
+
     def meets(self, score: float) -> bool:
         """Whether a score is within the bound."""
         if self.bound is None:
             return True
-        return score >= self.bound if self.metric == "accuracy" else score <= self.bound
+        return score >= self.bound if self.metric.higher_is_better else score <= self.bound
 
 
 @dataclass(frozen=True)
@@ -46,11 +99,15 @@ def front(candidates: Sequence[Candidate], metric: Metric) -> set[int]:
 
     One beats another when it is at least as good in all three and better in one. A candidate whose score or latency
     is not known is never on the front.
+
+    Args:
+        candidates: all that were looked at.
+        metric: what the score is.
     """
     points: dict[int, tuple[float, float, int]] = {}
     for position, candidate in enumerate(candidates):
         if candidate.score is not None and candidate.latency_ms is not None:
-            loss = -candidate.score if metric == "accuracy" else candidate.score
+            loss = -candidate.score if metric.higher_is_better else candidate.score
             points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
     return {
         position
@@ -63,8 +120,23 @@ def _at_most(left: float, right: float) -> bool:
     return left <= right
 
 
-def choose(options: Sequence[Option], choice: Choice, basis: str) -> tuple[int | None, str]:
-    """The position of the pick and why it is the pick; None and why nothing is."""
+@dataclass(frozen=True)
+class _Ranking:
+    """Positions: of the pick, of the least of all, and of all that could be picked."""
+
+    pick: int
+    best: int
+    pool: Sequence[int]
+
+
+def choose(options: Sequence[Option], choice: Choice, basis: Basis) -> tuple[int | None, str]:
+    """The position of the pick and why it is the pick; None and why nothing is.
+
+    Args:
+        options: all candidates.
+        choice: what was asked for.
+        basis: whose times they have.
+    """
     feasible = [position for position, option in enumerate(options) if option.candidate.feasible]
     if not feasible:
         return None, _why_nothing(options, choice)
@@ -73,7 +145,7 @@ def choose(options: Sequence[Option], choice: Choice, basis: str) -> tuple[int |
     best = min(pool, key=lambda position: _value(options[position]))
     tied = [p for p in pool if choice.minimize == "size" or _within_noise(options[best].cost, options[p].cost)]
     pick = min(tied, key=lambda position: _order(options[position], choice))
-    return pick, _why(options, (pick, best, pool), choice, basis)
+    return pick, _why(options, _Ranking(pick, best, pool), choice, basis)
 
 
 def _value(option: Option) -> float:
@@ -97,9 +169,9 @@ def _order(option: Option, choice: Choice) -> tuple[float, ...]:
     return candidate.size_bytes, *((threads, latency) if choice.minimize == "latency" else (latency, threads))
 
 
-def _why(options: Sequence[Option], positions: tuple[int, int, list[int]], choice: Choice, basis: str) -> str:
-    """Of ``pool``, ``best`` has the least and ``pick`` is the pick: the same, or no different within noise."""
-    pick, best, pool = positions
+def _why(options: Sequence[Option], ranking: _Ranking, choice: Choice, basis: Basis) -> str:
+    """Why the pick was picked: it has the least, or is no different from that within noise."""
+    pick, best, pool = ranking.pick, ranking.best, ranking.pool
     name, what = _label(options, pick), choice.minimize
     among = f"of {len(pool)} that {_demands(choice)}" if len(pool) > 1 else f"the only one that {_demands(choice)}"
     if pick != best:
@@ -132,11 +204,11 @@ def _wins(choice: Choice) -> str:
 def _demands(choice: Choice) -> str:
     if choice.bound is None:
         return "break no limit"
-    sign = "≥" if choice.metric == "accuracy" else "≤"
-    return f"have {choice.metric} {sign} {choice.bound:g} and break no limit"
+    sign = "≥" if choice.metric.higher_is_better else "≤"
+    return f"have {choice.metric.name} {sign} {choice.bound:g} and break no limit"
 
 
-def _reservations(pick: Candidate, basis: str) -> str:
+def _reservations(pick: Candidate, basis: Basis) -> str:
     """What the reader must know before deploying the pick."""
     said = ""
     if pick.unknown:
@@ -154,8 +226,8 @@ def _why_nothing(options: Sequence[Option], choice: Choice) -> str:
     scores = [(o.candidate.score, o.candidate.artifact) for o in options if o.candidate.score is not None]
     reason = f"none of {len(options)} candidates is feasible: none is known to {_demands(choice)}"
     if scores and not any(choice.meets(score) for score, _ in scores):
-        score, artifact = max(scores) if choice.metric == "accuracy" else min(scores)
-        reason += f"; best {choice.metric}: {score:.4f} ({artifact})"
+        score, artifact = max(scores) if choice.metric.higher_is_better else min(scores)
+        reason += f"; best {choice.metric.name}: {score:.4f} ({artifact})"
     return reason
 
 

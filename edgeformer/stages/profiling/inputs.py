@@ -1,74 +1,66 @@
-"""Real inputs at a stated shape: the bundle's golden rows, cut or repeated. Never zeros, never random tokens,
-which would falsify confidence exits and lookups."""
+"""What a measuring process is given: files that were checked, and real inputs at a stated shape.
+
+The inputs are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
+confidence exits and lookups.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from edgeformer.formats.golden import GOLDEN_FILE
-from edgeformer.formats.golden import read_golden as read_golden_file
-from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.stages.profiling.messages import ChildSpec, Item, Phase
-
-Tokens = npt.NDArray[np.int64]
+from edgeformer.bundle import Bundle
+from edgeformer.formats.golden import Golden, Tokens
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.stages.profiling.messages import CheckedArtifact
 
 
-@dataclass(frozen=True)
-class GoldenRows:
-    """The token ids of real inputs, each without its padding; at least one row, none empty.
+def check_files(bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest) -> CheckedArtifact:
+    """The artifact, after its files and its golden inputs were compared with the manifest and found to be of use.
 
-    ``masked``: the model takes an attention mask beside them (classifiers).
+    Args:
+        bundle: the bundle's folder.
+        manifest: of that bundle.
+        artifact: a built one of it.
+
+    Raises:
+        ArtifactError: a file is missing, truncated or changed, or the golden inputs are not what they should be.
     """
-
-    rows: tuple[Tokens, ...]
-    masked: bool = True
-
-
-def phases_of(artifact: ArtifactManifest, bundle: Path) -> tuple[Phase, ...]:
-    """What can be measured of an artifact.
-
-    A decode graph writes token by token; a language model's step bundle does that too, and takes whole texts. Raises
-    ArtifactError as :func:`read_golden`, which tells a language model from a classifier.
-    """
-    if artifact.role == "decode":
-        return ("decode",)
-    writes = artifact.role == "step" and not read_golden(bundle / artifact.companions).masked
-    return ("steady", "decode") if writes else ("steady",)
-
-
-def items_of(spec: ChildSpec) -> tuple[Item, ...]:
-    """Everything that is to be measured, in this order: shape by shape, and at each of them phase by phase."""
-    phases = phases_of(spec.artifact, Path(spec.bundle))
-    return tuple((phase, *shape) for shape in spec.shapes for phase in phases)
-
-
-def read_golden(bundle: Path) -> GoldenRows:
-    """The golden inputs in a bundle's folder, or in its trimmed companions'. Raises ArtifactError."""
-    golden = read_golden_file(bundle / GOLDEN_FILE)
-    return GoldenRows(golden.texts(), golden.padded)
+    opened = Bundle(bundle, manifest)
+    opened.golden(artifact)
+    return CheckedArtifact.of(opened.files(artifact), bundle)
 
 
 def fit_row(row: Tokens, seq: int) -> Tokens:
-    """One row [k] cut or repeated to [seq]: the first token (such as [CLS]) stays first, those after it repeat."""
+    """One row cut or repeated: the first token (such as [CLS]) stays first, those after it repeat.
+
+    Args:
+        row: token ids, int64 [k].
+        seq: tokens of the result.
+    """
     if row.size >= seq:
         return row[:seq]
     body = row[1:] if row.size > 1 else row
     return np.concatenate([row[:1], np.resize(body, seq - 1)])
 
 
-def make_buffers(golden: GoldenRows, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
-    """``count`` different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
+def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
+    """Different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
 
     Several buffers in rotation keep a cache from answering instead of the artifact.
+
+    Args:
+        golden: of the bundle; the model takes an attention mask where it has one (classifiers).
+        batch: rows of an input.
+        seq: tokens of each row.
+        count: how many inputs.
     """
     buffers: list[dict[str, Tokens]] = []
+    rows = golden.texts()
     for number in range(count):
-        picked = [golden.rows[(number * batch + offset) % len(golden.rows)] for offset in range(batch)]
+        picked = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
         ids = np.ascontiguousarray(np.stack([fit_row(row, seq) for row in picked]), dtype=np.int64)
-        mask = {"attention_mask": np.ones_like(ids)} if golden.masked else {}
+        mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
         buffers.append({"input_ids": ids, **mask})
     return buffers

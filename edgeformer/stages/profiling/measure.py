@@ -1,4 +1,7 @@
-"""The measuring loop: warm up until it settles, then take enough calls. Knows no runtime."""
+"""The measuring loop: warm up until it settles, then take enough calls; and what their times can honestly say.
+
+Knows no runtime.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from edgeformer.formats.report import Latency
+
+# Samples that a percentile needs for 99 % confidence: MLPerf loadgen's early-stopping estimate.
+PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
+NOISY_CV = 0.025
+# Points of the sample's distribution that a report can draw: every 2.5 %.
+_QUANTILES = 41
 _PARTS, _PART_CALLS, _FEWEST_CALLS = 10, 25, 20
 
 Clock = Callable[[], int]
@@ -141,6 +151,57 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
         return None
     ends = f"median {medians[0]:.3g} ms at first, {medians[-1]:.3g} ms at the end"
     return f"drifted while it was measured: {ends}, {min(medians):.3g} to {max(medians):.3g} ms over {count} parts"
+
+
+def summarise(
+    samples_ms: Sequence[float], stable: bool | None, warnings: Sequence[str] = (), reason: str | None = None
+) -> Latency:
+    """Summarise the times of single calls, in milliseconds.
+
+    Args:
+        samples_ms: one time per call, in the order they were taken; at least one.
+        stable: whether warm-up settled and the sample did not drift; None for a single call.
+        warnings: what the measuring loop noticed.
+        reason: why the sample is smaller than the rules ask for, if it is.
+
+    Returns:
+        ``status: measured``; a percentile that the sample cannot carry is None and ``reason`` says so.
+    """
+    values = np.asarray(samples_ms, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("a latency needs at least one sample")
+    n, mean = int(values.size), float(values.mean())
+    # ddof=1: the spread of the calls that were not taken is estimated from those that were.
+    cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
+    percentiles = {p: float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed}
+    noted = list(warnings)
+    if cv is not None and cv > NOISY_CV:
+        noted.append(f"the calls vary by {cv:.1%} (coefficient of variation; above {NOISY_CV:.1%} is noisy)")
+    return Latency(
+        status="measured",
+        p50=float(np.median(values)),
+        p90=percentiles.get(90),
+        p95=percentiles.get(95),
+        p99=percentiles.get(99),
+        mean=mean,
+        min=float(values.min()),
+        cv=cv,
+        n=n,
+        stable=stable,
+        reason="; ".join(filter(None, (reason, missing_percentiles(n)))) or None,
+        warnings=tuple(noted),
+        # To the nanosecond, which is what the clock gives. One call has no distribution.
+        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, _QUANTILES)).round(6).tolist()) if n > 1 else (),
+    )
+
+
+def missing_percentiles(n: int) -> str | None:
+    """Why some percentiles of ``n`` samples are absent; None when none is."""
+    absent = [(p, needed) for p, needed in PERCENTILE_NEEDS.items() if n < needed]
+    if not absent:
+        return None
+    needs = ", ".join(f"p{p} needs {needed}" for p, needed in absent)
+    return f"{n} {'call' if n == 1 else 'calls'}: {needs}"
 
 
 def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:

@@ -13,37 +13,36 @@ from math import isfinite
 from typing import Literal
 
 from edgeformer.backends import on_gpu
-from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search
 from edgeformer.formats.scores import Score
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.absent_variants import absent_variants
-from edgeformer.stages.profiling.choosing import Choice, Metric, Minimize, Option, choose, front
-from edgeformer.stages.profiling.verdict import Judged, Limits, Quantity, energy_of, judge, latency_of, memory_of
+from edgeformer.stages.profiling.choosing import (
+    Basis,
+    Choice,
+    Option,
+    SearchOptions,
+    check_options,
+    choose,
+    front,
+)
+from edgeformer.stages.profiling.verdict import (
+    Evidence,
+    Limits,
+    Quantity,
+    check_budget,
+    energy_of,
+    latency_of,
+    memory_of,
+)
+from edgeformer.tasks import Metric
 
 __all__ = ["SearchOptions", "check_options", "search"]
 
-Basis = Literal["measured", "estimated", "host"]
-
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """What is searched for.
-
-    Attributes:
-        min_accuracy: classification: lowest accuracy on the validation split, 0 to 1; None: any.
-        max_perplexity: language modelling: highest perplexity on the validation split; None: any.
-        minimize: what the pick has least of.
-    """
-
-    min_accuracy: float | None = None
-    max_perplexity: float | None = None
-    minimize: Minimize = "latency"
-
-
-@dataclass(frozen=True)
-class _Scored:
+class _KnownScore:
     """A score on the split that all candidates share; None with the reason."""
 
     value: float | None
@@ -51,23 +50,23 @@ class _Scored:
     why_none: str | None = None
 
 
-def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
-    """Refuse what cannot be searched for in this bundle, before anything is measured.
+@dataclass(frozen=True)
+class _Question:
+    """What every candidate is held against, and whose times it has."""
 
-    Raises:
-        InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
-    """
-    language = manifest.task == "language-modeling"
-    if options.min_accuracy is not None and language:
-        raise InputError(f"--min-accuracy: {manifest.run!r} is a language model; bound it with --max-perplexity")
-    if options.max_perplexity is not None and not language:
-        raise InputError(f"--max-perplexity: {manifest.run!r} is a classifier; bound it with --min-accuracy")
-    if options.min_accuracy is not None and not 0 <= options.min_accuracy <= 1:
-        raise InputError(f"--min-accuracy: {options.min_accuracy:g} is no share; give 0 to 1, e.g. 0.91 for 91 %")
-    if options.max_perplexity is not None and not options.max_perplexity >= 1:
-        raise InputError(f"--max-perplexity: {options.max_perplexity:g}; perplexity is never below 1, give e.g. 25")
-    if manifest.leaks:
-        raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
+    limits: Limits
+    choice: Choice
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One artifact: its rows, usable or not; its score; why there is no usable row, if there is none."""
+
+    artifact: ArtifactManifest
+    rows: Sequence[Row]
+    score: _KnownScore
+    why_none: str
 
 
 def search(
@@ -82,7 +81,10 @@ def search(
     """Look at every artifact that ``rows`` are of and name the one to deploy.
 
     Args:
+        manifest: of the bundle.
         rows: of the whole report, host and device.
+        limits: what the device's budget and the command allow.
+        options: what is searched for.
         kind: the device's.
         on_target: this host is the device, so that host rows of its kind are the device's own.
 
@@ -96,26 +98,25 @@ def search(
         InputError: as :func:`check_options`.
     """
     check_options(options, manifest)
-    metric: Metric = "perplexity" if manifest.task == "language-modeling" else "accuracy"
-    bound = options.max_perplexity if metric == "perplexity" else options.min_accuracy
-    choice = Choice(metric, bound, options.minimize)
     basis, usable = _usable(rows, kind, on_target)
+    question = _Question(limits, Choice.of(options, manifest), basis)
+    metric = question.choice.metric
     found: list[Option] = []
-    for artifact in {known.id: known for known in manifest.artifacts}.values():
+    for artifact in {entry.id: entry for entry in manifest.artifacts}.values():
         own = [row for row in rows if row.artifact == artifact.id]
         if not own:
             continue
-        known = (_score(artifact, manifest, metric), _why_none(own, limits), basis)
+        known = _Known(artifact, own, _score(artifact, manifest, metric), _why_none(own, limits))
         ways: list[Row | None] = [*_ways(artifact, usable.get(artifact.id, []), limits)]
-        found += [_option(artifact, row, own[0], known, (limits, choice)) for row in ways or [None]]
+        found += [_option(known, row, question) for row in ways or [None]]
     on_front = front([option.candidate for option in found], metric)
     candidates = tuple(
         option.candidate.model_copy(update={"on_front": position in on_front}) for position, option in enumerate(found)
     )
-    pick, reason = choose(found, choice, basis)
+    pick, reason = choose(found, question.choice, basis)
     return Search(
-        metric=metric,
-        bound=bound,
+        metric=metric.name,
+        bound=question.choice.bound,
         minimize=options.minimize,
         candidates=candidates,
         pick=pick,
@@ -164,7 +165,7 @@ def _why_none(rows: Sequence[Row], limits: Limits) -> str:
     return said[0] if said else f"{limits.batch}×{limits.seq} was neither measured nor estimated"
 
 
-def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric) -> _Scored:
+def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric) -> _KnownScore:
     """The score on the validation split, or, where export found no such split, on the golden inputs.
 
     The decode graph and the step bundle compute what the full graph of their precision computes (export checked that
@@ -178,39 +179,36 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
         for full in manifest.artifacts:
             score = full.validation if anywhere else full.score
             if full.role == "full" and _kind(full) == _kind(artifact) and score is not None:
-                return _Scored(_checked(score, metric).value, scored_as=full.id)
+                return _KnownScore(_checked(score, metric).value, scored_as=full.id)
     if not artifact.is_graph:
-        return _Scored(None, why_none="its predictions were never scored (an engine runs only on its target)")
+        return _KnownScore(None, why_none="its predictions were never scored (an engine runs only on its target)")
     split = "the validation split" if anywhere else "anything"
-    return _Scored(None, why_none=f"its predictions were never scored on {split}")
+    return _KnownScore(None, why_none=f"its predictions were never scored on {split}")
 
 
 def _kind(artifact: ArtifactManifest) -> tuple[str, str, bool]:
     return artifact.format, artifact.precision, artifact.trimmed
 
 
-def _checked(score: Score, metric: Metric) -> _Scored:
-    value: float | None = getattr(score, metric, None)  # None: another task's score
-    return _Scored(value) if value is not None and isfinite(value) else _Scored(None, why_none=f"it has no {metric}")
+def _checked(score: Score, metric: Metric) -> _KnownScore:
+    value = metric.of(score)
+    if value is None or not isfinite(value):
+        return _KnownScore(None, why_none=f"it has no {metric.name}")
+    return _KnownScore(value)
 
 
-def _option(
-    artifact: ArtifactManifest,
-    row: Row | None,
-    any_row: Row,
-    known: tuple[_Scored, str, Basis],
-    asked: tuple[Limits, Choice],
-) -> Option:
-    """``row`` as a candidate; None: nothing usable is known of the artifact, ``any_row`` says at least its size."""
-    score, why_none, basis = known
-    limits, choice = asked
+def _option(known: _Known, row: Row | None, question: _Question) -> Option:
+    """``row`` as a candidate; None: nothing usable is known of the artifact but its size."""
+    artifact, score, limits, choice = known.artifact, known.score, question.limits, question.choice
+    any_row = row or known.rows[0]
     size = any_row.size_bytes
-    missing = Quantity(None, "unavailable", why_none)
+    missing = Quantity(None, "unavailable", known.why_none)
     latency = latency_of(row) if row is not None else missing
     memory = memory_of(row) if row is not None else missing
     energy = energy_of(row) if row is not None else missing
-    of_device = [row] if row is not None and basis != "host" else []
-    checks = judge([Judged(artifact.id, size, of_device, why_none, _whole_texts(artifact))], limits).checks
+    of_device = [row] if row is not None and question.basis != "host" else []
+    evidence = Evidence(artifact.id, size, of_device, known.why_none, _whole_texts(artifact))
+    checks = check_budget([evidence], limits).checks
     costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(size, "measured", "")}
     against = _against(checks, score, latency, choice)
     least = costs[choice.minimize]
@@ -221,7 +219,7 @@ def _option(
         precision=artifact.precision,
         exit=artifact.exit,
         trimmed=artifact.trimmed,
-        provider=(row or any_row).provider,
+        provider=any_row.provider,
         threads=row.threads if row is not None else None,
         score=score.value,
         latency_ms=latency.value,
@@ -240,12 +238,12 @@ def _option(
     return Option(candidate, least, stable=row is None or row.latency_ms.stable is not False)
 
 
-def _against(checks: Sequence[Check], score: _Scored, latency: Quantity, choice: Choice) -> list[str]:
+def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, choice: Choice) -> list[str]:
     """Everything that speaks against a candidate, in words."""
     against = [score.why_none] if score.why_none else []
     if score.value is not None and not choice.meets(score.value):
-        side = "below" if choice.metric == "accuracy" else "above"
-        against.append(f"{choice.metric} {score.value:.4f} is {side} {choice.bound:g}")
+        side = "below" if choice.metric.higher_is_better else "above"
+        against.append(f"{choice.metric.name} {score.value:.4f} is {side} {choice.bound:g}")
     if latency.value is None:
         against.append(f"no time is known: {latency.reason}")
     for check in checks:

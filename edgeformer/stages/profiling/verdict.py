@@ -33,8 +33,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One artifact: its file's size and its rows of the device, measured there or estimated for it.
+class Evidence:
+    """What is known of one artifact: its file's size and its rows of the device, measured there or estimated for it.
 
     Attributes:
         rows: also those at other shapes and of several thread counts; measured ones win over estimates, and of the
@@ -61,8 +61,13 @@ class Quantity:
     high: float | None = None
 
 
-def judge(artifacts: Sequence[Judged], limits: Limits) -> Verdict:
-    """Check every artifact. ``fail`` outweighs ``unknown``, that outweighs ``pass``; no check is unknown."""
+def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
+    """Check every artifact. ``fail`` outweighs ``unknown``, that outweighs ``pass``; no check is unknown.
+
+    Args:
+        artifacts: what is known of each.
+        limits: what they may cost.
+    """
     spared = spared_of_latency(artifacts, limits)
     checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
     statuses = {check.status for check in checks}
@@ -74,11 +79,15 @@ def judge(artifacts: Sequence[Judged], limits: Limits) -> Verdict:
     return Verdict(status=status, checks=tuple(checks))
 
 
-def spared_of_latency(artifacts: Sequence[Judged], limits: Limits) -> tuple[str, ...]:
+def spared_of_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:
     """Artifacts whose latency and energy are not held against a limit per decoded token.
 
     Graphs for whole texts score texts; where the bundle has graphs that decode, those answer for decoding. Where it has
     none, a token costs a whole pass, and that is judged.
+
+    Args:
+        artifacts: all that are checked together.
+        limits: what they may cost.
     """
     if limits.phase != "decode" or all(artifact.whole_texts for artifact in artifacts):
         return ()
@@ -120,7 +129,7 @@ def _estimate(low: float | None, high: float | None, middle: float | None) -> Qu
     return Quantity(middle if middle is not None else sqrt(low * high), "estimated", "", low, high)
 
 
-def _checks(artifact: Judged, limits: Limits, per_call: bool) -> list[Check]:
+def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     """All checks of one artifact; ``per_call``: latency and energy too."""
     checks: list[Check] = []
     if limits.size_bytes is not None:
@@ -128,11 +137,11 @@ def _checks(artifact: Judged, limits: Limits, per_call: bool) -> list[Check]:
         checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
     ways = _ways(artifact, limits)
     rows: list[Row | None] = [*ways]
-    judged = [_row_checks(artifact, row, limits, per_call, _where(row, ways, limits)) for row in rows or [None]]
-    return checks + min(judged, key=_rank)
+    by_way = [_row_checks(artifact, row, limits, per_call, _where(row, ways, limits)) for row in rows or [None]]
+    return checks + min(by_way, key=_rank)
 
 
-def _ways(artifact: Judged, limits: Limits) -> list[Row]:
+def _ways(artifact: Evidence, limits: Limits) -> list[Row]:
     """One row per provider and thread count at the judged shape; estimates only where nothing was measured."""
     phases = ("steady",) if artifact.whole_texts else (limits.phase, "steady")
     found: dict[tuple[str, str, int | None], Row] = {}
@@ -159,7 +168,7 @@ def _where(row: Row | None, ways: Sequence[Row], limits: Limits) -> str:
     return f"{where}, with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
 
 
-def _row_checks(artifact: Judged, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
+def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
     """Checks of everything that depends on the row."""
     missing = Quantity(None, "unavailable", artifact.why_no_rows)
     checks: list[Check] = []
@@ -178,7 +187,7 @@ def _row_checks(artifact: Judged, row: Row | None, limits: Limits, per_call: boo
     return checks
 
 
-def _passes(artifact: Judged, limits: Limits) -> bool:
+def _passes(artifact: Evidence, limits: Limits) -> bool:
     return artifact.whole_texts and limits.phase == "decode"
 
 

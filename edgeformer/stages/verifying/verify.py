@@ -75,13 +75,13 @@ def check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     Raises:
         ArtifactError: bundle.json names a file outside the bundle.
     """
-    needed = {name for artifact in bundle.built() for name in bundle.files_of(artifact)}
-    expected = sorted({*bundle.checksums, *needed})
+    needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
+    expected = sorted({*bundle.contents.checksums, *needed})
     progress.start("Checking files", len(expected), "files")
     checks = []
     try:
         for name in expected:
-            checks.append(bundle.inspect(name))
+            checks.append(bundle.contents.inspect(name))
             progress.advance()
     finally:
         progress.finish()
@@ -102,8 +102,8 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
     if artifact.status != "built" or artifact.file is None:
         return found.model_copy(update={"reason": f"{artifact.status} at export: {artifact.reason}"})
-    for name in bundle.files_of(artifact):
-        file = bundle.inspect(name)
+    for name in bundle.contents.needed_by(artifact):
+        file = bundle.contents.inspect(name)
         if file.status != "intact":
             detail = f" ({file.detail})" if file.detail else ""
             return found.model_copy(update={"status": "damaged", "reason": f"{name} is {file.status}{detail}"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeformer.formats.scores import Score
+from edgeformer.tasks.early_exit import ExitNotes, exit_logits
 from edgeformer.tasks.task import Meter
 
 
@@ -32,12 +33,18 @@ def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     return result
 
 
-def cross_entropy(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Mean of −log p(label) in nats (paper A, "Loss Function"); logits [n, C], labels [n]."""
+def row_losses(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """−log p(label) of every row in nats, float64 [n]; logits [n, C], labels [n]."""
     wide = logits.astype(np.float64)
     top = wide.max(axis=-1, keepdims=True)
     log_sum = top[:, 0] + np.log(np.exp(wide - top).sum(axis=-1))
-    return float((log_sum - wide[np.arange(len(labels)), labels]).mean())
+    losses: NDArray[np.float64] = log_sum - wide[np.arange(len(labels)), labels]
+    return losses
+
+
+def cross_entropy(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
+    """Mean of −log p(label) in nats (paper A, "Loss Function"); logits [n, C], labels [n]."""
+    return float(row_losses(logits, labels).mean())
 
 
 def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> ClassificationScore:
@@ -80,19 +87,39 @@ def _precision_recall_f1(predicted: NDArray[np.bool_], actual: NDArray[np.bool_]
 
 
 class ClassificationMeter(Meter):
-    """Keeps logits and labels of every row: precision and recall are no sums over batches."""
+    """Keeps logits and labels of every row: precision and recall are no sums over batches.
 
-    def __init__(self) -> None:
-        self._logits: list[NDArray[Any]] = []
+    Args:
+        exits: loops that answer, in rising order; fewer than two: there is one answer.
+        notes: is told of every answer at every exit; None: nobody asks for early exit.
+    """
+
+    def __init__(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> None:
+        self._names = {exit_logits(loop): loop for loop in exits} if len(exits) > 1 else {"logits": 0}
+        self._logits: dict[str, list[NDArray[Any]]] = {name: [] for name in self._names}
         self._labels: list[NDArray[np.int64]] = []
+        self._notes = notes
 
     def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch: ``logits`` [B, C] against ``labels`` [B]."""
-        self._logits.append(outputs["logits"])
-        self._labels.append(batch["labels"])
+        """Count one batch: ``logits`` [B, C] (with several exits ``logits_exitN``) against ``labels`` [B]."""
+        labels = batch["labels"]
+        self._labels.append(labels)
+        for name, loop in self._names.items():
+            logits = outputs[name]
+            self._logits[name].append(logits)
+            if self._notes is not None:
+                sure, right = softmax(logits).max(axis=-1), logits.argmax(axis=-1) == labels
+                self._notes.add(loop, row_losses(logits, labels), sure, right)
 
     def score(self, words: int | None = None) -> ClassificationScore:
-        """The score of all rows so far. Raises ValueError where there is none."""
-        if not self._logits:
+        """The last exit's score of all rows so far. Raises ValueError where there is none."""
+        return self._score(list(self._names)[-1])
+
+    def earlier(self) -> dict[int, Score]:
+        """See :meth:`Meter.earlier`."""
+        return {loop: self._score(name) for name, loop in list(self._names.items())[:-1]}
+
+    def _score(self, name: str) -> ClassificationScore:
+        if not self._labels:
             raise ValueError("cannot score an empty set")
-        return score(np.concatenate(self._logits), np.concatenate(self._labels))
+        return score(np.concatenate(self._logits[name]), np.concatenate(self._labels))

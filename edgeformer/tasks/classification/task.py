@@ -22,6 +22,7 @@ from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
+from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.parity import measure_parity
 from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
 
@@ -115,9 +116,13 @@ class Classification(Task):
         """None: no figure of a classifier is per word."""
         return None
 
-    def meter(self, exits: Sequence[int] = ()) -> ClassificationMeter:
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
         """See :meth:`Task.meter`."""
-        return ClassificationMeter()
+        return ClassificationMeter(exits, notes)
+
+    def departures(self, found: Departures) -> dict[str, float | None]:
+        """Loss and accuracy."""
+        return {"loss": found.loss, "accuracy": found.right}
 
     def criterion(self, score: ClassificationScore, training: ClassificationTraining) -> float:
         """Validation loss, or accuracy with ``training.select_by: accuracy``."""

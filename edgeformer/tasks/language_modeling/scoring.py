@@ -12,6 +12,7 @@ from pydantic import Field
 
 from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
+from edgeformer.tasks.early_exit import ExitNotes, exit_logits
 from edgeformer.tasks.task import Meter
 
 Float64s = NDArray[np.float64]
@@ -92,9 +93,10 @@ class LanguageMeter(Meter):
 
     Args:
         exits: loops after which a head answers, in rising order, the last loop among them.
+        notes: is told of every token at every exit; None: nobody asks for other thresholds than paper B's.
     """
 
-    def __init__(self, exits: Sequence[int]) -> None:
+    def __init__(self, exits: Sequence[int], notes: ExitNotes | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self._exits = tuple(exits)
@@ -104,17 +106,27 @@ class LanguageMeter(Meter):
         self._early_sum = 0.0
         self._left = dict.fromkeys(self._exits, 0)
         self._with_confidence: bool | None = None
+        self._notes = notes
 
     def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch of ``targets`` [B, S]: ``logits`` [B, S, V] of the last exit, or ``loss_exitN`` [B, S]."""
+        """Count one batch of ``targets`` [B, S].
+
+        Args:
+            outputs: ``logits`` [B, S, V] of the last exit; or of every exit ``logits_exitN`` [B, S, V]; or of every
+                exit ``loss_exitN`` [B, S] and perhaps ``confidence_exitN`` [B, S].
+            batch: with ``targets``.
+        """
         targets = batch["targets"]
         counted = targets != IGNORED
         if "logits" in outputs:
-            pieces = [
-                token_losses(logits[there], wanted[there])
-                for logits, wanted, there in zip(outputs["logits"], targets, counted, strict=True)
-            ]
-            self.add_tokens({self._exits[-1]: np.concatenate(pieces)})
+            self.add_tokens({self._exits[-1]: _losses(outputs["logits"], targets, counted)})
+            return
+        if exit_logits(self._exits[-1]) in outputs:
+            logits = {loop: outputs[exit_logits(loop)] for loop in self._exits}
+            self.add_tokens(
+                {loop: _losses(found, targets, counted) for loop, found in logits.items()},
+                {loop: _confidence(found, counted) for loop, found in logits.items()},
+            )
             return
         losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
         sure = {
@@ -144,6 +156,10 @@ class LanguageMeter(Meter):
         self._tokens += counts.pop()
         if confidence is not None:
             self._leave(losses, confidence)
+        if confidence is not None and self._notes is not None:
+            for loop in self._exits:
+                sure = confidence[loop] if loop in confidence else np.ones(len(losses[loop]))
+                self._notes.add(loop, losses[loop], sure)
 
     def _leave(self, losses: TokenValues, confidence: TokenValues) -> None:
         waiting = np.ones(len(losses[self._exits[-1]]), dtype=bool)
@@ -175,7 +191,7 @@ class LanguageMeter(Meter):
             perplexity=full.perplexity,
             n=self._tokens,
             words=words,
-            word_perplexity=_exp(total / words) if words else None,
+            word_perplexity=perplexity_of(total / words) if words else None,
             exits=exits,
             early_exit=self._early_exit() if self._with_confidence else None,
         )
@@ -191,9 +207,20 @@ class LanguageMeter(Meter):
         )
 
 
-def _exit_score(loss: float) -> ExitScore:
-    return ExitScore(loss=loss, perplexity=_exp(loss))
-
-
-def _exp(loss: float) -> float:
+def perplexity_of(loss: float) -> float:
+    """exp(loss), or the largest that is still a number in JSON."""
     return math.exp(min(loss, _LARGEST_LOSS))
+
+
+def _exit_score(loss: float) -> ExitScore:
+    return ExitScore(loss=loss, perplexity=perplexity_of(loss))
+
+
+def _confidence(logits: NDArray[Any], counted: NDArray[np.bool_]) -> Float64s:
+    return np.concatenate([top_probability(row[there]) for row, there in zip(logits, counted, strict=True)])
+
+
+def _losses(logits: NDArray[Any], targets: NDArray[Any], counted: NDArray[np.bool_]) -> Float64s:
+    """Row by row: all counted logits at once would be one more copy of them."""
+    rows = zip(logits, targets, counted, strict=True)
+    return np.concatenate([token_losses(row[there], wanted[there]) for row, wanted, there in rows])

@@ -19,8 +19,15 @@ from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe, LanguageTraining
-from edgeformer.tasks.language_modeling.scoring import LanguageMeter, LanguageScore, token_losses
+from edgeformer.tasks.language_modeling.scoring import (
+    LanguageMeter,
+    LanguageScore,
+    exit_thresholds,
+    perplexity_of,
+    token_losses,
+)
 from edgeformer.tasks.parity import TOLERANCES
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
@@ -127,9 +134,17 @@ class LanguageModeling(Task):
         """See :meth:`Task.words`."""
         return None if cut and rows.truncated else rows.words
 
-    def meter(self, exits: Sequence[int] = ()) -> LanguageMeter:
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> LanguageMeter:
         """See :meth:`Task.meter`."""
-        return LanguageMeter(exits)
+        return LanguageMeter(exits, notes)
+
+    def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
+        """Paper B's schedule."""
+        return exit_thresholds(exits)
+
+    def departures(self, found: Departures) -> dict[str, float | None]:
+        """Loss and perplexity."""
+        return {"loss": found.loss, "perplexity": perplexity_of(found.loss)}
 
     def criterion(self, score: LanguageScore, training: LanguageTraining) -> float:
         """Validation loss of the final head."""

@@ -1,18 +1,18 @@
 """`profile --calibrate`: this host's rates, and how near its operators come to them, from a bundle's graphs at shapes
-that validation does not use."""
+that :mod:`.check` does not use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from edgeformer.backends import library_versions
-from edgeformer.backends.onnxruntime.providers import CPU
+from edgeformer.backends import default_provider, library_versions
 from edgeformer.bundle import Bundle
-from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase
+from edgeformer.formats.device import Calibration, DeviceProfile, Fact, FittedCase, Peaks
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
@@ -26,17 +26,17 @@ from edgeformer.stages.profiling.estimating.fit import (
     meet_calls,
     memory_ratio,
 )
-from edgeformer.stages.profiling.estimating.host_facts import host_facts
-from edgeformer.stages.profiling.estimating.listing import Listing, run_listing, run_probe
-from edgeformer.stages.profiling.estimating.messages import ROUNDS, ListSpec, Probed
-from edgeformer.stages.profiling.estimating.rates import rates_of
-from edgeformer.stages.profiling.estimating.roofline import Rates, amounts, beyond_cache, fitted_us
+from edgeformer.stages.profiling.estimating.listing import ROUNDS, Listing, ListSpec, run_listing
+from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime, run_probe
+from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
+from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_us
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
-from edgeformer.stages.profiling.messages import Item, Shape
+from edgeformer.stages.profiling.inputs import check_files
+from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 
 HOST_FILE = "host.yaml"
 
-# None of batch 1 or 8 with 16, 64 or 128 tokens: those stay unseen, for validation.
+# None of batch 1 or 8 with 16, 64 or 128 tokens: those stay unseen, to check estimates at.
 FIT_SHAPES: tuple[Shape, ...] = (
     (1, 8), (1, 32), (1, 48), (1, 96), (1, 192), (2, 24), (4, 8), (4, 48), (4, 96), (16, 8), (16, 32), (16, 48),
 )  # fmt: skip
@@ -46,6 +46,11 @@ _BUDGET_S = 100.0
 # A probe's product beside a product of the model: it shows sizes that the model lacks, but the model is what counts.
 _PROBE_WEIGHT = 0.5
 
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
+# A product this small says more about overhead than about a rate.
+_LEAST_OPERATIONS = 1e7
+
 _COMMENT = """\
 # Written by `edgeformer profile --calibrate`: this host's rates as they were measured, and what the estimator learned.
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
@@ -53,11 +58,16 @@ _COMMENT = """\
 
 
 @dataclass(frozen=True)
-class _Timed:
-    """One artifact with the times of its items."""
+class _Times:
+    """Of one artifact's items."""
 
     artifact: ArtifactManifest
     listing: Listing
+
+    def works(self, item: Item) -> list[tuple[NodeWork, float]]:
+        """Work and duration of every node of one item."""
+        nodes = self.listing.items[item].nodes
+        return [(work, node.duration_us) for work, node in zip(count_nodes(nodes), nodes, strict=True)]
 
 
 def calibrate(
@@ -75,6 +85,7 @@ def calibrate(
         base: name, title and budgets are kept.
         threads: of one operator; None: the physical cores that this process may use.
         shapes: (batch, seq) to fit on; those that the model cannot take are left out.
+        progress: where to say what is going on.
 
     Raises:
         InputError: not a CPU profile, no FP32 ONNX graph, or too few shapes to fit on.
@@ -92,19 +103,24 @@ def calibrate(
         probed = run_probe(count)
     finally:
         shown.finish()
-    timed = [_time(bundle, artifact, items, count, _BUDGET_S / len(chosen), shown) for artifact in chosen]
+    timed = [_time(checked, items, count, _BUDGET_S / len(chosen), shown) for checked in chosen]
     return _fit(manifest, base, count, probed, timed)
 
 
 def write_profile(device: DeviceProfile, folder: Path) -> Path:
-    """Write a calibrated profile as ``folder/<name>.yaml``, where ``load_profile(name, folder)`` finds it."""
+    """Write a calibrated profile as ``folder/<name>.yaml``, where ``load_profile(name, folder)`` finds it.
+
+    Args:
+        device: the profile.
+        folder: of the user's own profiles.
+    """
     document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     path = folder / f"{device.name}.yaml"
     write_text(path, _COMMENT + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
     return path
 
 
-def _artifacts(bundle: Path, manifest: BundleManifest) -> list[ArtifactManifest]:
+def _artifacts(bundle: Path, manifest: BundleManifest) -> list[CheckedArtifact]:
     found = [
         artifact
         for precision in _PRECISIONS
@@ -115,11 +131,7 @@ def _artifacts(bundle: Path, manifest: BundleManifest) -> list[ArtifactManifest]
     ]
     if not found or found[0].precision != "fp32":
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
-    opened = Bundle(bundle, manifest)
-    for artifact in found:
-        opened.check(artifact)
-    opened.golden()
-    return found
+    return [check_files(bundle, manifest, artifact) for artifact in found]
 
 
 def _items(manifest: BundleManifest, shapes: Sequence[Shape]) -> tuple[Item, ...]:
@@ -132,28 +144,24 @@ def _items(manifest: BundleManifest, shapes: Sequence[Shape]) -> tuple[Item, ...
     return tuple(("steady", batch, seq) for batch, seq in fitting)
 
 
-def _time(
-    bundle: Path, artifact: ArtifactManifest, items: tuple[Item, ...], threads: int, budget_s: float, progress: Progress
-) -> _Timed:
-    spec = ListSpec(
-        bundle=str(bundle.resolve()), artifact=artifact, loops=1, items=items, threads=threads, timed=True,
-        budget_s=budget_s,
-    )  # fmt: skip
+def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budget_s: float, shown: Progress) -> _Times:
+    spec = ListSpec(checked=checked, items=items, threads=threads, timed=True, budget_s=budget_s)
+    name = checked.artifact.id
     # Every item is timed in some rounds, and then listed.
-    progress.start(f"timing {artifact.id}", len(items) * (ROUNDS + 1), "step")
+    shown.start(f"timing {name}", len(items) * (ROUNDS + 1), "step")
     try:
-        listing = run_listing(spec, progress.advance)
+        listing = run_listing(spec, shown.advance)
     finally:
-        progress.finish()
+        shown.finish()
     for item, reason in listing.refused.items():
-        progress.message(f"{artifact.id} at {item[1]}×{item[2]}: not timed: {reason}")
-    return _Timed(artifact, listing)
+        shown.message(f"{name} at {item[1]}×{item[2]}: not timed: {reason}")
+    return _Times(checked.artifact, listing)
 
 
 def _fit(
-    manifest: BundleManifest, base: DeviceProfile, threads: int, probed: Probed, timed: Sequence[_Timed]
+    manifest: BundleManifest, base: DeviceProfile, threads: int, probed: HostRates, timed: Sequence[_Times]
 ) -> DeviceProfile:
-    device = host_facts(base, threads, probed, [_works(one, item) for one in timed for item in one.listing.items])
+    device = host_facts(base, threads, probed, [one.works(item) for one in timed for item in one.listing.items])
     rates = {name: rates_of(device, name) for name in _PRECISIONS}
     nodes = _probe_samples(rates["fp32"], probed)
     ratio = memory_ratio(nodes, rates["fp32"])
@@ -167,8 +175,8 @@ def _fit(
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
     classes, operators = fit_operators(nodes, rates, ratio)
     calibration = Calibration(
-        created=now(), processor=cpu_name(), threads=threads, provider=CPU, versions=library_versions(),
-        efficiencies=classes, operators=operators,
+        created=now(), processor=cpu_name(), threads=threads, provider=default_provider("cpu"),
+        versions=library_versions(), efficiencies=classes, operators=operators,
     )  # fmt: skip
     calibration = meet_calls(calibration, list(calls.values()), rates)
     fitted = tuple(
@@ -177,17 +185,11 @@ def _fit(
     return device.model_copy(update={"calibration": calibration.model_copy(update={"fitted_on": fitted})})
 
 
-def _works(timed: _Timed, item: Item) -> list[tuple[NodeWork, float]]:
-    """Work and duration of every node of one item."""
-    nodes = timed.listing.nodes(item)
-    return [(work, node.duration_us) for work, node in zip(count_nodes(nodes), nodes, strict=True)]
-
-
-def _samples(device: DeviceProfile, timed: _Timed, item: Item) -> tuple[CallSample, list[NodeSample]]:
-    precision, nodes = timed.artifact.precision, timed.listing.nodes(item)
+def _samples(device: DeviceProfile, times: _Times, item: Item) -> tuple[CallSample, list[NodeSample]]:
+    precision, nodes = times.artifact.precision, times.listing.items[item].nodes
     works = count_nodes(nodes)
     rates = rates_of(device, precision)
-    weight_bytes = stored_weight_bytes(nodes, works, timed.artifact)
+    weight_bytes = stored_weight_bytes(nodes, works, times.artifact)
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
     done = tuple(amounts(work, beyond, rates.cache_bytes) for work in works)
     whole_us = sum(node.duration_us for node in nodes)
@@ -195,12 +197,12 @@ def _samples(device: DeviceProfile, timed: _Timed, item: Item) -> tuple[CallSamp
         NodeSample(precision, work, amount, node.duration_us, whole_us)
         for node, work, amount in zip(nodes, works, done, strict=True)
     ]
-    call_us = timed.listing.items[item].call_us
+    call_us = times.listing.items[item].call_us
     assert call_us is not None
     return CallSample(precision, tuple(works), done, call_us, weight_bytes), alike(samples)
 
 
-def _probe_samples(rates: Rates, probed: Probed) -> list[NodeSample]:
+def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
     samples: list[NodeSample] = []
     for time in probed.products:
         weight = 4.0 * time.width**2
@@ -221,3 +223,71 @@ def _fitted_case(
         run=manifest.run, artifact=name, precision=call.precision, batch=item[1], seq=item[2],
         measured_ms=call.measured_us / 1000, estimated_ms=estimated_us / 1000,
     )  # fmt: skip
+
+
+def host_facts(
+    base: DeviceProfile, threads: int, rates: HostRates, calls: Iterable[Sequence[tuple[NodeWork, float]]]
+) -> DeviceProfile:
+    """``base`` with the facts of this host.
+
+    Args:
+        base: keeps its name, title and budgets.
+        threads: that were used.
+        rates: what the probe measured.
+        calls: work and microseconds of every node of the calls that were timed: INT8's peak is the best of them.
+    """
+    when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+
+    def measured(value: float, what: str) -> Fact[float]:
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=True)
+
+    best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
+    int8 = [
+        work.operations / (us * 1e-6)
+        for call in calls
+        for work, us in call
+        if work.quantized and work.operations > _LEAST_OPERATIONS and us > 0
+    ]
+    cache, how = cache_bytes(rates.products)
+    return base.model_copy(
+        update={
+            "peaks": Peaks(
+                fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
+                int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
+            ),
+            "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
+            "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
+            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=True),
+            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
+        }
+    )
+
+
+def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[int, str]:
+    """The last-level cache in bytes, and where that is from: the system, or else the probe's products.
+
+    Args:
+        products: single rows times different amounts of weights show from where on these come from memory.
+        root: where Linux describes the first core's caches.
+    """
+    said = _system_cache(root)
+    if said is not None:
+        return said, "as Linux says"
+    sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}
+    rates = {size: 4 * time.width**2 / time.duration_us for size, time in sizes.items()}
+    middle = (max(rates.values()) * min(rates.values())) ** 0.5
+    # At half of its size a cache delivers about the geometric middle of its own and the memory's rate.
+    return 2 * max(size for size, rate in rates.items() if rate >= middle), "from the time of products of single rows"
+
+
+def _system_cache(root: Path) -> int | None:
+    """Linux: the largest cache of the first core."""
+    found: list[int] = []
+    for file in root.glob("index*/size"):
+        try:
+            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
+        except OSError:
+            continue
+        if match is not None:
+            found.append(int(match[1]) * _UNITS[match[2]])
+    return max(found, default=None)

@@ -1,4 +1,4 @@
-"""Rows for a device that is not here: every node of the graph at the profile's rates, as a range."""
+"""Rows for a device that is not here, as ranges: every node of the graph at the profile's rates, and its memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from edgeformer.formats.device import Calibration, DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row
-from edgeformer.stages.profiling.estimating.listing import Listing, list_artifact
-from edgeformer.stages.profiling.estimating.memory import Footprint, estimate_memory
-from edgeformer.stages.profiling.estimating.messages import Listed
+from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, list_artifact
 from edgeformer.stages.profiling.estimating.rates import rates_of, refused_calibration
-from edgeformer.stages.profiling.estimating.roofline import Rates, fitted_us, range_us
+from edgeformer.stages.profiling.estimating.roofline import Footprint, estimate_memory, fitted_us, range_us
 from edgeformer.stages.profiling.estimating.work import (
     NodeWork,
     count_nodes,
@@ -84,7 +82,12 @@ def estimate(
 
 
 def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> ArtifactManifest | None:
-    """The ONNX artifact that computes the same: itself, or for an engine the graph of its exit, FP16 before FP32."""
+    """The ONNX artifact that computes the same: itself, or for an engine the graph of its exit, FP16 before FP32.
+
+    Args:
+        manifest: of the bundle.
+        artifact: of that bundle.
+    """
     if artifact.is_graph:
         return artifact
     same = [
@@ -103,24 +106,38 @@ def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> Artifac
 
 
 def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
-    """The row of one item whose nodes were listed before."""
+    """The row of one item whose nodes were listed before.
+
+    Args:
+        case: artifact and device.
+        listing: of ``case.listed``.
+        item: phase and shape.
+    """
     if item not in listing.items:
         reason = listing.refused.get(item, "the graph's nodes were not listed")
         return _unavailable(case.artifact, case.device, case.size_bytes, item, reason)
     try:
-        return _row(case, listing.items[item], listing.nodes(item))
+        return _row(case, listing.items[item])
     except EdgeformerError as error:
         return _unavailable(case.artifact, case.device, case.size_bytes, item, str(error))
 
 
-def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
+@dataclass(frozen=True)
+class _Call:
+    """One call: every node's work, the bytes of the weights, each once, and how many graphs it runs."""
+
+    works: Sequence[NodeWork]
+    weight_bytes: float
+    runs: int
+
+
+def _row(case: Case, listed: ItemNodes) -> Row:
     phase, batch, seq = listed.item
-    device, artifact = case.device, case.artifact
+    device, artifact, nodes = case.device, case.artifact, listed.nodes
     works = works_on(device, artifact, nodes)
-    rates = rates_of(device, artifact.precision, case.threads)
-    weight_bytes = stored_weight_bytes(nodes, works, case.listed)
-    feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
     runs = sum(graph.times for graph in listed.graphs)
+    call = _Call(works, stored_weight_bytes(nodes, works, case.listed), runs)
+    feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
     footprint = Footprint(_file_weights(case), largest_step_bytes(works), feed_bytes)
     return Row(
         artifact=artifact.id,
@@ -130,7 +147,7 @@ def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
         phase=phase,
         batch=batch,
         seq=seq,
-        latency_ms=_latency(case, phase, works, rates, (weight_bytes, runs)),
+        latency_ms=_latency(case, phase, call),
         memory_bytes=estimate_memory(artifact, footprint, device),
         size_bytes=case.size_bytes,
         energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
@@ -140,21 +157,27 @@ def _row(case: Case, listed: Listed, nodes: Sequence[ExecutedNode]) -> Row:
 
 
 def works_on(device: DeviceProfile, artifact: ArtifactManifest, nodes: Sequence[ExecutedNode]) -> list[NodeWork]:
-    """The nodes' work as the device does it: GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts."""
+    """The nodes' work as the device does it: GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
+
+    Args:
+        device: that is estimated for.
+        artifact: whose nodes they are.
+        nodes: as this host executes them.
+    """
     return count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
 
 
-def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], rates: Rates, of_call: tuple[float, int]) -> Latency:
-    """``of_call``: bytes of the weights, each once, and how many graphs a call runs."""
-    weight_bytes, runs = of_call
-    calibration = case.device.calibration
-    precision = case.artifact.precision
+def _latency(case: Case, phase: Phase, call: _Call) -> Latency:
+    calibration, precision = case.device.calibration, case.artifact.precision
+    rates = rates_of(case.device, precision, case.threads)
     if calibration is not None and precision in calibration.efficiencies:
-        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
+        middle_us = fitted_us(call.works, rates, calibration, precision, call.weight_bytes, call.runs)
+        middle_ms = middle_us / 1000
         log2, why = _uncertainty(case, phase, calibration)
         on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
-    low_us, high_us = range_us(works, rates, weight_bytes, fused=backend_of(case.artifact).fuses(case.artifact))
+    fused = backend_of(case.artifact).fuses(case.artifact)
+    low_us, high_us = range_us(call.works, rates, call.weight_bytes, fused)
     return _estimated(
         low_us / 1000,
         high_us / 1000,
@@ -210,6 +233,4 @@ def _threads(case: Case) -> int | None:
 
 
 def _unavailable(artifact: ArtifactManifest, device: DeviceProfile, size_bytes: int, item: Item, reason: str) -> Row:
-    phase, batch, seq = item
-    row = unavailable_row(artifact, size_bytes, (batch, seq), provider_of(artifact, kind=device.kind), "device", reason)
-    return row.model_copy(update={"phase": phase})
+    return unavailable_row(artifact, size_bytes, item, provider_of(artifact, kind=device.kind), "device", reason)

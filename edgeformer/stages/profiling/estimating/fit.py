@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeformer.formats.device import Calibration, Efficiency, OperatorClass
-from edgeformer.stages.profiling.estimating.roofline import Amounts, Rates, efficiency_of, node_us
+from edgeformer.stages.profiling.estimating.rates import Rates
+from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, node_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
 Floats = npt.NDArray[np.float64]

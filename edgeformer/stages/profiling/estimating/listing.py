@@ -1,145 +1,302 @@
-"""The parent's side: have a child list, time or probe, and turn whatever happens to it into answers."""
+"""Which nodes one call of an artifact executes, with their shapes and, where asked, their times; never the result.
+
+A process of its own does it, so that a graph that crashes the runtime takes nothing with it, and so that what is timed
+has the machine's threads for itself. Both sides are here: what the parent asks, and what the child does.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
+import numpy as np
+from pydantic import Field, TypeAdapter
+
+from edgeformer.backends import default_provider
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
+from edgeformer.backends.session import Array
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.golden import Tokens, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.machine.capability import exit_text
-from edgeformer.stages.profiling.estimating.messages import (
-    ChildTask,
-    Ended,
-    Listed,
-    ListSpec,
-    Message,
-    NotListed,
-    Probed,
-    ProbeSpec,
-    parse_answer,
-)
-from edgeformer.stages.profiling.launch import child_environment
-from edgeformer.stages.profiling.messages import Item
+from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.inputs import make_buffers
+from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
+from edgeformer.stages.profiling.process import End, Job, run_job
+
+if TYPE_CHECKING:
+    from edgeformer.backends.onnxruntime.session import OnnxSession
+
+ROUNDS = 3
+"""Whole calls are timed in that many rounds over all items, each followed by a tick."""
 
 # A listing runs every item once; what is timed takes a minute per artifact. Beyond this the child hangs.
 _LONGEST_S = 600.0
+# Calls of one item under the profiler: its whole microseconds average out, without minutes for large items.
+_NODE_CALLS, _LEAST_NODE_CALLS, _NODE_TOKENS = 30, 5, 4000
+# Whole calls are timed in rounds over all items; the best round's median counts, so that a spell in which something
+# else ran does not.
+_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_, "tensor(double)": np.float64,
+}  # fmt: skip
+Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
+"""Input → type, shape with None where it is dynamic."""
 
 
-def child_command() -> list[str]:
-    """How the listing process is started."""
-    return [sys.executable, "-m", "edgeformer.stages.profiling.estimating.child"]
+class ListSpec(Frozen):
+    """One artifact and the items to list. ``timed`` items are also timed: node by node, and whole calls."""
+
+    kind: Literal["list"] = "list"
+    checked: CheckedArtifact
+    items: tuple[Item, ...] = Field((), strict=False)
+    threads: int
+    timed: bool = False
+    budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
+
+
+class GraphNodes(Frozen):
+    """The executed nodes of one graph of an artifact, and how often one call of the artifact runs it."""
+
+    times: int
+    feed_bytes: int = Field(description="inputs of one run: tokens, states, what was kept of earlier tokens")
+    nodes: tuple[ExecutedNode, ...] = Field(strict=False)
+
+
+class ItemNodes(Frozen):
+    """One item. ``call_us`` is the median of whole calls, where they were timed; nodes then have durations as in
+    production, else those of a run without prepacked weights."""
+
+    kind: Literal["nodes"] = "nodes"
+    item: Item = Field(strict=False)
+    graphs: tuple[GraphNodes, ...] = Field(strict=False)
+    call_us: float | None = None
+
+    @property
+    def nodes(self) -> tuple[ExecutedNode, ...]:
+        """All nodes of one call, a graph that runs several times repeated."""
+        return tuple(node for graph in self.graphs for _ in range(graph.times) for node in graph.nodes)
+
+
+class Tick(Frozen):
+    """A piece of work is done; an item that is timed makes several."""
+
+    kind: Literal["tick"] = "tick"
+
+
+_Message = Annotated[ItemNodes | Refusal | Tick | End, Field(discriminator="kind")]
+_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(_Message)
 
 
 @dataclass
 class Listing:
     """What a child has answered about one artifact."""
 
-    items: dict[Item, Listed] = field(default_factory=dict)
+    items: dict[Item, ItemNodes] = field(default_factory=dict)
     refused: dict[Item, str] = field(default_factory=dict)
 
-    def nodes(self, item: Item) -> tuple[ExecutedNode, ...]:
-        """All nodes of one call, a graph that runs several times repeated."""
-        return tuple(node for graph in self.items[item].graphs for _ in range(graph.times) for node in graph.nodes)
+    def take(self, message: ItemNodes | Refusal | Tick) -> None:
+        """Keep one message."""
+        if isinstance(message, ItemNodes):
+            self.items[message.item] = message
+        elif isinstance(message, Refusal):
+            self.refused[message.item] = message.reason
 
 
 def list_artifact(
     bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest, items: Sequence[Item], threads: int = 1
 ) -> Listing:
-    """The executed nodes of an ONNX artifact at ``items``; an item that fails has a reason instead."""
-    spec = ListSpec(
-        bundle=str(bundle.resolve()),
-        artifact=artifact,
-        loops=Bundle(bundle, manifest).loops if artifact.role == "step" else 1,
-        items=tuple(items),
-        threads=threads,
-    )
-    return run_listing(spec)
+    """The executed nodes of an ONNX artifact; an item that fails has a reason instead.
+
+    Args:
+        bundle: the bundle's folder.
+        manifest: of that bundle.
+        artifact: a built one, whose files were checked.
+        items: what to run.
+        threads: of one operator.
+
+    Raises:
+        ArtifactError: a step bundle's configuration is missing or damaged.
+    """
+    assert artifact.file is not None
+    files = Bundle(bundle, manifest).files(artifact, checked=True)
+    return run_listing(ListSpec(checked=CheckedArtifact.of(files, bundle), items=tuple(items), threads=threads))
 
 
 def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
-    """The same for a spec, which may also ask for times; ``heard`` is called after every piece of work."""
+    """The same for a spec, which may also ask for times.
+
+    Args:
+        spec: what to list.
+        heard: called after every piece of work.
+    """
     listing = Listing()
 
-    def take(message: Message) -> None:
-        if isinstance(message, Listed):
-            listing.items[message.item] = message
-        elif isinstance(message, NotListed):
-            listing.refused[message.item] = message.reason
+    def take(message: ItemNodes | Refusal | Tick) -> None:
+        listing.take(message)
         heard()
 
-    ending = _run(ChildTask(task=spec), spec.threads, take)
+    ending = run_job(Job("listing", "nodes", spec, _MESSAGES, spec.threads, _LONGEST_S), take)
     for item in spec.items:
         if item not in listing.items:
-            listing.refused.setdefault(item, ending or "the listing process did not list it")
+            listing.refused.setdefault(item, ending.reason or "the listing process did not list it")
     return listing
 
 
-def run_probe(threads: int) -> Probed:
-    """What this host can do. Raises EdgeformerError when the child does not say."""
-    found: list[Probed] = []
+def work(told: bytes, send: Send) -> None:
+    """The child's part: list what a ListSpec asks for.
 
-    def take(message: Message) -> None:
-        if isinstance(message, Probed):
-            found.append(message)
+    Args:
+        told: the spec as JSON.
+        send: is given every message.
 
-    ending = _run(ChildTask(task=ProbeSpec(threads=threads)), threads, take)
-    if not found:
-        raise EdgeformerError(f"this host's rates could not be measured: {ending or 'no answer'}")
-    return found[0]
-
-
-def _run(task: ChildTask, threads: int, take: Callable[[Message], None]) -> str | None:
-    """Run the child to its end; why it ended without having done everything, or None."""
-    ended: Ended | None = None
-    with tempfile.TemporaryFile() as errors, _started(task, threads, errors) as process:
-        # A child that hangs is ended; reading its output then ends as well.
-        watchdog = threading.Timer(_LONGEST_S, process.kill)
-        watchdog.start()
+    Raises:
+        EdgeformerError: the artifact cannot be listed at all.
+    """
+    spec = ListSpec.model_validate_json(told, strict=False)
+    graphs = _graphs(spec.checked)
+    calls_us = _time_calls(spec, graphs[0].file, send) if spec.timed else {}
+    for item in spec.items:
+        if spec.timed and item not in calls_us:
+            send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
+            continue
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                message = parse_answer(line)
-                if isinstance(message, Ended):
-                    ended = message
-                elif message is not None:
-                    take(message)
-            process.wait()
-        finally:
-            watchdog.cancel()
-            process.kill()
-        if ended is not None:
-            return ended.reason
-        return f"the listing process ended early: {exit_text(process.returncode)}{_last_words(errors)}"
+            nodes = tuple(_nodes(spec, graph, item) for graph in graphs)
+        except EdgeformerError as error:
+            send(Refusal(item=item, reason=str(error)))
+        else:
+            send(ItemNodes(item=item, graphs=nodes, call_us=calls_us.get(item)))
 
 
-def _started(task: ChildTask, threads: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        child_command(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=child_environment(threads, None),
+@dataclass(frozen=True)
+class _Graph:
+    """A file and how often one call of the artifact runs it."""
+
+    file: Path
+    times: int
+
+
+def _graphs(checked: CheckedArtifact) -> list[_Graph]:
+    """In the order in which they run."""
+    if checked.artifact.role != "step":
+        return [_Graph(Path(checked.file), 1)]
+    calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
+    try:
+        return [_Graph(Path(checked.parts[name]), times) for name, times in calls]
+    except KeyError as error:
+        raise ArtifactError(
+            f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
+        ) from None
+
+
+def _nodes(spec: ListSpec, graph: _Graph, item: Item) -> GraphNodes:
+    opened = ProfiledGraph(graph.file, spec.threads)
+    inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
+    nodes = opened.list_nodes([Feed(inputs)])[0]
+    if spec.timed:
+        nodes = _with_durations(nodes, graph.file, spec.threads, Feed(inputs, _node_calls(item)))
+    feed_bytes = sum(array.nbytes for array in inputs.values())
+    return GraphNodes(times=graph.times, feed_bytes=feed_bytes, nodes=nodes)
+
+
+def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
+    """Real token ids int64 [batch, tokens of one call]."""
+    phase, batch, seq = item
+    ids: Tokens = make_buffers(read_golden(Path(spec.checked.golden)), batch, seq, count=1)[0]["input_ids"]
+    return ids[:, -1:] if phase == "decode" else ids
+
+
+def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
+    """Inputs of a graph: tokens, mask and places as they are, states and caches random; only shapes matter for them.
+
+    Args:
+        declared: the graph's inputs.
+        item: decoding, ``seq`` − 1 tokens were read before.
+        ids: int64 [batch, tokens of this call].
+
+    Raises:
+        InputError: the graph has an input that none of edgeformer's graphs has.
+    """
+    phase, batch, seq = item
+    new = ids.shape[1]
+    past = seq - new if phase == "decode" else 0
+    draw = np.random.default_rng(0)
+    feed: dict[str, Array] = {}
+    for name, (kind, shape) in declared.items():
+        if name == "input_ids":
+            feed[name] = ids
+        elif name == "attention_mask":
+            feed[name] = np.ones((batch, seq), np.int64)
+        elif name == "position_ids":
+            feed[name] = np.repeat(np.arange(past, seq, dtype=np.int64)[None], batch, axis=0)
+        elif name == "loop":
+            feed[name] = np.zeros(1, np.int64)
+        elif name == "state" or name.startswith("past"):
+            rest = new if name == "state" else past
+            sizes = (batch, *(rest if size is None else size for size in shape[1:]))
+            feed[name] = draw.normal(size=sizes).astype(_TYPES[kind])
+        else:
+            raise InputError(f"input {name!r} is none that edgeformer's graphs have; its nodes cannot be listed")
+    return feed
+
+
+def _with_durations(nodes: Sequence[ExecutedNode], file: Path, threads: int, feed: Feed) -> tuple[ExecutedNode, ...]:
+    """The same nodes with the durations that they have in production, where weights are packed beforehand."""
+    packed = ProfiledGraph(file, threads, prepacked=True).list_nodes([feed])[0]
+    durations = {node.name: node.duration_us for node in packed}
+    return tuple(
+        ExecutedNode(node.op, node.name, node.inputs, node.outputs, node.parameter_bytes, durations[node.name])
+        for node in nodes
+        if node.name in durations
     )
-    assert process.stdin is not None
-    # A child that dies before it reads breaks the pipe; its exit code will say more than that.
-    with contextlib.suppress(OSError):
-        process.stdin.write(task.model_dump_json().encode())
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    return process
 
 
-def _last_words(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode("utf-8", errors="replace").strip().splitlines()
-    return f"; its last words: {lines[-1].strip()[:300]}" if lines else ""
+def _node_calls(item: Item) -> int:
+    _, batch, seq = item
+    return max(_LEAST_NODE_CALLS, min(_NODE_CALLS, _NODE_TOKENS // (batch * seq)))
+
+
+def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
+    """Median microseconds of whole calls, as they are made in production: the best of some rounds over all items."""
+    from edgeformer.backends.onnxruntime.session import OnnxSession
+
+    best: dict[Item, float] = {}
+    ending = time.perf_counter() + spec.budget_s
+    # The first round decides how many items there is time for.
+    first = time.perf_counter() + spec.budget_s / ROUNDS
+    with contextlib.closing(OnnxSession(graph, default_provider("cpu"), spec.threads)) as session:
+        for number in range(ROUNDS):
+            for item in spec.items:
+                if time.perf_counter() > (ending if number else first) or (number and item not in best):
+                    break
+                inputs = _session_inputs(spec, session, item)
+                best[item] = min(best.get(item, float("inf")), _median_us(session, inputs))
+                send(Tick())
+    return best
+
+
+def _session_inputs(spec: ListSpec, session: OnnxSession, item: Item) -> dict[str, Array]:
+    declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
+    return feed_for(declared, item, _golden_ids(spec, item))
+
+
+def _median_us(session: OnnxSession, inputs: dict[str, Array]) -> float:
+    _call_for(session, inputs, _WARM_UP_S, 2)
+    return statistics.median(_call_for(session, inputs, _ROUND_S, _LEAST_CALLS))
+
+
+def _call_for(session: OnnxSession, inputs: dict[str, Array], seconds: float, least: int) -> list[float]:
+    times_us: list[float] = []
+    ending = time.perf_counter() + seconds
+    while time.perf_counter() < ending or len(times_us) < least:
+        began = time.perf_counter_ns()
+        session.run(inputs)
+        times_us.append((time.perf_counter_ns() - began) / 1000)
+    return times_us

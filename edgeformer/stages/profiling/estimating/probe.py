@@ -1,20 +1,30 @@
-"""What this host can do: rates of matrix products, memory and operators, with graphs of its own."""
+"""What this host can do: rates of matrix products, memory and operators, with graphs of its own.
+
+The graphs are written byte by byte, since the base installation has ONNX Runtime, but not onnx: only what is needed of
+ONNX's protocol buffers, nodes without attributes, float32 weights, dynamic rows.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import Field, TypeAdapter
 
+from edgeformer.backends import default_provider
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
-from edgeformer.backends.onnxruntime.providers import CPU
-from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
-from edgeformer.stages.profiling.estimating.messages import Probed, ProductTime
-from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.process import End, Job, run_job
 
 # (width, different weights): 0.25 MiB to 96 MiB of weights, from what every cache holds to what few do.
 _CHAINS = ((256, 4), (384, 8), (512, 8), (1024, 1), (1024, 4), (1024, 24))
@@ -26,20 +36,70 @@ _LARGE = 1 << 24
 # The difference of two chains is operators alone, without what a call costs, and without the profiler.
 _SHORT_CHAIN, _LONG_CHAIN, _CHAIN_CALLS = 32, 288, 200
 _LEAST_OPERATOR_US = 0.05
+# Beyond this the child hangs.
+_LONGEST_S = 600.0
+_FLOAT = 1
+_IR_VERSION, _OPSET = 8, 17
 
 
-def probe(threads: int) -> Probed:
-    """Time chains of products, sums of large tensors, and sums of single numbers; about ten seconds."""
+class ProbeSpec(Frozen):
+    """Measure what this host can do."""
+
+    kind: Literal["probe"] = "probe"
+    threads: int
+
+
+class ProductTime(Frozen):
+    """[rows, width] × [width, width], one of several different weights used in turn."""
+
+    rows: int
+    width: int
+    weights: int
+    duration_us: float
+
+
+class HostRates(Frozen):
+    """What the host can do."""
+
+    kind: Literal["rates"] = "rates"
+    products: tuple[ProductTime, ...] = Field(strict=False)
+    bandwidth: float = Field(description="bytes per second, summing tensors that no cache holds")
+    operator_us: float = Field(description="from one operator to the next, doing next to nothing")
+
+
+_MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End, Field(discriminator="kind")])
+
+
+def run_probe(threads: int) -> HostRates:
+    """What this host can do, measured by a process of its own. Raises EdgeformerError when that does not say."""
+    found: list[HostRates] = []
+    spec = ProbeSpec(threads=threads)
+    ending = run_job(Job("probing", "rates", spec, _MESSAGES, threads, _LONGEST_S), found.append)
+    if not found:
+        raise EdgeformerError(f"this host's rates could not be measured: {ending.reason or 'no answer'}")
+    return found[0]
+
+
+def work(told: bytes, send: Send) -> None:
+    """The child's part: time chains of products, sums of large tensors, and of single numbers; about ten seconds.
+
+    Args:
+        told: a ProbeSpec as JSON.
+        send: is given the rates.
+    """
+    threads = ProbeSpec.model_validate_json(told).threads
     with tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         products = [one for width, weights in _CHAINS for one in _products(file, width, weights, threads)]
         file.write_bytes(add_chain(_LARGE, 2))
         large = _run(file, threads, np.ones(_LARGE, np.float32), 6)
         short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
-    return Probed(
-        products=tuple(products),
-        bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
-        operator_us=max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN)),
+    send(
+        HostRates(
+            products=tuple(products),
+            bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
+            operator_us=max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN)),
+        )
     )
 
 
@@ -65,12 +125,103 @@ def _run(file: Path, threads: int, x: Array, calls: int) -> tuple[ExecutedNode, 
 
 def _chain_us(file: Path, nodes: int, threads: int) -> float:
     """Microseconds of a call of a chain of ``nodes`` sums of two numbers: the fastest tenth of some calls."""
+    from edgeformer.backends.onnxruntime.session import OnnxSession
+
     file.write_bytes(add_chain(1, nodes))
     x = {"x": np.ones(1, np.float32)}
     times: list[int] = []
-    with contextlib.closing(OnnxSession(file, CPU, threads)) as session:
+    with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
         for _ in range(_CHAIN_CALLS):
             began = time.perf_counter_ns()
             session.run(x)
             times.append(time.perf_counter_ns() - began)
     return float(np.quantile(times, 0.1)) / 1000
+
+
+@dataclass(frozen=True)
+class ProbeNode:
+    """One node: operator, names of inputs, name of the output."""
+
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+
+
+def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
+    """Different square products, one after the other: x [rows, width] → y [rows, width].
+
+    Args:
+        width: each weight is width² · 4 bytes, scaled so that the values neither grow nor vanish.
+        weights: how many.
+        seed: of their values.
+    """
+    draw = np.random.default_rng(seed)
+    names = [f"w{number}" for number in range(weights)]
+    stored = {name: draw.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for name in names}
+    return _model(_chain("MatMul", names), stored, (None, width))
+
+
+def add_chain(size: int, nodes: int) -> bytes:
+    """Sums of two tensors, one after the other.
+
+    Args:
+        size: numbers of each tensor; of one, an operator does next to nothing.
+        nodes: how many sums.
+    """
+    steps = _chain("Add", ["x"] * nodes)
+    return _model(steps, {}, (size,))
+
+
+def _chain(op: str, operands: Sequence[str]) -> list[ProbeNode]:
+    last = len(operands) - 1
+    before = ["x", *(f"t{number}" for number in range(last))]
+    after = [*(f"t{number}" for number in range(last)), "y"]
+    return [
+        ProbeNode(op, (source, operand), target)
+        for source, operand, target in zip(before, operands, after, strict=True)
+    ]
+
+
+def _model(
+    nodes: Sequence[ProbeNode], weights: dict[str, npt.NDArray[np.float32]], shape: tuple[int | None, ...]
+) -> bytes:
+    graph = b"".join(_message(1, _node(node)) for node in nodes) + _text(2, "probe")
+    graph += b"".join(_message(5, _tensor(name, values)) for name, values in weights.items())
+    graph += _message(11, _value("x", shape)) + _message(12, _value("y", shape))
+    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _text(1, "") + _number(2, _OPSET))
+
+
+def _node(node: ProbeNode) -> bytes:
+    named = b"".join(_text(1, name) for name in node.inputs) + _text(2, node.output)
+    return named + _text(3, f"node_{node.output}") + _text(4, node.op)
+
+
+def _tensor(name: str, values: npt.NDArray[np.float32]) -> bytes:
+    dimensions = b"".join(_number(1, size) for size in values.shape)
+    return dimensions + _number(2, _FLOAT) + _text(8, name) + _message(9, values.tobytes())
+
+
+def _value(name: str, shape: tuple[int | None, ...]) -> bytes:
+    dimensions = b"".join(_message(1, _text(2, "rows") if size is None else _number(1, size)) for size in shape)
+    return _text(1, name) + _message(2, _message(1, _number(1, _FLOAT) + _message(2, dimensions)))
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode())
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgeformer.formats.device import DeviceProfile, EstimateError, Fact
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name
-from edgeformer.stages.profiling.estimating.roofline import Rates
 
 # Processors without instructions for INT8 products: no faster than FP32 at worst; at best a register holds four times
 # as many numbers, of which widening to 16 and 32 bits costs half.
 _INT8_WITHOUT_INSTRUCTIONS = 2.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device can do at one precision.
+
+    Attributes:
+        peak: operations per second of matrix products; `sure_peak` is the least that the peak may be (GeForce cards
+            halve it where FP16 products are summed in FP32).
+        vector_peak: operations per second of everything else.
+        bandwidth: bytes per second of the memory.
+        cache_bytes: last-level cache; 0: none is known.
+        overhead_us: from one kernel or operator to the next.
+        cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
+    """
+
+    peak: float
+    sure_peak: float
+    vector_peak: float
+    bandwidth: float
+    cache_bytes: float
+    overhead_us: float
+    cores: int | None = None
+    gpu: bool = False
 
 
 class MissingFact(EdgeformerError):
@@ -17,9 +42,11 @@ class MissingFact(EdgeformerError):
 
 
 def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) -> Rates:
-    """The device's rates for an artifact of ``precision``.
+    """The device's rates for an artifact.
 
     Args:
+        device: its facts.
+        precision: of the artifact.
         threads: CPUs: of one operator, fewer than the cores have their share of the peaks; None: all of them.
 
     Raises:
@@ -47,6 +74,10 @@ def refused_calibration(device: DeviceProfile, threads: int | None = None) -> st
     """Why the profile's calibration says nothing about the device it stands for; None when it does, or has none.
 
     A profile without ``match`` stands for this host; copied from another machine it would lie.
+
+    Args:
+        device: whose profile it is.
+        threads: of one operator, as they will be estimated for; None: those of the calibration.
     """
     calibration = device.calibration
     if calibration is None:
@@ -67,17 +98,12 @@ def refused_calibration(device: DeviceProfile, threads: int | None = None) -> st
 
 def _gpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
     """The highest and the surest peak of matrix products."""
-    peaks = device.peaks
-    fp32 = _value(device, "peaks.fp32", peaks.fp32)
-    if precision == "fp32":
-        return fp32, fp32
-    if precision == "int8":
-        # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
-        return _value(device, "peaks.int8", peaks.int8), fp32
-    known = [fact.value for fact in (peaks.fp16, peaks.fp16_fp32_accumulate) if fact is not None]
+    fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
+    known = device.peaks.rates(precision)
     if not known:
-        raise MissingFact(f"device profile {device.name!r} does not say peaks.fp16")
-    return max(known), min(known)
+        raise MissingFact(f"device profile {device.name!r} does not say peaks.{precision}")
+    # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
+    return max(known), fp32 if precision == "int8" else min(known)
 
 
 def _cpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:

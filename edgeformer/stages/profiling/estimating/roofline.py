@@ -1,4 +1,4 @@
-"""Time of a call from its work: every node at the device's rates. Pure functions.
+"""Time and memory of a call from its work, every node at the device's rates. Pure functions.
 
 Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
 takes at each fitted rate. Elsewhere nobody knows how close to its peaks the device gets, so there is a range: the low
@@ -11,33 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeformer.formats.device import Calibration, Efficiency
+from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency
 from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Memory
+from edgeformer.stages.profiling.estimating.rates import Rates
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device can do at one precision.
-
-    Attributes:
-        peak: operations per second of matrix products; `sure_peak` is the least that the peak may be (GeForce cards
-            halve it where FP16 products are summed in FP32).
-        vector_peak: operations per second of everything else.
-        bandwidth: bytes per second of the memory.
-        cache_bytes: last-level cache; 0: none is known.
-        overhead_us: from one kernel or operator to the next.
-        cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
-    """
-
-    peak: float
-    sure_peak: float
-    vector_peak: float
-    bandwidth: float
-    cache_bytes: float
-    overhead_us: float
-    cores: int | None = None
-    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +44,19 @@ _CACHE_FULL_FROM, _CACHE_USELESS_FROM = 0.25, 1.25
 _TILE = 64
 # A multiprocessor that works alone in a wave still runs at its own rate; kernels that split the inner size use more.
 _LEAST_OCCUPANCY = 0.10
+# What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
+_ALIVE_HIGH = 4.0
+# Arenas grow to the next power of two.
+_ARENA_HIGH = 2.0
+# cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
+_GPU_WORKSPACE_HIGH = 32 * 2**20
+# CUDA contexts differ by driver and by how many kernels are loaded.
+_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
+# ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
+# parsed graph is a third copy.
+_CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
+# Sessions, thread pools, code pages of the kernels that run first.
+_CPU_FIXED_HIGH = 48 * 2**20
 
 
 @dataclass(frozen=True)
@@ -94,6 +86,7 @@ def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amount
     """What a node computes and moves, told apart by where its bytes come from.
 
     Args:
+        work: of the node.
         weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
         cache_bytes: a node whose activations are larger reads and writes memory.
     """
@@ -113,6 +106,10 @@ def fitted_us(
     """Microseconds of a call on a calibrated device.
 
     Args:
+        works: of all nodes.
+        rates: what the shares are of.
+        calibration: the device's.
+        precision: of the artifact.
         weight_bytes: of the whole graph's products, each shared weight once.
         runs: graphs that are run in one call, each with the cost of a call: step bundles run several.
     """
@@ -125,6 +122,11 @@ def fitted_us(
 
 def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
     """The operator's own efficiency where it was fitted, else its class's, else that class's in FP32.
+
+    Args:
+        work: of one node.
+        calibration: the device's.
+        precision: of the artifact.
 
     Raises:
         EdgeformerError: the calibrated graphs had no operator of this class.
@@ -142,7 +144,13 @@ def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> E
 
 
 def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
-    """Microseconds of one node: the overhead and what each rate takes, one after the other."""
+    """Microseconds of one node: the overhead and what each rate takes, one after the other.
+
+    Args:
+        amount: what it computes and moves.
+        efficiency: its operator's.
+        rates: what the shares are of.
+    """
     of_memory = efficiency.of_memory or efficiency.of_bandwidth
     took_us = efficiency.overhead_us
     if efficiency.of_peak is not None:
@@ -158,6 +166,8 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
     """Lowest and highest plausible microseconds of a call on a device that was never calibrated.
 
     Args:
+        works: of all nodes.
+        rates: the device's.
         weight_bytes: of the whole graph's products, each shared weight once.
         fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
     """
@@ -212,3 +222,66 @@ def _occupancy(work: NodeWork, cores: int | None) -> float:
     tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
     waves = -(-tiles // cores)
     return max(_LEAST_OCCUPANCY, tiles / (waves * cores))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What an artifact needs wherever it runs.
+
+    Attributes:
+        weight_bytes: as stored.
+        step_bytes: the largest node's inputs and outputs together.
+        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
+    """
+
+    weight_bytes: float
+    step_bytes: float
+    feed_bytes: float
+
+
+def estimate_memory(artifact: ArtifactManifest, footprint: Footprint, device: DeviceProfile) -> Memory:
+    """Weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
+
+    Args:
+        artifact: an engine says more of itself.
+        footprint: what it needs anywhere.
+        device: that is estimated for.
+    """
+    if device.kind == "cuda" and device.context_bytes is None:
+        reason = f"device profile {device.name!r} does not say context_bytes"
+        return Memory(status="unavailable", reason=reason)
+    low, high = _gpu(artifact, footprint, device) if device.kind == "cuda" else _cpu(footprint)
+    what = "weights, activations, workspace and CUDA context" if device.kind == "cuda" else "weights and activations"
+    return Memory(
+        status="estimated",
+        peak=round((low * high) ** 0.5),
+        low=round(low),
+        high=round(high),
+        method=f"sum of {what}",
+        reason=f"sum of {what}; the range covers what allocators keep and how many copies of the weights there are",
+    )
+
+
+def _gpu(artifact: ArtifactManifest, footprint: Footprint, device: DeviceProfile) -> tuple[float, float]:
+    assert device.context_bytes is not None
+    context = device.context_bytes.value
+    activations_low = footprint.step_bytes + 2 * footprint.feed_bytes
+    activations_high = _ALIVE_HIGH * footprint.step_bytes + 2 * footprint.feed_bytes
+    engine = artifact.engine
+    if engine is not None and engine.activation_bytes is not None:
+        # The builder says it, for the largest shape that the engine takes.
+        activations_high = engine.activation_bytes + 2 * footprint.feed_bytes
+        activations_low = min(activations_low, activations_high)
+        weights = engine.weight_bytes or footprint.weight_bytes
+        low = context * _CONTEXT_LOW + weights + activations_low
+        high = context * _CONTEXT_HIGH + (artifact.size_bytes or weights) + activations_high + _GPU_WORKSPACE_HIGH
+        return low, max(low, high)
+    low = context * _CONTEXT_LOW + footprint.weight_bytes + activations_low
+    held = _ARENA_HIGH * (footprint.weight_bytes + activations_high)
+    return low, context * _CONTEXT_HIGH + held + _GPU_WORKSPACE_HIGH
+
+
+def _cpu(footprint: Footprint) -> tuple[float, float]:
+    low = _CPU_COPIES_LOW * footprint.weight_bytes + footprint.step_bytes + 2 * footprint.feed_bytes
+    activations = _ALIVE_HIGH * footprint.step_bytes + 2 * footprint.feed_bytes
+    return low, _CPU_COPIES_HIGH * footprint.weight_bytes + _ARENA_HIGH * activations + _CPU_FIXED_HIGH

@@ -11,9 +11,8 @@ from onnx import numpy_helper
 
 from edgeformer.backends.onnxruntime.node_listing import Feed, ProfiledGraph
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
-from edgeformer.stages.profiling.estimating.messages import ProductTime
-from edgeformer.stages.profiling.estimating.probe_graphs import add_chain, matmul_chain
+from edgeformer.stages.profiling.estimating.calibrate import cache_bytes
+from edgeformer.stages.profiling.estimating.probe import ProductTime, add_chain, matmul_chain
 
 
 def test_onnx_accepts_them() -> None:

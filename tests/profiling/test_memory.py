@@ -1,9 +1,12 @@
-"""Which figure of GPU memory becomes the row's, and what it is called, on each platform."""
+"""What an artifact adds to a process, and which figure of GPU memory becomes the row's on each platform."""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -11,11 +14,66 @@ import pytest
 
 from edgeformer.formats.report import Memory
 from edgeformer.machine import nvidia
-from edgeformer.stages.profiling import gpu_memory as gpu_memory_module
-from edgeformer.stages.profiling.gpu_memory import before_opening, gpu_memory, gpu_memory_by_name
+from edgeformer.stages.profiling import memory as memory_module
+from edgeformer.stages.profiling.memory import (
+    KernelPeak,
+    PolledPeak,
+    WindowsPeak,
+    added,
+    before_opening,
+    gpu_memory,
+    gpu_memory_by_name,
+    peak_meter,
+    resident_bytes,
+)
 
+MIB = 2**20
 CUDA = "CUDAExecutionProvider"
 Machine = Callable[..., None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own peak is Linux's")
+def test_the_kernels_peak_sees_an_allocation_and_can_be_reset() -> None:
+    meter = peak_meter()
+    assert isinstance(meter, KernelPeak)
+    block = bytearray(64 * MIB)
+    del block
+    now = resident_bytes()
+    assert meter.peak_bytes() > now + 32 * MIB
+    if meter.reset():
+        assert meter.peak_bytes() < now + 16 * MIB
+
+
+def test_polling_sees_an_allocation() -> None:
+    meter = PolledPeak()
+    try:
+        before = resident_bytes()
+        block = bytearray(64 * MIB)
+        time.sleep(0.1)
+        del block
+        assert meter.peak_bytes() > before + 32 * MIB
+        assert meter.reset()
+        assert meter.peak_bytes() < before + 32 * MIB
+    finally:
+        meter.close()
+
+
+def test_a_kernel_without_a_peak_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("Name: x\n", encoding="ascii")
+    with pytest.raises(OSError, match="no VmHWM"):
+        KernelPeak(tmp_path).peak_bytes()
+    assert KernelPeak(tmp_path / "absent").reset() is False
+
+
+def test_a_peak_that_could_not_be_reset_says_what_it_holds() -> None:
+    class Fixed(WindowsPeak):
+        def peak_bytes(self) -> int:
+            return 500
+
+    memory = added(Fixed(), baseline_bytes=200, since_reset=False)
+    assert (memory.status, memory.peak, memory.baseline) == ("measured", 300, 200)
+    assert "cannot reset" in str(memory.method)
+    assert "cannot reset" not in str(added(Fixed(), baseline_bytes=200, since_reset=True).method)
 
 
 @pytest.fixture
@@ -32,7 +90,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(nvidia, "shares_system_memory", lambda: system is not None)
         monkeypatch.setattr(nvidia, "hides_process_memory", lambda uuid: wddm)
         memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=10_000, available=10_000 - next(systems)))
-        monkeypatch.setattr(gpu_memory_module, "psutil", memory if system is not None else psutil)
+        monkeypatch.setattr(memory_module, "psutil", memory if system is not None else psutil)
 
     return pretend
 

@@ -1,0 +1,85 @@
+"""Early exit of scored artifacts: what each threshold costs in loss and saves in loops, as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+
+from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
+from edgeformer.reporting.tables import new_table
+from edgeformer.tasks.early_exit import SWEEP
+
+PICTURE = "early_exit.png"
+
+
+def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
+    """A line per artifact and threshold; thresholds that let the same ones leave are one line.
+
+    Args:
+        name: the run's.
+        rows: of one task.
+    """
+    metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
+    columns = ("artifact", "set", "threshold", "mean loops", metric, "loss", "leave after loop")
+    table = new_table(f"{name}: early exit (loops are a mean, and no time)", *columns, right=columns[2:6])
+    for _, alike in groupby(rows, key=_kind):
+        group = list(alike)
+        row = group[0]
+        figure = f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
+        leave = ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)
+        cells = (_thresholds(group), f"{row.mean_loops:.2f}", figure, f"{row.loss:.4f}", leave)
+        table.add_row(row.artifact, row.split, *cells)
+    return table
+
+
+def _kind(row: EarlyExitRow) -> tuple[object, ...]:
+    """The same for rows that one line tells: what was asked for beside the sweep has a line of its own."""
+    asked = None if row.threshold in SWEEP else row.threshold
+    return row.artifact, row.split, row.threshold is None, asked, row.share
+
+
+def _thresholds(rows: Sequence[EarlyExitRow]) -> str:
+    first, last = rows[0].threshold, rows[-1].threshold
+    if first is None:
+        steps = list(dict.fromkeys(f"{value:.2f}" for value in rows[0].thresholds.values()))
+        return f"paper: {steps[0]}…{steps[-1]}" if len(steps) > 1 else f"paper: {steps[0]}"
+    return f"{first:g}" if first == last else f"{first:g}…{last:g}"
+
+
+def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path:
+    """Write ``plots/early_exit.png``: the loss, and the task's figure, over the mean number of loops.
+
+    Args:
+        run: the run's folder.
+        rows: scores of the exits themselves: everyone leaves there.
+        early_exit: of the same artifacts and set; not empty.
+
+    Returns:
+        The picture's path.
+    """
+    from edgeformer.reporting.canvas import PALETTE, drawing
+
+    metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
+    artifacts = list(dict.fromkeys(row.artifact for row in early_exit))
+    path, leaks = run / "plots" / PICTURE, " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
+    title = f"{run.name} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
+    with drawing(path, title, 2, (10.5, 4.2)) as axes:
+        for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
+            swept = [row for row in early_exit if row.artifact == artifact and row.threshold is not None]
+            paper = [row for row in early_exit if row.artifact == artifact and row.threshold is None]
+            last = max(map(int, (swept or paper)[0].share))
+            exits = sorted((row for row in rows if row.artifact == artifact), key=lambda row: row.exit or last)
+            for axis, key in zip(axes, ("loss", metric), strict=True):
+                axis.plot([row.mean_loops for row in swept], [getattr(row, key) for row in swept], ".-", color=colour,
+                          linewidth=1, label=f"{artifact}: one threshold")  # fmt: skip
+                axis.plot([row.exit or last for row in exits], [getattr(row, key) for row in exits], "s", color=colour,
+                          markerfacecolor="none", label=f"{artifact}: all leave there")  # fmt: skip
+                axis.plot([row.mean_loops for row in paper], [getattr(row, key) for row in paper], "*", color=colour,
+                          markersize=13, label=f"{artifact}: the paper's schedule" if paper else None)  # fmt: skip
+        for axis, label in zip(axes, ("loss (nats)", metric), strict=True):
+            axis.set(xlabel="mean loops", ylabel=label)
+        axes[0].legend(frameon=False, fontsize=8)
+    return path

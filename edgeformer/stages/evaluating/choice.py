@@ -1,0 +1,103 @@
+"""What can be scored: an artifact of a bundle, or the run's own weights in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeformer.backends import OpenOptions
+from edgeformer.backends.session import Early, Session
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.run import TORCH, Location, Run
+from edgeformer.tasks import TextReader
+
+_WHOLE_TEXTS = ("full", "exit", "step")
+"""Roles of what can be scored: not the graphs with caches, which take a text token by token."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of them; nothing is opened yet.
+
+    Attributes:
+        owner: the bundle, or the run.
+        artifact: of the bundle; None: the run's own weights.
+    """
+
+    owner: Bundle | Run
+    artifact: ArtifactManifest | None = None
+
+    @property
+    def id(self) -> str:
+        """The artifact's, or ``torch``."""
+        return TORCH if self.artifact is None else self.artifact.id
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Loops that it can answer after, the last one last; empty: it has one answer, after whatever loop."""
+        if isinstance(self.owner, Run):
+            return self.owner.exits
+        return self.owner.exits(self._entry)
+
+    @property
+    def answers_with_losses(self) -> bool:
+        """It answers with the losses of all exits at once: their logits would not fit."""
+        return isinstance(self.owner, Run) and self.owner.answers_with_losses
+
+    def reader(self) -> TextReader:
+        """How it reads text. Raises ArtifactError or DataError."""
+        return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)
+
+    def session(self, *, every_exit: bool = False, early: Early | None = None) -> Session:
+        """Open it.
+
+        Args:
+            every_exit: to answer after each of ``exits``.
+            early: to let rows leave when it is sure of them.
+
+        Raises:
+            InputError: rows cannot leave it early.
+            ArtifactError: a file is missing, changed or not runnable.
+            MissingDependencyError: what it needs is not installed.
+        """
+        if not isinstance(self.owner, Run):
+            exits = self.exits if every_exit else ()
+            return self.owner.session(self._entry, OpenOptions(early=early, exits=exits))
+        if early is not None:
+            raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
+        return self.owner.session(every_exit=every_exit)
+
+    @property
+    def _entry(self) -> ArtifactManifest:
+        assert self.artifact is not None
+        return self.artifact
+
+
+def choose(location: Location, wanted: str | None) -> list[Choice]:
+    """What ``--artifact ID|all`` stands for; None: the one that RUN names, else all of the bundle that run here.
+
+    Args:
+        location: the run, the bundle, or both.
+        wanted: an artifact's id, ``torch`` or ``all``.
+
+    Raises:
+        InputError: no such artifact.
+        ArtifactError: none at all, or a damaged run or bundle.
+    """
+    bundle = location.open_bundle() if location.bundle is not None else None
+    built = [Choice(bundle, artifact) for artifact in bundle.built(*_WHOLE_TEXTS)] if bundle is not None else []
+    ids = [*(choice.id for choice in built), *([TORCH] if location.run is not None else [])]
+    if not ids:
+        entries = bundle.artifacts if bundle is not None else ()
+        why = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in entries)
+        raise ArtifactError(f"{location.name}: the bundle holds no usable artifact ({why})")
+    if wanted is None and location.artifact is None:
+        here = [one for one in built if one.artifact is not None and bundle and bundle.cannot_run(one.artifact) is None]
+        if here:
+            return here
+    name = wanted or location.artifact or "all"
+    if name not in (*ids, "all"):
+        raise InputError(f"--artifact {name}: {location.name} has {', '.join(ids)}, or all")
+    own = [Choice(location.open_run())] if TORCH in ids and name in (TORCH, "all") else []
+    return [one for one in (*built, *own) if name in (one.id, "all")]

@@ -1,0 +1,144 @@
+"""What writes: a step or decode artifact of a bundle, without torch, or the run's own weights in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from edgeformer.backends.decoder import Decoder
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.run import TORCH, Location, Run
+from edgeformer.tasks import TextReader
+
+_PRECISIONS = ("fp32", "fp16", "int8")
+_WRITING = ("decode", "step")
+
+
+@dataclass(frozen=True)
+class Author:
+    """A language model that can write, before anything heavy of it is opened.
+
+    Attributes:
+        location: what was asked for.
+        model: the bundle, or the run.
+        exits: loops after which it can answer; the last one is the last loop.
+        max_positions: the longest text it takes.
+        trained_length: tokens that it read at once in training.
+        wanted: the artifact that was asked for; None: the best of those that fit.
+    """
+
+    location: Location
+    model: Bundle | Run
+    exits: tuple[int, ...]
+    max_positions: int
+    trained_length: int
+    wanted: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.model.name
+
+    def reader(self) -> TextReader:
+        """How it reads text. Raises ArtifactError or DataError."""
+        return self.model.reader()
+
+    def open(self, exits: Collection[int]) -> tuple[str, Decoder[Any]]:
+        """The id of what writes, and a text that answers after those loops.
+
+        Raises:
+            InputError: the artifact that was asked for cannot answer there.
+            ArtifactError: nothing that can was exported, or it is damaged.
+            MissingDependencyError: what it needs is not installed.
+        """
+        if isinstance(self.model, Run):
+            return TORCH, self.model.decoder()
+        chosen = _pick(self, self.model, all_loops=set(exits) == {self.exits[-1]})
+        return chosen.id, self.model.decoder(chosen, exits)
+
+
+def find_author(location: Location, artifact: str | None = None) -> Author:
+    """The bundle where it holds graphs that write (or ``artifact`` is one of it), else the run.
+
+    Args:
+        location: the run, the bundle, or both.
+        artifact: an artifact's id, or ``torch``; None: the one that ``location`` names, else FP32 before FP16.
+
+    Raises:
+        InputError: not a language model, one that sees later tokens, or there is no such artifact.
+        ArtifactError: an unfinished or damaged run, or a bundle by itself whose graphs cannot write.
+    """
+    wanted = artifact or location.artifact
+    if wanted != TORCH and location.bundle is not None:
+        bundle = location.open_bundle()
+        _require_writer(location, bundle)
+        if wanted is not None or writing(bundle):
+            manifest = bundle.manifest
+            return Author(location, bundle, manifest.exits, manifest.max_positions, manifest.max_length, wanted)
+    if wanted not in (None, TORCH):
+        raise InputError(f"--artifact {wanted}: {location.name} has no bundle; make one with: {_command(location)}")
+    if location.run is None:
+        raise ArtifactError(
+            f"{location.bundle}: holds no graphs that write text; export its run again with: {_command(location)}"
+        )
+    run = location.open_run()
+    _require_writer(location, run)
+    run.require_finished()
+    recipe = run.recipe
+    return Author(location, run, run.exits, recipe.model.max_positions, recipe.data.tokens_at_once)
+
+
+def writing(bundle: Bundle) -> list[ArtifactManifest]:
+    """Artifacts that keep what they computed for earlier tokens, those to prefer first: FP32, then the faster."""
+    found = [artifact for artifact in bundle.built(*_WRITING) if artifact.is_graph and not artifact.trimmed]
+    return sorted(found, key=lambda a: (_PRECISIONS.index(a.precision), _WRITING.index(a.role)))
+
+
+def _require_writer(location: Location, model: Bundle | Run) -> None:
+    if not model.task.writes_text:
+        name = location.name
+        raise InputError(
+            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name} TEXT"
+        )
+    if model.leaks:
+        raise InputError(
+            f"{location.name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
+            "it, which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
+        )
+
+
+def _command(location: Location) -> str:
+    return f"edgeformer export {location.argument} --exit all"
+
+
+def _pick(author: Author, bundle: Bundle, *, all_loops: bool) -> ArtifactManifest:
+    """The artifact that was asked for, or the best that answers after all loops (or after others too)."""
+    with_run, command = author.location.run is not None, _command(author.location)
+    able = writing(bundle)
+    if author.wanted is None:
+        for artifact in able:
+            if all_loops or artifact.role == "step":
+                return artifact
+        instead = f", or write with --artifact {TORCH}" if with_run else ""
+        raise ArtifactError(
+            f"{author.name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
+            f"with: {command}{instead}"
+        )
+    listed = ", ".join([*(artifact.id for artifact in able), *([TORCH] if with_run else [])]) or "nothing"
+    chosen = next((artifact for artifact in bundle.artifacts if artifact.id == author.wanted), None)
+    if chosen is None:
+        raise InputError(f"--artifact {author.wanted}: {author.name} writes with {listed}")
+    if chosen.role not in _WRITING:
+        raise InputError(
+            f"--artifact {author.wanted}: reads whole texts and keeps nothing of earlier tokens; {author.name} writes "
+            f"with {listed}; missing ones are made with: {command}"
+        )
+    if chosen.role == "decode" and not all_loops:
+        raise InputError(
+            f"--artifact {author.wanted}: takes all loops for every token; --exit and --confidence need a step "
+            f"artifact ({author.name} writes with {listed}; missing ones are made with: {command})"
+        )
+    return chosen

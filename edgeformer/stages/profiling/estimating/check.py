@@ -1,0 +1,241 @@
+"""`profile --validate`: estimates beside measurements on the present host, at shapes that were not fitted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from edgeformer.bundle import Bundle
+from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase
+from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.report import Latency
+from edgeformer.machine.host import now
+from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
+from edgeformer.stages.profiling.estimating.estimate import estimate
+from edgeformer.stages.profiling.estimating.rates import refused_calibration
+from edgeformer.stages.profiling.inputs import check_files
+from edgeformer.stages.profiling.launch import measure_in_child
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, Shape
+
+CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """What ``profile --calibrate --validate`` is asked for.
+
+    Attributes:
+        calibrate: teach the estimator this host's processor.
+        check: compare its estimates with measurements, at ``shapes``.
+        shapes: (batch, seq) to check at.
+        threads: of one operator, to calibrate with; None: the physical cores that this process may use.
+        rules: when to stop measuring; None: DESIGN.md's.
+    """
+
+    calibrate: bool = True
+    check: bool = True
+    shapes: tuple[Shape, ...] = CHECK_SHAPES
+    threads: int | None = None
+    rules: MeasureRules | None = None
+
+
+def improve(
+    bundle: Path, device: DeviceProfile, options: CalibrationOptions, folder: Path, progress: Progress | None = None
+) -> tuple[DeviceProfile, Path]:
+    """Fit the estimator to this host with a bundle, or compare it with measurements, or both; keep the profile.
+
+    Args:
+        bundle: the bundle's folder.
+        device: this host's profile.
+        options: what to do.
+        folder: of the user's own profiles.
+        progress: where to say what is going on.
+
+    Returns:
+        The profile with its calibration, and the file that was written.
+
+    Raises:
+        InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
+    """
+    profile, written = device, folder
+    if options.calibrate:
+        profile = calibrate(bundle, profile, threads=options.threads, progress=progress)
+        written = write_profile(profile, folder)  # kept also where checking fails
+    if options.check:
+        cases = check_estimates([bundle], profile, options.shapes, rules=options.rules, progress=progress)
+        profile = with_error(profile, cases)
+        written = write_profile(profile, folder)
+    return profile, written
+
+
+def check_estimates(
+    bundles: Sequence[Path],
+    device: DeviceProfile,
+    shapes: Sequence[Shape] = CHECK_SHAPES,
+    *,
+    precisions: Sequence[str] = ("fp32",),
+    rules: MeasureRules | None = None,
+    progress: Progress | None = None,
+) -> tuple[FittedCase, ...]:
+    """Measure the full ONNX graphs of ``bundles`` as `profile` does, and estimate the same cases.
+
+    Cases that the calibration was fitted on are left out: they would flatter it. So are those that could not be
+    measured, with a message.
+
+    Args:
+        bundles: their folders.
+        device: this host's calibrated profile.
+        shapes: (batch, seq); those that a model cannot take are left out.
+        precisions: of the graphs to compare.
+        rules: when to stop measuring; None: DESIGN.md's.
+        progress: where to say what is going on.
+
+    Raises:
+        InputError: the profile has no calibration, or not this host's; or every case was fitted.
+        ArtifactError: a bundle, or a file of it, is missing, truncated or changed.
+        EdgeformerError: nothing could be measured, or nothing estimated.
+    """
+    calibration = _own_calibration(device)
+    comparison = _Comparison(device, calibration, rules or MeasureRules(), progress or Silent())
+    cases: list[FittedCase] = []
+    fitted = 0
+    for bundle in bundles:
+        manifest = Bundle.open(bundle).manifest
+        for checked in _artifacts(bundle, manifest, precisions):
+            unseen = _unseen(calibration, manifest, checked.artifact, shapes)
+            fitted += len(shapes) - len(unseen)
+            if unseen:
+                cases += comparison.cases(bundle, manifest, checked, unseen)
+    if not cases and fitted:
+        raise InputError(
+            "all these cases were fitted or are too long for the model: ask for other shapes or another run"
+        )
+    if not cases:
+        raise EdgeformerError("no case could be both measured and estimated; the messages above say why")
+    return tuple(cases)
+
+
+def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
+    """The profile with the error of its calibration.
+
+    Args:
+        device: a calibrated profile.
+        cases: as :func:`check_estimates` returns them.
+
+    Raises:
+        InputError: it has no calibration.
+    """
+    calibration = device.calibration
+    if calibration is None:
+        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
+    error = error_of(cases, calibration.processor, device.kind)
+    updated = calibration.model_copy(update={"validated_on": tuple(cases), "error": error})
+    return device.model_copy(update={"calibration": updated})
+
+
+def error_of(cases: Sequence[FittedCase], processor: str, kind: str) -> EstimateError:
+    """Median and worst |log2(estimated / measured)|.
+
+    Args:
+        cases: measured and estimated.
+        processor: on which they were measured.
+        kind: of that device.
+
+    Raises:
+        ValueError: there are no cases.
+    """
+    off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
+    if not off:
+        raise ValueError("an error needs at least one case")
+    return EstimateError(
+        kind="cuda" if kind == "cuda" else "cpu", device=processor, cases=len(off),
+        median_log2=statistics.median(off), worst_log2=max(off), created=now(),
+    )  # fmt: skip
+
+
+def _own_calibration(device: DeviceProfile) -> Calibration:
+    if device.calibration is None:
+        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
+    refusal = refused_calibration(device)
+    if refusal is not None:
+        raise InputError(refusal)
+    return device.calibration
+
+
+def _artifacts(bundle: Path, manifest: BundleManifest, precisions: Sequence[str]) -> list[CheckedArtifact]:
+    return [
+        check_files(bundle, manifest, artifact)
+        for artifact in manifest.artifacts
+        if artifact.is_graph
+        and artifact.role == "full"
+        and artifact.status == "built"
+        and not artifact.trimmed
+        and artifact.precision in precisions
+    ]
+
+
+def _unseen(
+    calibration: Calibration, manifest: BundleManifest, artifact: ArtifactManifest, shapes: Sequence[Shape]
+) -> tuple[Shape, ...]:
+    """The shapes that the model takes and that were not fitted, from small to large."""
+    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
+    unseen = [
+        (batch, seq)
+        for batch, seq in shapes
+        if seq <= manifest.max_positions and (manifest.run, artifact.id, batch, seq) not in seen
+    ]
+    return tuple(sorted(unseen, key=lambda shape: (shape[0] * shape[1], shape)))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What every case is compared with, and how."""
+
+    device: DeviceProfile
+    calibration: Calibration
+    rules: MeasureRules
+    progress: Progress
+
+    def cases(
+        self, bundle: Path, manifest: BundleManifest, checked: CheckedArtifact, shapes: Sequence[Shape]
+    ) -> list[FittedCase]:
+        """The shapes that could be both measured and estimated."""
+        measured = self._measured(checked, shapes)
+        items: list[Item] = [("steady", batch, seq) for batch, seq in shapes]
+        artifact = next(entry for entry in manifest.artifacts if entry.id == checked.artifact.id)
+        cases: list[FittedCase] = []
+        for row in estimate(bundle, manifest, artifact, self.device, items):
+            latency, name = measured.get((row.batch, row.seq)), f"{artifact.id} at {row.batch}×{row.seq}"
+            if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
+                why = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "not measured"
+                self.progress.message(f"{name}: not compared: {why}")
+                continue
+            if latency.stable is False:
+                doubts = "; ".join(latency.warnings) or "no reason given"
+                self.progress.message(f"{name}: the measurement is not stable: {doubts}")
+            cases.append(
+                FittedCase(
+                    run=manifest.run, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
+                    measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
+                )
+            )  # fmt: skip
+        return cases
+
+    def _measured(self, checked: CheckedArtifact, shapes: Sequence[Shape]) -> dict[Shape, Latency]:
+        spec = MeasureSpec(
+            checked=checked,
+            size_bytes=checked.size_bytes,
+            provider=self.calibration.provider,
+            threads=self.calibration.threads,
+            shapes=tuple(shapes),
+            rules=asdict(self.rules),
+        )
+        rows = measure_in_child(spec, self.rules.longest_s, self.progress)
+        return {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}

@@ -1,0 +1,286 @@
+"""What the measuring child does: one artifact over its shapes and phases, each opened afresh, called and timed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from edgeformer.backends import OpenOptions, backend_of, on_gpu
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.golden import Tokens, read_golden
+from edgeformer.formats.report import Energy, Latency, Memory, Row
+from edgeformer.machine.host import usable_cores
+from edgeformer.stages.profiling import conditions
+from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.energy import energy_counter, measure_energy
+from edgeformer.stages.profiling.inputs import make_buffers
+from edgeformer.stages.profiling.measure import MeasureRules, measure, summarise
+from edgeformer.stages.profiling.memory import (
+    PeakMeter,
+    added,
+    before_opening,
+    gpu_memory,
+    gpu_memory_by_name,
+    peak_meter,
+    release_unused,
+    resident_bytes,
+)
+from edgeformer.stages.profiling.messages import FinishedRow, Item, MeasureSpec, Refusal, Start
+
+Buffers = Sequence[Mapping[str, Tokens]]
+# Set by the parent for this process only.
+_PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
+_DEVICE_CALLS = 100
+
+
+def work(told: bytes, send: Send) -> None:
+    """Measure what a MeasureSpec asks for.
+
+    Args:
+        told: the spec as JSON.
+        send: is given every message.
+
+    Raises:
+        EdgeformerError: the artifact cannot be measured at all.
+    """
+    _Measuring(MeasureSpec.model_validate_json(told, strict=False), send).run()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An opened artifact and what is called of it. Use it as a context manager.
+
+    Attributes:
+        first: the first call; decoding: reads the text before the token that is timed.
+        call: one timed call; its argument counts calls, to rotate inputs.
+        close: gives the memory back.
+        load_ms: what opening took, and nothing else: the runtime was imported and the files were found before.
+        facts: what to note in the row's conditions.
+        caveats: what to warn the row's reader of: nodes that another provider computes.
+        device_ms: one call's milliseconds on the card alone; None where nothing times that.
+        memory_by_name: bytes on the card that the runtime itself names.
+    """
+
+    first: Callable[[], object]
+    call: Callable[[int], object]
+    close: Callable[[], None]
+    load_ms: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+    device_ms: Callable[[int], float | None] = lambda index: None
+    memory_by_name: Callable[[], dict[str, int]] = dict
+
+    def __enter__(self) -> Workload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def median_device_ms(self) -> tuple[float | None, str | None]:
+        """Median of some calls of their own on the card, and why there is none (None: nothing times it here)."""
+        try:
+            if self.device_ms(0) is None:
+                return None, None
+            timed = [self.device_ms(index) for index in range(_DEVICE_CALLS)]
+            return statistics.median(ms for ms in timed if ms is not None), None
+        except EdgeformerError as error:
+            return None, str(error)
+
+
+def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open the artifact of ``spec`` for whole inputs in one call.
+
+    Args:
+        spec: file, artifact and threads.
+        provider: what shall compute, as the backend names it.
+        buffers: inputs of one shape, used in rotation.
+
+    Raises:
+        EdgeformerError: it cannot be opened.
+    """
+    backend, files, options = backend_of(spec.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    began = time.perf_counter()
+    session = backend.open(files, options)
+    load_ms = (time.perf_counter() - began) * 1000
+
+    def call(index: int) -> object:
+        return session.run(buffers[index % len(buffers)])
+
+    placement = session.placement()
+    return Workload(
+        first=lambda: call(0),
+        call=call,
+        close=session.close,
+        load_ms=load_ms,
+        facts={"nodes_by_provider": placement} if placement is not None else {},
+        caveats=session.caveats(),
+        device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
+        memory_by_name=session.memory_by_name,
+    )
+
+
+def open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open it for one more token at the end of the same text every time, its output thrown away.
+
+    Takes and raises what :func:`open_whole` does; the tokens before the last of each buffer are read once.
+    """
+    backend, files, options = backend_of(spec.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    began = time.perf_counter()
+    decoder = backend.open_decoder(files, None, options)
+    load_ms = (time.perf_counter() - began) * 1000
+    context = np.ascontiguousarray(buffers[0]["input_ids"][:, :-1])
+    tokens = [np.ascontiguousarray(buffer["input_ids"][:, -1:]) for buffer in buffers]
+
+    def call(index: int) -> object:
+        return decoder.peek(tokens[index % len(tokens)], decoder.loops)
+
+    def first() -> None:
+        if context.size:
+            decoder.read_rows(context)
+            decoder.advance(decoder.loops)
+        else:
+            call(0)
+
+    facts = {"context_tokens": context.shape[1], "loops": decoder.loops}
+    return Workload(first, call, decoder.close, load_ms, facts, decoder.caveats())
+
+
+@dataclass(frozen=True)
+class _MemoryFigures:
+    """The row's memory, and other figures of it by name, for the row's conditions."""
+
+    memory: Memory
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Measuring:
+    """One artifact over its shapes and phases. The first one's opening and first call are the cold row."""
+
+    def __init__(self, spec: MeasureSpec, send: Send) -> None:
+        self.spec = spec
+        self.send = send
+        self.rules = MeasureRules.from_fields(spec.rules)
+        backend = backend_of(spec.artifact)
+        self.provider = backend.provider(spec.artifact, spec.provider)
+        backend.load(spec.artifact)  # part of the baseline: the runtime, nothing opened
+
+        # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
+        for name in _PINNING:
+            os.environ.pop(name, None)
+        golden = read_golden(Path(spec.checked.golden))
+        self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
+        self.other_threads = conditions.other_threads()
+        self.before_gpu = before_opening(spec.gpu_uuid)
+        self.meter: PeakMeter = peak_meter()
+        self.baseline_bytes = resident_bytes()
+
+    def run(self) -> None:
+        """Measure everything; a shape that the artifact refuses does not stop the others."""
+        left = [item for item in self.spec.items if item not in self.spec.answered]
+        try:
+            for position, item in enumerate(left):
+                self.send(Start(item=item, provider=self.provider))
+                try:
+                    self._measure_item(item, cold=position == 0)
+                except EdgeformerError as error:
+                    self.send(Refusal(item=item, reason=str(error)))
+                release_unused()
+        finally:
+            self.meter.close()
+
+    def _measure_item(self, item: Item, cold: bool) -> None:
+        """Open afresh every time: a peak must not hold what earlier shapes made the runtime keep."""
+        phase, batch, seq = item
+        left_over_bytes = max(0, resident_bytes() - self.baseline_bytes)
+        since_reset = self.meter.reset() or cold
+        open_workload = open_whole if phase == "steady" else open_decoding
+        with open_workload(self.spec, self.provider, self.buffers[batch, seq]) as workload:
+            began = time.perf_counter()
+            workload.first()
+            first_ms = (time.perf_counter() - began) * 1000
+            if cold:
+                self._send_cold(item, workload, first_ms)
+            facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes, **workload.facts}
+            if phase == "decode":
+                facts["read_context_ms"] = round(first_ms, 3)
+            self.send(FinishedRow(row=_noting(self._repeated(item, workload, since_reset), **facts)))
+
+    def _send_cold(self, item: Item, workload: Workload, first_ms: float) -> None:
+        latency = summarise([first_ms], stable=None, warnings=workload.caveats)
+        energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
+        described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
+        row = self._row(item, latency, self._memory(workload, since_reset=True), energy)
+        cold = row.model_copy(update={"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None})
+        # The parent has just hashed the file, so it comes from the page cache, not from the disk.
+        self.send(FinishedRow(row=_noting(cold, **described, **workload.facts, file_cache="warm")))
+
+    def _repeated(self, item: Item, workload: Workload, since_reset: bool) -> Row:
+        """The steady or decode row."""
+        counted = conditions.counted_threads(self.provider, self.spec.threads)
+        pools = max(1, len(self.spec.checked.parts))
+        before = conditions.read_cpu()
+        sample = measure(workload.call, self.rules)
+        use = conditions.used_between(before, conditions.read_cpu(), self.other_threads)
+        memory = self._memory(workload, since_reset)
+        described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
+        energy = measure_energy(workload.call, energy_counter(self.provider, self.spec.gpu_uuid), self.rules)
+        doubts = (*workload.caveats, *use.warnings(counted, pools), *conditions.doubts(described, self.provider))
+        stable = sample.stable and not use.disturbed(usable_cores(), counted, pools)
+        latency = summarise(sample.samples_ms, stable, (*sample.warnings, *doubts), sample.reason)
+        device_ms, why_none = workload.median_device_ms()
+        facts: dict[str, Any] = {
+            **described,
+            "warmup_calls": sample.warmup_calls,
+            "warmup_s": round(sample.warmup_s, 3),
+            "own_cores": round(use.own_cores, 2),
+            "foreign_cores": round(use.foreign_cores, 2),
+            "buffers": len(self.buffers[item[1:]]),
+        }
+        if why_none is not None:
+            facts["no_device_ms"] = why_none
+        row = self._row(item, latency, memory, energy)
+        return _noting(row.model_copy(update={"device_ms": device_ms}), **facts)
+
+    def _memory(self, workload: Workload, since_reset: bool) -> _MemoryFigures:
+        resident = added(self.meter, self.baseline_bytes, since_reset)
+        if "context_tokens" in workload.facts:
+            method = f"{resident.method}; reading the text before the token included"
+            resident = resident.model_copy(update={"method": method})
+        if not on_gpu(self.provider):
+            return _MemoryFigures(resident)
+        found = gpu_memory_by_name(self.before_gpu)
+        named = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**found, **workload.memory_by_name()}}
+        return _MemoryFigures(gpu_memory(self.provider, self.before_gpu, found) or resident, named)
+
+    def _row(self, item: Item, latency: Latency, figures: _MemoryFigures, energy: Energy) -> Row:
+        spec, (phase, batch, seq) = self.spec, item
+        return Row(
+            artifact=spec.artifact.id,
+            precision=spec.artifact.precision,
+            provider=self.provider,
+            where="host",
+            phase=phase,
+            batch=batch,
+            seq=seq,
+            latency_ms=latency,
+            memory_bytes=figures.memory,
+            size_bytes=spec.size_bytes,
+            throughput_per_s=batch * 1000 / latency.mean if latency.mean else None,
+            energy_mj=energy,
+            threads=None if on_gpu(self.provider) else spec.threads,
+            conditions=dict(figures.named),
+        )
+
+
+def _noting(row: Row, **facts: Any) -> Row:
+    return row.model_copy(update={"conditions": {**row.conditions, **facts}})

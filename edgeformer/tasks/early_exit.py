@@ -1,0 +1,107 @@
+"""Early exit, computed offline: what every exit answered is noted once, and any thresholds are tried on those notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32s = NDArray[np.float32]
+
+SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+"""Top probabilities that are tried as one threshold for all exits."""
+
+
+def exit_logits(loop: int) -> str:
+    """What a model that answers at several exits calls its logits after ``loop``."""
+    return f"logits_exit{loop}"
+
+
+@dataclass(frozen=True)
+class Departures:
+    """What comes of letting rows or tokens leave at the first exit that is sure enough of them.
+
+    Attributes:
+        loss: mean over all, nats.
+        right: share of right answers; None where that was not noted.
+        mean_loops: loops that each takes on average.
+        share: loop → share of those that leave there; sums to 1.
+    """
+
+    loss: float
+    right: float | None
+    mean_loops: float
+    share: dict[str, float]
+
+
+class ExitNotes:
+    """Loss, top probability and perhaps rightness of every answer at every exit, in float32: 4 to 8 bytes each.
+
+    Args:
+        exits: loops that answer, in rising order; whoever is left leaves at the last one.
+    """
+
+    def __init__(self, exits: Sequence[int]) -> None:
+        if not exits or list(exits) != sorted(set(exits)):
+            raise ValueError(f"exits must rise, not {list(exits)}")
+        self.exits = tuple(exits)
+        self._losses: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
+        self._sure: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
+        self._right: dict[int, list[NDArray[np.bool_]]] = {loop: [] for loop in self.exits}
+
+    def add(
+        self,
+        loop: int,
+        losses: NDArray[np.floating],
+        confidence: NDArray[np.floating],
+        right: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Note the answers of one exit to the next rows or tokens.
+
+        Args:
+            loop: the exit.
+            losses: nats, [n].
+            confidence: top probability, [n].
+            right: whether the likeliest answer is the right one, [n]; None throughout: not a matter of right or wrong.
+        """
+        self._losses[loop].append(losses.astype(np.float32))
+        self._sure[loop].append(confidence.astype(np.float32))
+        if right is not None:
+            self._right[loop].append(right)
+
+    def leave(self, thresholds: Mapping[int, float]) -> Departures:
+        """Let everyone leave at the first exit whose top probability reaches its threshold.
+
+        Args:
+            thresholds: loop → threshold; nobody leaves at an exit without one, everybody at the last.
+
+        Raises:
+            ValueError: nothing was noted, or not the same rows at every exit.
+        """
+        losses = self._stacked(self._losses)
+        asked = np.array([thresholds.get(loop, np.inf) for loop in self.exits], dtype=np.float32)
+        leaves = self._stacked(self._sure) >= asked[:, None]
+        leaves[-1] = True
+        first = leaves.argmax(axis=0)
+        everyone = np.arange(losses.shape[1])
+        counts = np.bincount(first, minlength=len(self.exits)) / len(first)
+        right = self._stacked(self._right)[first, everyone].mean() if any(self._right.values()) else None
+        return Departures(
+            loss=float(losses[first, everyone].mean(dtype=np.float64)),
+            right=None if right is None else float(right),
+            mean_loops=float(np.dot(counts, self.exits)),
+            share={str(loop): float(count) for loop, count in zip(self.exits, counts, strict=True)},
+        )
+
+    def flat(self, threshold: float) -> dict[int, float]:
+        """The same threshold for every exit before the last."""
+        return dict.fromkeys(self.exits[:-1], threshold)
+
+    def _stacked(self, notes: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[Any]:
+        """[exits, n]."""
+        if not all(notes.values()):
+            raise ValueError("nothing was noted, or not at every exit")
+        return np.stack([np.concatenate(notes[loop]) for loop in self.exits])

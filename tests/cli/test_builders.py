@@ -1,0 +1,30 @@
+"""Which builders `export` runs for --trt, --trt-via and --build."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeformer.cli.export import _builders
+from edgeformer.formats.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("trt", "via", "names", "asked"),
+    [
+        (False, "onnx", [], ()),
+        (True, "onnx", [], ("tensorrt",)),
+        # Beside TensorRT's own engine, so that profile can compare the two.
+        (True, "torch-tensorrt", [], ("torch-tensorrt", "tensorrt")),
+        (False, "onnx", ["torch-tensorrt"], ("torch-tensorrt",)),
+        (True, "onnx", ["tensorrt", "other", "other"], ("tensorrt", "other")),
+    ],
+)
+def test_each_flag_asks_for_its_builder(trt: bool, via: str, names: list[str], asked: tuple[str, ...]) -> None:
+    assert _builders(trt, via, names) == asked
+
+
+def test_ways_that_do_not_exist_or_have_nothing_to_do_are_refused() -> None:
+    with pytest.raises(InputError, match="--trt-via 'x': must be onnx or torch-tensorrt"):
+        _builders(True, "x", [])
+    with pytest.raises(InputError, match="--trt-via: says what engines are built by; add --trt"):
+        _builders(False, "torch-tensorrt", [])
