@@ -28,9 +28,8 @@ from typing import Any
 from edgeformer.backends import library_versions
 from edgeformer.bundle import read_bundle
 from edgeformer.cli.progress import show_progress
-from edgeformer.formats.calibration import FittedCase
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.device import DeviceProfile, FittedCase
+from edgeformer.formats.documents import load_profile
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import locate
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate

@@ -194,7 +194,7 @@ def main() -> None:
     if not isinstance(recipe, ClassificationRecipe):
         raise SystemExit(f"{arguments.run} is no classifier's run")
     with tempfile.TemporaryDirectory() as folder:
-        data = prepare(recipe, Path(folder, "cache"))
+        data = prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, Path(folder, "cache"))
         paths = build(arguments.run, Path(folder), data, arguments.calibration)
         found = quality(paths, data, arguments.threads)
         for rows, length in SHAPES:

@@ -38,8 +38,7 @@ from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import compose_decode
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.tracing import export_graph
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 

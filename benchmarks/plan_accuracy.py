@@ -77,7 +77,7 @@ def random_rows(recipe: Any, rows: int) -> Any:
     """Packed rows of random tokens, each one document of full length."""
     import numpy as np
 
-    from edgeformer.data.language import TextRows
+    from edgeformer.data.batching import TextRows
 
     size = recipe.data.sequence_length + 1
     ids = np.random.default_rng(0).integers(1, recipe.model.vocab_size, rows * size, dtype=np.int32)

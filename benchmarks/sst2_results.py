@@ -16,7 +16,7 @@ from typing import Any
 from tabulate import tabulate
 
 from edgeformer.bundle import read_bundle
-from edgeformer.formats.evaluation import EVALUATION_FILE
+from edgeformer.formats.scores import EVALUATION_FILE
 from edgeformer.run import read_run
 
 # Paper A, Table 6 (final version): accuracy on its own random split, seed unknown.

@@ -14,9 +14,9 @@ from typing_extensions import Self
 from edgeformer.bundle import Bundle
 from edgeformer.families import Family, family_of, read_recipe_of
 from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
-from edgeformer.formats.evaluation import Evaluation, read_evaluation
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.formats.workspace import (
     BUNDLE_FILE,
     BUNDLE_FOLDER,

@@ -10,7 +10,7 @@ import typer
 from edgeformer.cli.options import Artifacts, Json, Run
 
 if TYPE_CHECKING:
-    from edgeformer.formats.evaluation import Evaluation
+    from edgeformer.formats.scores import Evaluation
     from edgeformer.run import Location
 
 

@@ -85,7 +85,7 @@ def command(
     from edgeformer.cli.console import print_json
     from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import own_profiles
+    from edgeformer.formats.documents import own_profiles
     from edgeformer.run import locate
 
     folder = locate(run, artifacts).require_run()

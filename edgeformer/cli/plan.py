@@ -34,7 +34,7 @@ def command(
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.options import needs_extra
     from edgeformer.families import load_recipe
-    from edgeformer.formats.shipped import load_profile, own_profiles
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table
 
     resolved = load_recipe(recipe, overrides)

@@ -127,7 +127,7 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile, own_profiles
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report, print_search
     from edgeformer.run import locate
@@ -191,7 +191,7 @@ def _calibrate(location: Location, device: str, options: CalibrationOptions, art
     """--calibrate and --validate; ``artifacts`` gets the profile."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile, own_profiles
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.verification import print_calibration
     from edgeformer.stages.profiling.estimating.check import improve
 

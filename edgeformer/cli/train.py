@@ -69,7 +69,7 @@ def command(
     """
     from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.shipped import load_profile, own_profiles
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.machine.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch

@@ -1,6 +1,8 @@
-"""Which rows go into which batch, and the padded arrays of one batch."""
+"""Rows of a language model's text, which rows go into which batch, and the padded arrays of one batch."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +10,8 @@ from numpy.typing import NDArray
 from edgeformer.data.encoding import Encoded
 
 Int64s = NDArray[np.int64]
+IGNORED = -100
+"""The target of an input after which nothing is predicted (padding); torch's cross-entropy leaves it out."""
 WINDOW_BATCHES = 64
 """Rows are sorted by length within this many batches: little padding, and batches stay random."""
 
@@ -21,8 +25,6 @@ def plan_batches(
         lengths: [n] tokens per row.
         bucketed: batches of similar length in random order, instead of plain shuffling.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
     generator = np.random.default_rng((seed, epoch))
     order = generator.permutation(len(lengths)).astype(np.int64)
     if not bucketed:
@@ -35,13 +37,13 @@ def plan_batches(
 
 def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64s]:
     """Row numbers of batches for evaluation, longest rows first: what needs most memory fails first."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").astype(np.int64)
     return _cut(order, batch_size)
 
 
 def _cut(order: Int64s, size: int) -> list[Int64s]:
+    if size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {size}")
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
@@ -54,3 +56,110 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
     input_ids = np.full(mask.shape, pad_id, dtype=np.int64)
     input_ids[mask] = encoded.ids[(starts[:, None] + positions)[mask]]
     return {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``: inputs are all but the last token, targets all but the first.
+
+    ``starts``      packed rows: each token's place in its document, 0 for the boundary token in front of it and for
+                    the first token of a row; None: every row is one paragraph from its start
+    ``tokens``      tokens to be predicted in all rows
+    ``words``       words (between white space) that these tokens spell in full, plus one for each predicted end
+    ``paragraphs``  paragraphs that the rows were made of
+    ``truncated``   paragraphs cut to the sequence length; packed rows cut none
+    """
+
+    ids: NDArray[np.int32]
+    offsets: Int64s
+    starts: NDArray[np.int32] | None
+    tokens: int
+    words: int
+    paragraphs: int
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64s:
+        """Inputs per row, int64 [n]."""
+        return np.diff(self.offsets) - 1
+
+
+def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
+    """One row per paragraph: boundary, tokens, boundary; cut to ``sequence_length`` + 1 tokens.
+
+    Args:
+        words: of what is left of the paragraphs.
+    """
+    sizes = np.minimum(encoded.lengths + 2, sequence_length + 1)
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
+    of_text = (places >= 1) & (places <= np.repeat(encoded.lengths, sizes))
+    ids = np.full(len(places), boundary, dtype=np.int32)
+    ids[of_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + places - 1)[of_text]]
+    cut = cut_paragraphs(encoded, sequence_length)
+    return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, len(encoded), len(cut))
+
+
+def cut_paragraphs(encoded: Encoded, sequence_length: int) -> Int64s:
+    """Numbers of the paragraphs of which :func:`paragraph_rows` leaves something out, be it their end only."""
+    return np.flatnonzero(encoded.lengths + 2 > sequence_length + 1).astype(np.int64)
+
+
+def packed_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
+    """boundary d₁ boundary d₂ … boundary in rows of ``sequence_length`` + 1 tokens; the last may be shorter.
+
+    Rows overlap by one token, so that each token but the very first is predicted exactly once. A document that goes
+    on in the next row starts there at place 0 again: a row knows nothing of the one in front of it.
+    """
+    paragraphs = len(encoded)
+    is_boundary = np.zeros(len(encoded.ids) + paragraphs + 1, dtype=bool)
+    is_boundary[encoded.offsets + np.arange(paragraphs + 1)] = True
+    stream = np.full(len(is_boundary), boundary, dtype=np.int32)
+    stream[~is_boundary] = encoded.ids
+
+    begins = np.arange(0, len(stream) - 1, sequence_length)
+    sizes = np.minimum(begins + sequence_length + 1, len(stream)) - begins
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    places = np.arange(offsets[-1])
+    source = places + np.repeat(begins - offsets[:-1], sizes)
+    first = is_boundary[source]
+    first[offsets[:-1]] = True
+    starts = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.int32)
+    return TextRows(stream[source], offsets, starts, len(stream) - 1, words, paragraphs, 0)
+
+
+def text_batch(
+    rows: TextRows, indices: NDArray[np.integer], boundary: int, *, pad_to: int | None = None
+) -> dict[str, Int64s]:
+    """The rows at ``indices`` as int64 [B, S]: ``input_ids``, ``targets`` and, for packed rows, ``positions``.
+
+    S is the longest row. Behind a shorter one there are boundary tokens that predict nothing (``IGNORED``) and that
+    are documents of their own (position 0).
+
+    Args:
+        pad_to: S is this, and the padding is to be predicted like text (training.score_padding).
+
+    Raises:
+        ValueError: a row is longer than ``pad_to``.
+    """
+    begins = rows.offsets[indices]
+    lengths = rows.lengths[indices]
+    longest = int(lengths.max(initial=0))
+    if pad_to is not None and longest > pad_to:
+        raise ValueError(f"a row of {longest} inputs cannot be padded to {pad_to}")
+    places = np.arange(longest if pad_to is None else pad_to, dtype=np.int64)
+    there = places < lengths[:, None]
+    source = (begins[:, None] + places)[there]
+    batch = {
+        "input_ids": np.full(there.shape, boundary, dtype=np.int64),
+        "targets": np.full(there.shape, IGNORED if pad_to is None else boundary, dtype=np.int64),
+    }
+    batch["input_ids"][there] = rows.ids[source]
+    batch["targets"][there] = rows.ids[source + 1]
+    if rows.starts is not None:
+        batch["positions"] = np.zeros(there.shape, dtype=np.int64)
+        batch["positions"][there] = rows.starts[source]
+    return batch

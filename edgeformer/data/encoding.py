@@ -1,16 +1,30 @@
-"""Encoded: a labelled set as token numbers, flat, with the row boundaries beside them."""
+"""Text as token numbers: a labelled set flat, with the row boundaries beside it, and found again on disk by what went
+into it; a language model's text without special tokens."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.tokenization import boundary_id, fingerprint
+from edgeformer.formats.files import replacing
+from edgeformer.formats.progress import Progress, Silent
+
+FORMAT_VERSION = 1
 _CHUNK = 2048
+_NEVER_CUT = 2**40
+_UNREADABLE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -93,3 +107,104 @@ def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def cache_key(texts: LabelledTexts, tokenizer_fingerprint: str, max_length: int) -> str:
+    """sha256 over everything that decides the encoded set."""
+    content = f"{FORMAT_VERSION} {texts.fingerprint()} {tokenizer_fingerprint} {max_length}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def encode_cached(
+    texts: LabelledTexts,
+    tokenizer: Tokenizer,
+    max_length: int,
+    cache: Path | None,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Encode a set, or take it from ``cache`` (None: no cache).
+
+    A damaged cache file is made again, with a message.
+    """
+    progress = progress or Silent()
+    if cache is None:
+        return encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
+    key = cache_key(texts, fingerprint(tokenizer), max_length)
+    path = cache / f"tokens-{key[:24]}.npz"
+    if path.exists():
+        try:
+            encoded = _read(path, key, texts)
+        except _UNREADABLE as error:
+            progress.message(f"{path}: damaged token cache ({error}); made again")
+        else:
+            progress.advance(len(texts))
+            return encoded
+    encoded = encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(
+                file,
+                key=np.array(key),
+                ids=encoded.ids,
+                offsets=encoded.offsets,
+                labels=encoded.labels,
+                truncated=np.array(encoded.truncated, dtype=np.int64),
+            )
+    except OSError as error:
+        # A cache that cannot be written (full or read-only disk) costs time, not the run.
+        progress.message(f"{path}: token cache not written: {error.strerror}")
+    return encoded
+
+
+def _read(path: Path, key: str, texts: LabelledTexts) -> Encoded:
+    """Read and check a file; the archive's own checksums find flipped bits. Raises one of ``_UNREADABLE``."""
+    # Opened here: np.load leaves a file open that it cannot make sense of.
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        stored = {name: file[name] for name in ("key", "ids", "offsets", "labels", "truncated")}
+    encoded = Encoded(stored["ids"], stored["offsets"], stored["labels"], int(stored["truncated"]))
+    if str(stored["key"]) != key:
+        raise ValueError("it is for other data")
+    kinds = (encoded.ids.dtype, encoded.offsets.dtype, encoded.labels.dtype)
+    if kinds != (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.int64)):
+        raise ValueError("wrong number types")
+    if encoded.offsets.shape != (len(texts) + 1,) or not np.array_equal(encoded.labels, texts.labels):
+        raise ValueError("wrong number of rows, or other labels")
+    if encoded.offsets[0] != 0 or encoded.offsets[-1] != len(encoded.ids) or (encoded.lengths < 0).any():
+        raise ValueError("broken row boundaries")
+    return encoded
+
+
+class PlainText:
+    """Turns text into the tokens of its characters: no special tokens around it, and never cut."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.boundary = boundary_id(tokenizer)
+        document = json.loads(tokenizer.to_str())
+        # Without the template that would put special tokens around every text.
+        bare = json.dumps({**document, "post_processor": None, "truncation": None, "padding": None})
+        self._tokenizer: Tokenizer = Tokenizer.from_str(bare)
+
+    def encode(self, text: str) -> Encoding:
+        """One text, with the place of every token in it.
+
+        A text that itself holds ``<|endoftext|>`` has it spelled out: only the end of a paragraph is one.
+        """
+        found = self._tokenizer.encode(text)
+        if self.boundary not in found.ids:
+            return found
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self._tokenizer.encode(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
+    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress | None = None) -> Encoded:
+        """Many texts, or what ``cache`` (None: no cache) holds of them; labels are all 0."""
+        encoded = encode_cached(LabelledTexts.unlabelled(texts), self._tokenizer, _NEVER_CUT, cache, progress)
+        places = np.flatnonzero(encoded.ids == self.boundary)
+        if not len(places):
+            return encoded
+        rows = [encoded.row(index) for index in range(len(encoded))]
+        for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
+            rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
+        return Encoded(np.concatenate(rows), _offsets([len(row) for row in rows]), encoded.labels, 0)

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeformer.data.language_rows import TextRows, cut_paragraphs, packed_rows, paragraph_rows, text_batch
-from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer, unlabelled
-from edgeformer.data.overlap import SeenTexts
+from edgeformer.data.batching import TextRows, cut_paragraphs, packed_rows, paragraph_rows
+from edgeformer.data.encoding import PlainText
+from edgeformer.data.overlap import count_overlaps
+from edgeformer.data.prepare import summarise
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import read, text_source
-from edgeformer.data.tokenization import SpecialIds
+from edgeformer.data.tokenization import SpecialIds, load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary, OverlapCount
-from edgeformer.formats.progress import Progress, Silent
-
-__all__ = [
-    "PreparedText",
-    "TextRows",
-    "boundary_id",
-    "encode_text_file",
-    "load_language_tokenizer",
-    "prepare_text",
-    "prepare_text_set",
-    "text_batch",
-    "text_set_name",
-]
+from edgeformer.formats.progress import Progress, Silent, bar
 
 OVERLAP_WORDS = 10_000_000
 """Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
@@ -76,28 +66,30 @@ def prepare_text(
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     progress = progress or Silent()
-    progress.start("Reading data", len(config.parts), "parts")
     texts: dict[str, list[str]] = {}
-    try:
+    with bar(progress, "Reading data", len(config.parts), "parts"):
         for part in ("train", "validation", *_tests(config)):
             texts[part] = _paragraphs(config, part)
             progress.advance()
-    finally:
-        progress.finish()
     tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=texts["train"])
     plain = PlainText(tokenizer)
-    progress.start("Tokenizing", sum(map(len, texts.values())), "paragraphs")
-    try:
+    with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
-    finally:
-        progress.finish()
     return PreparedText(
         tokenizer=tokenizer,
         boundary=plain.boundary,
         train=rows["train"],
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},
-        summary=_summary(config, texts, rows, progress),
+        summary=summarise(
+            config,
+            {part: LabelledTexts.unlabelled(found) for part, found in texts.items()},
+            rows,
+            split="given",
+            tokens={part: found.tokens for part, found in rows.items()},
+            words={part: found.words for part, found in rows.items()},
+            overlap=_overlap(texts, progress),
+        ),
     )
 
 
@@ -123,7 +115,7 @@ def prepare_text_set(
         known = ", ".join(dict.fromkeys(("test", "validation", *tests)))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
     texts = _paragraphs(config, name)
-    if trained_on and name in trained_on and unlabelled(texts).fingerprint() != trained_on[name]:
+    if trained_on and name in trained_on and LabelledTexts.unlabelled(texts).fingerprint() != trained_on[name]:
         raise DataError(
             f"data.parts.{name}: the text is not the one of this model's training; it changed since. Restore it, or "
             "score a file of its own with --data FILE"
@@ -167,8 +159,9 @@ def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | N
     """Stripped texts with more than min_characters characters, and how many were looked at."""
     seen = 0
     texts: list[str] = []
-    rows = (row for source in sources for row in read(_without_labels(source)))
-    for row in rows:
+    no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
+    plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
+    for row in itertools.chain.from_iterable(map(read, plain)):
         seen += 1
         text = row.text.strip()
         if len(text) > config.min_characters:
@@ -183,12 +176,6 @@ def _too_short(seen: int, config: TextConfig) -> str:
         f"none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer ones (a text "
         "file has one paragraph per line), or lower data.min_characters"
     )
-
-
-def _without_labels(source: Source) -> Source:
-    if source.kind == "synthetic-reviews":
-        return source
-    return source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
 
 
 def _rows(
@@ -210,26 +197,6 @@ def _words_in_front(plain: PlainText, text: str, tokens: int) -> int:
     return len(text[:end].split()) - torn
 
 
-def _summary(
-    config: TextConfig, texts: dict[str, list[str]], rows: dict[str, TextRows], progress: Progress
-) -> DataSummary:
-    fingerprints = {part: unlabelled(found).fingerprint() for part, found in texts.items()}
-    digest = hashlib.sha256()
-    for part, found in texts.items():
-        digest.update(f"{part} {len(found)} {fingerprints[part]}\n".encode())
-    return DataSummary(
-        split="given",
-        synthetic=config.synthetic,
-        rows={part: len(found) for part, found in rows.items()},
-        tokens={part: found.tokens for part, found in rows.items()},
-        words={part: found.words for part, found in rows.items()},
-        fingerprint=digest.hexdigest(),
-        fingerprints=fingerprints,
-        overlap=_overlap(texts, progress),
-        truncated_rows={part: found.truncated for part, found in rows.items()},
-    )
-
-
 def _overlap(texts: dict[str, list[str]], progress: Progress) -> tuple[OverlapCount, ...]:
     """What each other set shares with the training set."""
     words = sum(len(text.split()) for text in texts["train"])
@@ -239,13 +206,4 @@ def _overlap(texts: dict[str, list[str]], progress: Progress) -> tuple[OverlapCo
         )
         return ()
     others = {part: found for part, found in texts.items() if part != "train"}
-    progress.start("Comparing the other sets with the training set", len(others), "sets")
-    overlap = []
-    try:
-        seen = SeenTexts(texts["train"])
-        for part, found in others.items():
-            overlap.append(seen.count(part, found))
-            progress.advance()
-    finally:
-        progress.finish()
-    return tuple(overlap)
+    return count_overlaps(texts["train"], others, "the other sets", progress)

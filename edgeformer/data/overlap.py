@@ -1,17 +1,166 @@
-"""How much of a test set training has already seen."""
+"""Which texts are, word for word, a part of which others: how much of a test set training has seen, and hold-outs.
+
+Each needle is looked up by its rarest run of up to three words: most needles have a run that occurs nowhere
+or in one place, so that only few places are compared in full. Runs are found by sorting 64-bit hashes of
+them; every hit is compared word by word, so a hash collision costs time, never correctness.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
-from edgeformer.data.containment import WordNumbers, contained_pairs
 from edgeformer.formats.manifest import OverlapCount
+from edgeformer.formats.progress import Progress, bar
 
+Int64s = NDArray[np.int64]
+_ANCHOR_WORDS = 3
+_CHUNK = 2_000_000
 MIN_WORDS = 3
 """A training text inside a test text counts from this many words on: "the film" in a review is no leak."""
+
+
+@dataclass(frozen=True)
+class WordTexts:
+    """Texts as word numbers: text ``i`` is ``words[starts[i]:starts[i + 1]]``."""
+
+    words: Int64s
+    starts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Int64s:
+        """Words per text, int64 [n]."""
+        return np.diff(self.starts)
+
+
+class WordNumbers:
+    """Gives words numbers; equal words of all texts that one instance has seen get equal numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, texts: Iterable[str]) -> WordTexts:
+        """Split (cleaned) texts at white space."""
+        numbers = self._numbers
+        flat: list[int] = []
+        starts = [0]
+        for text in texts:
+            flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
+            starts.append(len(flat))
+        return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
+
+
+def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, Int64s]:
+    """All pairs (needle, haystack) where the needle's words stand in a row in the haystack, equal texts too.
+
+    Returns:
+        Needle and haystack numbers, int64 [pairs] each, every pair once. Empty needles are in no text.
+    """
+    found = [np.empty(0, dtype=np.int64)]
+    widths = np.minimum(needles.lengths, _ANCHOR_WORDS)
+    for width in range(1, _ANCHOR_WORDS + 1):
+        group = np.flatnonzero(widths == width)
+        if len(group):
+            found.extend(_search(needles, group, haystacks, width))
+    return np.divmod(np.unique(np.concatenate(found)), max(len(haystacks), 1))
+
+
+def _runs(texts: WordTexts, width: int) -> tuple[NDArray[np.uint64], Int64s]:
+    """Hash and start of every run of ``width`` words that lies inside one text."""
+    count = len(texts.words) - width + 1
+    if count <= 0:
+        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    words = texts.words.astype(np.uint64)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(width):
+        hashes = (hashes ^ words[offset : offset + count]) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    text_of = np.repeat(np.arange(len(texts)), texts.lengths)
+    inside = np.flatnonzero(text_of[:count] == text_of[width - 1 :])
+    return hashes[inside], inside
+
+
+def _search(needles: WordTexts, group: Int64s, haystacks: WordTexts, width: int) -> list[Int64s]:
+    """Pairs of the needles in ``group``, by runs of ``width`` words, as needle × haystacks + haystack."""
+    hashes, places = _runs(haystacks, width)
+    order = np.argsort(hashes, kind="stable")
+    hashes, places = hashes[order], places[order]
+    anchors, first, last = _rarest_runs(needles, group, hashes, width)
+    counts = last - first
+    known = counts > 0
+    group, anchors, first, counts = group[known], anchors[known], first[known], counts[known]
+    text_of = np.repeat(np.arange(len(haystacks)), haystacks.lengths)
+    found = []
+    for part in _chunks(counts):
+        which = np.repeat(np.arange(part.start, part.stop), counts[part])
+        ends = np.cumsum(counts[part])
+        within = np.arange(len(which)) - np.repeat(ends - counts[part], counts[part])
+        begins = places[first[which] + within] - anchors[which]
+        chosen = group[which]
+        hit = _equal(needles, chosen, haystacks, begins, text_of)
+        found.append(np.unique(chosen[hit] * len(haystacks) + text_of[begins[hit]]))
+    return found
+
+
+def _rarest_runs(
+    needles: WordTexts, group: Int64s, hashes: NDArray[np.uint64], width: int
+) -> tuple[Int64s, Int64s, Int64s]:
+    """For each needle in ``group``: the offset of its rarest run, and where its hits lie in ``hashes``."""
+    own, starts = _runs(needles, width)
+    text_of = np.repeat(np.arange(len(needles)), needles.lengths)[starts]
+    wanted = np.zeros(len(needles), dtype=bool)
+    wanted[group] = True
+    keep = wanted[text_of]
+    own, starts, text_of = own[keep], starts[keep], text_of[keep]
+    # Looked up in order and once each: a binary search per run, all over the table, takes far longer.
+    distinct, back = np.unique(own, return_inverse=True)
+    first = np.searchsorted(hashes, distinct, side="left")[back]
+    last = np.searchsorted(hashes, distinct, side="right")[back]
+    # Sorted by needle, then by number of hits: the first run of each needle is its rarest.
+    order = np.lexsort((last - first, text_of))
+    _, leading = np.unique(text_of[order], return_index=True)
+    best = order[leading]
+    of_needle = np.full(len(needles), -1, dtype=np.int64)
+    of_needle[text_of[best]] = best
+    chosen = of_needle[group]
+    return starts[chosen] - needles.starts[group], first[chosen], last[chosen]
+
+
+def _chunks(counts: Int64s) -> list[slice]:
+    """Slices over the needles, each with a bounded number of places to compare."""
+    edges = [0]
+    total = 0
+    for index, count in enumerate(counts.tolist()):
+        if total and total + count > _CHUNK:
+            edges.append(index)
+            total = 0
+        total += count
+    return [slice(a, b) for a, b in zip(edges, [*edges[1:], len(counts)], strict=True) if b > a]
+
+
+def _equal(needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int64s, text_of: Int64s) -> Int64s:
+    """Which candidates (needle ``chosen[k]`` at word ``begins[k]``) match in full, inside one haystack."""
+    lengths = needles.lengths[chosen]
+    fits = (begins >= 0) & (begins + lengths <= len(haystacks.words))
+    alive = np.flatnonzero(fits)
+    alive = alive[text_of[begins[alive]] == text_of[begins[alive] + lengths[alive] - 1]]
+    done = [alive[:0]]
+    offset = 0
+    while len(alive):
+        same = needles.words[needles.starts[chosen[alive]] + offset] == haystacks.words[begins[alive] + offset]
+        alive = alive[same]
+        offset += 1
+        complete = lengths[alive] == offset
+        done.append(alive[complete])
+        alive = alive[~complete]
+    return np.concatenate(done)
 
 
 class SeenTexts:
@@ -25,7 +174,15 @@ class SeenTexts:
         self._long = self._words.number(text for text in texts if text.count(" ") >= MIN_WORDS - 1)
 
     def count(self, name: str, test: Sequence[str]) -> OverlapCount:
-        """Count the texts of ``test`` that were seen; see :func:`count_overlap`."""
+        """Count test texts that training has seen, both cleaned: equal ones, and further ones that overlap.
+
+        A further one is a test text of any length inside a training text, word for word and in a row, or a test
+        text around a training text of three words or more. Every test row counts at most once.
+
+        Args:
+            name: of the test set.
+            test: its texts.
+        """
         cleaned = [clean(text) for text in test]
         duplicates = sum(text in self._texts for text in cleaned)
         others = list(dict.fromkeys(text for text in cleaned if text not in self._texts))
@@ -33,18 +190,22 @@ class SeenTexts:
         inside, _ = contained_pairs(numbered, self._all)
         _, around = contained_pairs(self._long, numbered)
         touched = {others[index] for index in np.union1d(inside, around).tolist()}
-        return OverlapCount(
-            test_set=name,
-            test_rows=len(test),
-            duplicates=duplicates,
-            contained=sum(text in touched for text in cleaned),
-        )
+        contained = sum(text in touched for text in cleaned)
+        return OverlapCount(test_set=name, test_rows=len(test), duplicates=duplicates, contained=contained)
 
 
-def count_overlap(name: str, test: list[str], train: list[str]) -> OverlapCount:
-    """Count test texts that training has seen, both cleaned: equal ones, and further ones that overlap.
+def count_overlaps(
+    train: Sequence[str], others: Mapping[str, Sequence[str]], called: str, progress: Progress
+) -> tuple[OverlapCount, ...]:
+    """What every one of ``others`` (set → texts) shares with the training texts.
 
-    A further one is a test text of any length inside a training text, word for word and in a row, or a test
-    text around a training text of three words or more. Every test row counts at most once.
+    Args:
+        called: what the sets are called together, for the bar.
     """
-    return SeenTexts(train).count(name, test)
+    overlap = []
+    with bar(progress, f"Comparing {called} with the training set", len(others), "sets"):
+        seen = SeenTexts(train)
+        for name, texts in others.items():
+            overlap.append(seen.count(name, texts))
+            progress.advance()
+    return tuple(overlap)

@@ -1,4 +1,4 @@
-"""From a recipe to encoded sets: read, split, tokenize, and say what it all was."""
+"""From a classifier's recipe to encoded sets: read, split, tokenize, and say what it all was."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.cache import encode_cached
-from edgeformer.data.encoding import Encoded, encode
-from edgeformer.data.overlap import SeenTexts
-from edgeformer.data.sources import file_source, read
-from edgeformer.data.splits import Splits, draw, set_parts, split
-from edgeformer.data.texts import LabelledTexts, label_rows, load_part, load_parts
+from edgeformer.data.encoding import Encoded, encode, encode_cached
+from edgeformer.data.overlap import count_overlaps
+from edgeformer.data.rows import LabelledTexts, label_rows
+from edgeformer.data.sources import file_source, load_part, load_parts, read
+from edgeformer.data.splits import draw, set_parts, split
 from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
-from edgeformer.formats.data_config import DataConfig, TokenizerConfig
+from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import Progress, Silent, bar
 
 
 @dataclass(frozen=True)
@@ -55,68 +55,50 @@ def prepare(
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     progress = progress or Silent()
-    progress.start("Reading data", None, "parts")
-    try:
-        splits = split(data, load_parts(data))
-    finally:
-        progress.finish()
+    with bar(progress, "Reading data", None, "parts"):
+        sets = split(data, load_parts(data))
+    training_texts = sets["train"].texts
     tokenizer = load_tokenizer(
-        tokenizer_config,
-        cleaning=data.cleaning,
-        vocab_size=vocab_size,
-        training_texts=splits.train.texts,
+        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=training_texts
     )
-    sets = {"train": splits.train, "validation": splits.validation, **splits.tests}
-    progress.start("Tokenizing", sum(map(len, sets.values())), "rows")
-    try:
+    with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {
             name: encode_cached(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()
         }
-    finally:
-        progress.finish()
+    tests = list(sets)[2:]
+    overlap = count_overlaps(training_texts, {name: sets[name].texts for name in tests}, "test sets", progress)
+    counts = {name: np.bincount(texts.labels, minlength=len(data.labels)).tolist() for name, texts in sets.items()}
+    labelled = {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
     return PreparedData(
         tokenizer=tokenizer,
         special=special_ids(tokenizer),
         train=encoded["train"],
         validation=encoded["validation"],
-        tests={name: encoded[name] for name in splits.tests},
-        summary=_summary(data, splits, encoded, progress),
+        tests={name: encoded[name] for name in tests},
+        summary=summarise(data, sets, encoded, split=data.split, label_rows=labelled, overlap=overlap),
     )
 
 
-def _summary(config: DataConfig, splits: Splits, encoded: dict[str, Encoded], progress: Progress) -> DataSummary:
-    sets = {"train": splits.train, "validation": splits.validation, **splits.tests}
-    progress.start("Comparing test sets with the training set", len(splits.tests), "sets")
-    overlap = []
-    try:
-        seen = SeenTexts(splits.train.texts)
-        for name, texts in splits.tests.items():
-            overlap.append(seen.count(name, texts.texts))
-            progress.advance()
-    finally:
-        progress.finish()
+def summarise(
+    config: DataSection, texts: Mapping[str, LabelledTexts], rows: Mapping[str, Any], **facts: Any
+) -> DataSummary:
+    """What a run was trained and tested on.
+
+    Args:
+        texts: every set, in order.
+        rows: the same sets encoded: Encoded or TextRows.
+        facts: the summary's other fields.
+    """
+    fingerprints = {name: found.fingerprint() for name, found in texts.items()}
+    lines = (f"{name} {len(found)} {fingerprints[name]}\n" for name, found in texts.items())
     return DataSummary(
-        split=config.split,
         synthetic=config.synthetic,
-        rows={name: len(texts) for name, texts in sets.items()},
-        label_rows={name: _label_rows(texts, config.labels) for name, texts in sets.items()},
-        fingerprint=_fingerprint(sets),
-        fingerprints={name: texts.fingerprint() for name, texts in sets.items()},
-        overlap=tuple(overlap),
-        truncated_rows={name: rows.truncated for name, rows in encoded.items()},
+        rows={name: len(found) for name, found in rows.items()},
+        fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(),
+        fingerprints=fingerprints,
+        truncated_rows={name: found.truncated for name, found in rows.items()},
+        **facts,
     )
-
-
-def _label_rows(texts: LabelledTexts, labels: Sequence[str]) -> dict[str, int]:
-    counts = np.bincount(texts.labels, minlength=len(labels))
-    return dict(zip(labels, counts.tolist(), strict=True))
-
-
-def _fingerprint(sets: dict[str, LabelledTexts]) -> str:
-    digest = hashlib.sha256()
-    for name, texts in sets.items():
-        digest.update(f"{name} {len(texts)} {texts.fingerprint()}\n".encode())
-    return digest.hexdigest()
 
 
 def prepare_test(
@@ -141,12 +123,11 @@ def prepare_test(
         DataError: as in :func:`prepare`.
     """
     sets = set_parts(config)
-    own = list(sets)[2]
-    name = own if split == "test" else split
+    name = list(sets)[2] if split == "test" else split
     if name not in sets or name == "train":
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
-    texts = draw(config, name, {part: load_part(config, part) for part in sets[name]})
+    texts = draw(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
     if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
         raise DataError(
             f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed since. "

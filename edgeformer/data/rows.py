@@ -1,11 +1,15 @@
-"""Row: one text with its label, and how a record (column → value) of any format becomes one."""
+"""Row: one text with its label, from a record (column → value) of any format; LabelledTexts: the rows of a part."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError
@@ -76,15 +80,69 @@ def _text(where: str, values: Mapping[str, object], column: str) -> str:
         kind = "nothing" if text is None else f"a {type(text).__name__}"
         raise DataError(f"{where}: column {column!r} holds {kind}; it must hold text")
     if not text.isascii():
-        _check_unicode(where, text)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+            raise DataError(
+                f"{where}: character {error.start + 1} is half of a surrogate pair "
+                f"(U+{ord(text[error.start]):04X}), not text; repair or remove this row"
+            ) from None
     return text
 
 
-def _check_unicode(where: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-        raise DataError(
-            f"{where}: character {error.start + 1} is half of a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), not text; repair or remove this row"
-        ) from None
+@dataclass(frozen=True)
+class LabelledTexts:
+    """``texts`` [n] as the source has them, not cleaned; ``labels`` int64 [n], indices into data.labels."""
+
+    texts: list[str]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, indices: NDArray[np.int64]) -> LabelledTexts:
+        """The rows at ``indices``, in that order."""
+        return LabelledTexts([self.texts[i] for i in indices.tolist()], self.labels[indices])
+
+    @classmethod
+    def unlabelled(cls, texts: Sequence[str]) -> LabelledTexts:
+        """Texts of a language model in the form that the token cache and the fingerprints know: all labels are 0."""
+        return cls(list(texts), np.zeros(len(texts), dtype=np.int64))
+
+    def fingerprint(self) -> str:
+        """sha256 over texts and labels, in order."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
+        for text in self.texts:
+            content = text.encode("utf-8")
+            digest.update(len(content).to_bytes(8, "little"))
+            digest.update(content)
+        return digest.hexdigest()
+
+
+def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
+    """Map each row's label to its class index.
+
+    A label is matched by name first (so that labels may be called "1" … "5"), then read as an index.
+
+    Raises:
+        DataError: a label that is neither, or a row without one.
+    """
+    by_name = {name: index for index, name in enumerate(labels)}
+    found = [(row.text, _index(row, by_name)) for row in rows]
+    return LabelledTexts([text for text, _ in found], np.array([index for _, index in found], dtype=np.int64))
+
+
+def _index(row: Row, by_name: dict[str, int]) -> int:
+    name = str(row.label)
+    if row.label is not None:
+        if name in by_name:
+            return by_name[name]
+        # isdecimal alone lets other scripts' digits through; those are names, not indices.
+        if name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < len(by_name):
+            return int(name)
+    allowed = ", ".join(by_name)
+    problem = "has no label" if row.label is None else f"label {row.label!r} is not in the set"
+    raise DataError(
+        f"{row.where}: {problem}; allowed: {allowed} (or their numbers 0 to {len(by_name) - 1}); "
+        "change the row, or data.labels"
+    )

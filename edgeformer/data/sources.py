@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from edgeformer.data.hub import hub_records, parquet_records
-from edgeformer.data.rows import Record, Row, rows_of
+from edgeformer.data.records import COMPRESSIONS, check_file, file_records, format_of, hub_records
+from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.text_files import COMPRESSIONS, check_file, format_of, records
 from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, TextConfig
 from edgeformer.formats.errors import DataError
-
-__all__ = ["Row", "columns", "file_source", "local_parts", "local_text_parts", "read", "text_source"]
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 LABEL_COLUMNS = ("label", "labels", "sentiment")
@@ -47,22 +44,32 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
         raise DataError(f"{name}: no {kind} in it; a set needs at least one")
 
 
+def load_part(config: DataConfig, part: str) -> LabelledTexts:
+    """Read all sources of one part, one after the other. Raises DataError, MissingDependencyError."""
+    rows = (row for source in config.parts[part] for row in read(source, config.labels))
+    return label_rows(rows, config.labels)
+
+
+def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
+    """Read every part of the config. Raises DataError, MissingDependencyError."""
+    return {part: load_part(config, part) for part in config.parts}
+
+
 def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
     path = Path(source.path)
     check_file(path)
     kind = format_of(path, source.format)
-    if kind == "parquet":
-        return parquet_records(path, labels)
-    if kind == "text" and source.label is not None and source.label_value is None:
+    if kind != "text":
+        return file_records(path, kind, labels)
+    if source.label is not None and source.label_value is None:
         raise DataError(
             f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
         )
     # Plain text has one column, whatever the source calls it.
-    found = records(path, kind)
-    return ((where, {source.text: values["text"]}) for where, values in found) if kind == "text" else found
+    return ((where, {source.text: values["text"]}) for where, values in file_records(path, kind))
 
 
-def columns(path: Path) -> list[str]:
+def _columns(path: Path) -> list[str]:
     """Column names of the first record of a file. Raises DataError for a file without one."""
     for _, values in _file_records(FileSource(kind="file", path=str(path), label=None)):
         return list(values)
@@ -75,7 +82,7 @@ def file_source(path: Path, text: str | None = None, label: str | None = None) -
     Raises:
         DataError: the file cannot be read, or has no column that looks like text or labels.
     """
-    have = columns(path)
+    have = _columns(path)
     return FileSource(
         kind="file",
         path=str(path),
@@ -86,15 +93,15 @@ def file_source(path: Path, text: str | None = None, label: str | None = None) -
 
 def text_source(path: Path, text: str | None = None) -> FileSource:
     """An unlabelled source for ``path``, its text column found as in :func:`file_source`. Raises DataError."""
-    chosen = _choose(path, "text", columns(path), (text, *TEXT_COLUMNS))
+    chosen = _choose(path, "text", _columns(path), (text, *TEXT_COLUMNS))
     return FileSource(kind="file", path=str(path), text=chosen, label=None)
 
 
 def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
     names = list(dict.fromkeys(name for name in wanted if name is not None))
-    for name in names:
-        if name in have:
-            return name
+    found = next((name for name in names if name in have), None)
+    if found is not None:
+        return found
     raise DataError(f"{path}: no {kind} column; columns: {', '.join(have)}; rename one to one of {', '.join(names)}")
 
 
@@ -110,9 +117,18 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     Raises:
         DataError: no such folder, no file for a part that the protocol uses, or no usable columns in one.
     """
-    needed = dict.fromkeys(_used_parts(config), f"split {config.split!r}")
+    # Parts whose absence would change what the protocol means ("given" does without validation).
+    used = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
+    needed = dict.fromkeys(used.get(config.split, ("train", "validation")), f"split {config.split!r}")
     files, notes = _part_files(folder, config.parts, _LABELLED, needed)
-    parts = {part: (_like(config.parts[part][0], path),) for part, path in files.items()}
+    parts: dict[str, tuple[Source, ...]] = {}
+    for part, path in files.items():
+        source = config.parts[part][0]
+        if isinstance(source, SyntheticSource):
+            parts[part] = (file_source(path),)
+        else:
+            found = file_source(path, source.text, source.label)
+            parts[part] = (found.model_copy(update={"skip_unlabelled": source.skip_unlabelled}),)
     return config.model_copy(update={"parts": parts}), notes
 
 
@@ -139,15 +155,17 @@ def _part_files(
         raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
     files: dict[str, Path] = {}
     notes: list[str] = []
+    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
     for part in parts:
-        found = [folder / name for name in _file_names(part, kinds) if (folder / name).is_file()]
+        stems = (part, *_OTHER_STEMS.get(part, ()))
+        found = [path for stem in stems for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
         if found:
             if len(found) > 1:
                 notes.append(f"part {part}: read from {found[0].name}; {found[1].name} is left alone")
             files[part] = found[0]
         elif part in needed:
             looked = ", ".join(f"{part}.{kind}" for kind in kinds)
-            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in _OTHER_STEMS.get(part, ()))
+            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in stems[1:])
             have = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
             raise DataError(
                 f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
@@ -156,25 +174,3 @@ def _part_files(
         else:
             notes.append(f"part {part}: no file in {folder}; left out")
     return files, notes
-
-
-def _file_names(part: str, kinds: Sequence[str]) -> list[str]:
-    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
-    return [f"{stem}{suffix}" for stem in (part, *_OTHER_STEMS.get(part, ())) for suffix in suffixes]
-
-
-def _used_parts(config: DataConfig) -> tuple[str, ...]:
-    """Parts whose absence would change what the protocol means ("given" does without validation)."""
-    return {
-        "random-split": ("train", "validation"),
-        "glue-dev": ("train", "validation"),
-        "sst-test": ("train", "validation", "sst-test"),
-        "given": ("train", "test"),
-    }[config.split]
-
-
-def _like(source: Source, path: Path) -> FileSource:
-    if isinstance(source, SyntheticSource):
-        return file_source(path)
-    found = file_source(path, source.text, source.label)
-    return found.model_copy(update={"skip_unlabelled": source.skip_unlabelled})

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
-from edgeformer.data.containment import WordNumbers, contained_pairs
-from edgeformer.data.texts import LabelledTexts
+from edgeformer.data.overlap import WordNumbers, contained_pairs
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
-
-
-@dataclass(frozen=True)
-class Splits:
-    """``tests``: the protocol's own test set first, under the protocol's name; then parts it does not use."""
-
-    train: LabelledTexts
-    validation: LabelledTexts
-    tests: dict[str, LabelledTexts]
 
 
 def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
@@ -46,44 +37,57 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
     return sets
 
 
-def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> Splits:
+def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
     """Cut the parts as ``config.split`` says.
+
+    Returns:
+        Set → rows: train, validation, the protocol's own test set under its name, then the parts it does not use.
 
     Raises:
         DataError: an empty set, fewer than 10 rows to train on, or training rows of one class only.
     """
-    sources = set_parts(config)
-    pooled = _pool(parts, sources["train"])
-    _check_rows(config, pooled)
-    cuts = _cuts(config, pooled.texts)
-    sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, used) for name, used in sources.items()}
-    for name, rows in sets.items():
-        _check_not_empty(config, name, rows)
-    _check_classes(config, sets["train"])
-    return Splits(sets["train"], sets["validation"], {name: sets[name] for name in list(sets)[2:]})
+    sets = draw(config, tuple(set_parts(config)), parts)
+    present = np.unique(sets["train"].labels)
+    if len(present) < 2:
+        raise DataError(
+            f"the training set has one class only: all {len(sets['train'])} rows are labelled "
+            f"{config.labels[int(present[0])]!r}; it needs rows of at least two of data.labels "
+            f"({', '.join(config.labels)})"
+        )
+    return sets
 
 
-def draw(config: DataConfig, name: str, parts: dict[str, LabelledTexts]) -> LabelledTexts:
-    """One set, as :func:`split` has it; ``parts`` needs to hold those that :func:`set_parts` names for it.
+def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
+    """Some of the sets, as :func:`split` has them; ``parts`` needs to hold those that :func:`set_parts` names for them.
 
     Raises:
-        DataError: the set is empty, or fewer than 10 rows to cut it from.
+        DataError: a set is empty, or fewer than 10 rows to cut it from.
     """
     sources = set_parts(config)
-    rows = _pool(parts, sources[name])
-    if sources[name] == sources["train"]:
-        _check_rows(config, rows)
-        cuts = _cuts(config, rows.texts)
-        rows = rows.take(cuts[name]) if name in cuts else rows
-    _check_not_empty(config, name, rows)
-    return rows
+    cuts: dict[str, Int64s] = {}
+    if any(sources[name] == sources["train"] for name in names):
+        pooled = _pool(parts, sources["train"])
+        if len(pooled) < MIN_ROWS:
+            raise DataError(
+                f"data.parts {' + '.join(sources['train'])}: {len(pooled)} rows; split {config.split!r} needs at least "
+                f"{MIN_ROWS} of them"
+            )
+        cuts = _cuts(config, pooled.texts)
+    sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, sources[name]) for name in names}
+    for name, rows in sets.items():
+        if not len(rows):
+            raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
+    return sets
 
 
 def _cuts(config: DataConfig, texts: list[str]) -> dict[str, Int64s]:
     """Row numbers of the sets that are cut from the training parts; empty where parts are used whole."""
     sources = set_parts(config)
     if config.split == "random-split":
-        return _random_cuts(len(texts), config.split_seed)
+        # 80/10/10 of a seeded permutation, rounded down, the rest to the test set (as the paper's sizes are).
+        order = np.random.default_rng(config.split_seed).permutation(len(texts))
+        first, second = len(texts) * 8 // 10, len(texts) // 10
+        return dict(zip(sources, np.split(order, [first, first + second]), strict=False))
     if sources["validation"] == sources["train"]:
         train, held_out = hold_out(texts, config.split_seed)
         return {"train": train, "validation": held_out}
@@ -95,14 +99,6 @@ def _pool(parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTe
         return parts[names[0]]
     texts = [text for name in names for text in parts[name].texts]
     return LabelledTexts(texts, np.concatenate([parts[name].labels for name in names]))
-
-
-def _random_cuts(rows: int, seed: int) -> dict[str, Int64s]:
-    """80/10/10 of a seeded permutation, rounded down, the rest to the test set (as the paper's sizes are)."""
-    order = np.random.default_rng(seed).permutation(rows)
-    first, second = rows * 8 // 10, rows // 10
-    train, validation, test = np.split(order, [first, first + second])
-    return {"train": train, "validation": validation, "random-split": test}
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
@@ -143,26 +139,3 @@ def _release_ranks(texts: list[str], generator: np.random.Generator) -> Int64s:
     ranks = np.where(whole, generator.permutation(len(texts)), -1).astype(np.int64)
     np.maximum.at(ranks, inner, ranks[outer])
     return ranks
-
-
-def _check_rows(config: DataConfig, rows: LabelledTexts) -> None:
-    if len(rows) < MIN_ROWS:
-        names = " + ".join(set_parts(config)["train"])
-        raise DataError(
-            f"data.parts {names}: {len(rows)} rows; split {config.split!r} needs at least {MIN_ROWS} of them"
-        )
-
-
-def _check_not_empty(config: DataConfig, name: str, rows: LabelledTexts) -> None:
-    if not len(rows):
-        raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
-
-
-def _check_classes(config: DataConfig, train: LabelledTexts) -> None:
-    present = np.unique(train.labels)
-    if len(present) < 2:
-        name = config.labels[int(present[0])]
-        raise DataError(
-            f"the training set has one class only: all {len(train)} rows are labelled {name!r}; it needs "
-            f"rows of at least two of data.labels ({', '.join(config.labels)})"
-        )

@@ -27,43 +27,32 @@ class _Domain:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(phrase.strip() for phrase in text.split(","))
+    return tuple(text.split(","))
 
 
-_DOMAINS = (
-    _Domain(
-        whole=_words("the film,this movie,the picture,the sequel,the documentary,this comedy"),
-        aspects=_words(
-            "the plot,the acting,the script,the soundtrack,the dialogue,the ending,the camera work,the cast"
-        ),
-        asides=_words(
-            "we saw it on a rainy sunday,it runs for two hours,it is set in a small town,"
-            "my brother picked it,the second half takes place at sea"
-        ),
-        good=_words("moving,gripping,clever,charming,witty,touching,stylish,memorable"),
-        bad=_words("boring,predictable,clumsy,shallow,tedious,lifeless,pretentious,forgettable"),
-    ),
-    _Domain(
-        whole=_words("the restaurant,this place,the cafe,our dinner,the buffet,the bistro"),
-        aspects=_words("the service,the soup,the dessert,the menu,the coffee,the staff,the music,the pasta"),
-        asides=_words(
-            "we came with a group of six,it is right beside the station,i had the fish,"
-            "we ordered at the counter,there is a garden behind the house"
-        ),
-        good=_words("delicious,friendly,fresh,cosy,generous,attentive,flavourful,welcoming"),
-        bad=_words("bland,rude,stale,overpriced,greasy,careless,noisy,cold"),
-    ),
-    _Domain(
-        whole=_words("this phone,the headset,the vacuum cleaner,this keyboard,the camera,the backpack"),
-        aspects=_words("the battery,the screen,the manual,the sound,the zipper,the packaging,the app,the finish"),
-        asides=_words(
-            "it arrived on a monday,i bought the blue one,it came with two cables,"
-            "i use it on the way to work,the box weighs three pounds"
-        ),
-        good=_words("sturdy,reliable,quick,comfortable,precise,quiet,handy,durable"),
-        bad=_words("flimsy,faulty,slow,awkward,fragile,useless,wobbly,cheap"),
-    ),
-)
+# One line for each field of _Domain.
+_PHRASES = """\
+the film,this movie,the picture,the sequel,the documentary,this comedy
+the plot,the acting,the script,the soundtrack,the dialogue,the ending,the camera work,the cast
+we saw it on a rainy sunday,it runs for two hours,it is set in a small town,my brother picked it,\
+the second half takes place at sea
+moving,gripping,clever,charming,witty,touching,stylish,memorable
+boring,predictable,clumsy,shallow,tedious,lifeless,pretentious,forgettable
+
+the restaurant,this place,the cafe,our dinner,the buffet,the bistro
+the service,the soup,the dessert,the menu,the coffee,the staff,the music,the pasta
+we came with a group of six,it is right beside the station,i had the fish,we ordered at the counter,\
+there is a garden behind the house
+delicious,friendly,fresh,cosy,generous,attentive,flavourful,welcoming
+bland,rude,stale,overpriced,greasy,careless,noisy,cold
+
+this phone,the headset,the vacuum cleaner,this keyboard,the camera,the backpack
+the battery,the screen,the manual,the sound,the zipper,the packaging,the app,the finish
+it arrived on a monday,i bought the blue one,it came with two cables,i use it on the way to work,\
+the box weighs three pounds
+sturdy,reliable,quick,comfortable,precise,quiet,handy,durable
+flimsy,faulty,slow,awkward,fragile,useless,wobbly,cheap"""
+_DOMAINS = tuple(_Domain(*map(_words, lines.split("\n"))) for lines in _PHRASES.split("\n\n"))
 _GOOD = _words(
     "good,great,excellent,wonderful,superb,brilliant,impressive,lovely,fantastic,satisfying,pleasant,perfect"
 )

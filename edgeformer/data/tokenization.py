@@ -1,9 +1,11 @@
-"""Tokenizers: by hub name, from a file, or trained here; checked, and made to clean as training does."""
+"""Tokenizers: by hub name, from a file, or trained here; checked, and those of classifiers made to clean as training
+does."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +13,13 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Sequence
 
 from edgeformer.data.cleaning import normalizers
-from edgeformer.data.encoding import Encoded, encode
-from edgeformer.data.text_files import check_file
-from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.data.records import check_file, first_line
+from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer, train_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.formats.errors import DataError
 
-__all__ = ["Encoded", "SpecialIds", "encode", "fingerprint", "load_tokenizer", "special_ids"]
-
+BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
+"""What tokenizers call the token between two documents, in the order in which they are looked for."""
 _PAD = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
 
@@ -35,9 +36,8 @@ class SpecialIds:
 def load_tokenizer(
     config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: list[str] | None
 ) -> Tokenizer:
-    """Load or train the tokenizer of a recipe.
+    """Load or train the tokenizer of a classifier's recipe.
 
-    Truncation and padding that a file carries are switched off: they silently cut texts, or pad short ones.
     With ``cleaning == "paper"`` the cleaning goes in front of the tokenizer's own normalizer, once.
 
     Args:
@@ -47,23 +47,68 @@ def load_tokenizer(
     Raises:
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
+    front = normalizers() if cleaning == "paper" else []
+
+    def train(algorithm: str, texts: list[str]) -> Tokenizer:
+        return train_tokenizer(algorithm, vocab_size, texts, front)
+
+    tokenizer, name = _load(config, vocab_size, training_texts, train)
+    if front:
+        _prepend_cleaning(tokenizer)
+    _check_specials(tokenizer, name)
+    return tokenizer
+
+
+def load_language_tokenizer(config: TokenizerConfig, *, vocab_size: int, training_texts: list[str] | None) -> Tokenizer:
+    """Load or train the tokenizer of a language model's recipe.
+
+    Args:
+        vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with.
+        training_texts: needed for a trained tokenizer only.
+
+    Raises:
+        DataError: missing, not a tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
+    """
+
+    def train(algorithm: str, texts: list[str]) -> Tokenizer:
+        return train_language_tokenizer(vocab_size, texts)
+
+    if config.kind == "trained" and config.algorithm != "bpe":
+        raise DataError(
+            f"tokenizer.algorithm: {config.algorithm} loses case and spaces, so a language model cannot write the "
+            "text that it was trained on; set tokenizer.algorithm: bpe"
+        )
+    tokenizer, name = _load(config, vocab_size, training_texts, train)
+    boundary_id(tokenizer, name)
+    return tokenizer
+
+
+def _load(
+    config: TokenizerConfig,
+    vocab_size: int,
+    training_texts: list[str] | None,
+    train: Callable[[str, list[str]], Tokenizer],
+) -> tuple[Tokenizer, str]:
+    """A tokenizer of the model's size, and what to call it in messages.
+
+    Truncation and padding that a file carries are switched off: they silently cut texts, or pad short ones.
+    """
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):
-        tokenizer, name = tokenizer_from_hub(config), f"hub tokenizer {config.name}"
+        tokenizer, name = _tokenizer_from_hub(config), f"hub tokenizer {config.name}"
+    elif training_texts is None:
+        raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
     else:
-        if training_texts is None:
-            raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
-        name = f"trained {config.algorithm} tokenizer"
-        front = normalizers() if cleaning == "paper" else []
-        tokenizer = train_tokenizer(config.algorithm, vocab_size, training_texts, front)
+        tokenizer, name = train(config.algorithm, training_texts), f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if cleaning == "paper":
-        _prepend_cleaning(tokenizer)
-    check_size(tokenizer, name, vocab_size)
-    _check_specials(tokenizer, name)
-    return tokenizer
+    # Numbers may have holes; the embedding needs a row for the largest one.
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
+    if size != vocab_size:
+        raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
+    return tokenizer, name
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
@@ -90,42 +135,26 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     except OSError as error:
         reason = error.strerror or str(error)
     except Exception as error:  # the library raises plain Exception
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     raise DataError(f"{path}: not a tokenizer: {reason}; tokenizer.path: must name a tokenizer.json file")
 
 
-def tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
-    """Fetch a tokenizer by hub name. Raises DataError."""
+def _tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
     try:
         return Tokenizer.from_pretrained(config.name, revision=config.revision or "main")
     except Exception as error:  # the library raises plain Exception, and the hub client its own
-        first = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"hub tokenizer {config.name}: cannot be loaded: {first}; check tokenizer.name, or use a file: "
+            f"hub tokenizer {config.name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
             "--tokenizer PATH/tokenizer.json"
         ) from None
 
 
 def _prepend_cleaning(tokenizer: Tokenizer) -> None:
-    own = tokenizer.normalizer
-    ours = normalizers()
+    own, ours = tokenizer.normalizer, normalizers()
     wanted = json.loads(Sequence(ours).__getstate__())["normalizers"]
-    if own is None:
-        tokenizer.normalizer = Sequence(ours)
-        return
-    stored = json.loads(own.__getstate__())
-    if stored["type"] == "Sequence" and stored["normalizers"][: len(wanted)] == wanted:
-        return
-    tokenizer.normalizer = Sequence([*ours, own])
-
-
-def check_size(tokenizer: Tokenizer, name: str, vocab_size: int) -> None:
-    """Refuse a tokenizer whose numbers do not fit the model's table. Raises DataError."""
-    # Numbers may have holes; the embedding needs a row for the largest one.
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
-    if size != vocab_size:
-        raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
+    stored = json.loads(own.__getstate__()) if own is not None else {}
+    if stored.get("normalizers", [])[: len(wanted)] != wanted:
+        tokenizer.normalizer = Sequence([*ours, own] if own is not None else ours)
 
 
 def _check_specials(tokenizer: Tokenizer, name: str) -> SpecialIds:
@@ -135,7 +164,9 @@ def _check_specials(tokenizer: Tokenizer, name: str) -> SpecialIds:
         raise DataError(
             f"{name}: puts no special token ([CLS]) in front of a text, which the classifier reads; {remedy}"
         )
-    pad, unk = first_of(tokenizer, _PAD), first_of(tokenizer, (*_model_unknown(tokenizer), *_UNKNOWN))
+    own = getattr(tokenizer.model, "unk_token", None)
+    unknown = (own, *_UNKNOWN) if isinstance(own, str) else _UNKNOWN
+    pad, unk = _first_of(tokenizer, _PAD), _first_of(tokenizer, unknown)
     if pad is None:
         raise DataError(f"{name}: has no padding token ({', '.join(_PAD)}); {remedy}")
     if unk is None:
@@ -143,15 +174,18 @@ def _check_specials(tokenizer: Tokenizer, name: str) -> SpecialIds:
     return SpecialIds(pad, unk, probe.ids[0])
 
 
-def _model_unknown(tokenizer: Tokenizer) -> list[str]:
-    name = getattr(tokenizer.model, "unk_token", None)
-    return [name] if isinstance(name, str) else []
+def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
+    """Number of the token between documents. Raises DataError, which calls it ``name``, where there is none."""
+    found = _first_of(tokenizer, BOUNDARIES)
+    if found is None:
+        raise DataError(
+            f"{name}: has no token for the end of a text; looked for {', '.join(BOUNDARIES)}; use another tokenizer "
+            "(gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
+        )
+    return found
 
 
-def first_of(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
+def _first_of(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
     """The number of the first of ``names`` that the tokenizer knows."""
-    for name in names:
-        number: int | None = tokenizer.token_to_id(name)
-        if number is not None:
-            return number
-    return None
+    numbers = (tokenizer.token_to_id(name) for name in names)
+    return next((number for number in numbers if number is not None), None)

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from edgeformer.data.encoding import Encoded, encode
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
-from edgeformer.data.texts import LabelledTexts, load_parts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.manifest import Vocabulary
@@ -49,15 +50,15 @@ def trim_to_training(
         DataError: the data cannot be read, or is not what the run was trained on; a tokenizer that cannot be trimmed.
     """
     sets = split(config, load_parts(config))
-    for name, texts in (("train", sets.train), ("validation", sets.validation)):
-        if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
+    for name in ("train", "validation"):
+        if trained_on and name in trained_on and sets[name].fingerprint() != trained_on[name]:
             raise DataError(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    used = encode(tokenizer, sets.train.texts, sets.train.labels, config.max_length).ids
+    used = encode(tokenizer, sets["train"].texts, sets["train"].labels, config.max_length).ids
     trimmed = trim_tokenizer(tokenizer, np.unique(used).tolist())
-    return trimmed, trim_effect(tokenizer, trimmed, sets.validation, config.max_length)
+    return trimmed, trim_effect(tokenizer, trimmed, sets["validation"], config.max_length)
 
 
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:

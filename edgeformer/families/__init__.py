@@ -10,12 +10,10 @@ from pydantic import create_model
 
 from edgeformer.discovery import Room
 from edgeformer.families.family import Family
+from edgeformer.formats.documents import YamlDocument, apply_overrides, find, read_yaml, validate
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.shipped import find
-from edgeformer.formats.validation import apply_overrides, validate
 from edgeformer.formats.workspace import RECIPE_FILE
-from edgeformer.formats.yaml_file import YamlDocument, read_yaml
 from edgeformer.tasks import Task, all_tasks, task_named
 
 __all__ = [

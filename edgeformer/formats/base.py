@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +12,30 @@ class Frozen(BaseModel):
     """A value object. Types are not coerced (``"3"`` is not 3), so that a typing slip is reported, not guessed at."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class Recognised(Frozen):
+    """A base whose subclasses, each a task's own, are told apart on disk by their fields once the task was imported."""
+
+    known: ClassVar[list[type[Any]]]
+    called: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if Recognised in cls.__bases__:
+            cls.known = []
+        else:
+            cls.known.append(cls)
+
+    @classmethod
+    def recognise(cls, value: object) -> object:
+        """A saved object as its own type: the one that has exactly such fields. Raises ValueError where none has."""
+        if not isinstance(value, Mapping):
+            return value
+        for kind in cls.known:
+            fields = kind.model_fields
+            needed = {name for name, info in fields.items() if info.is_required()}
+            if needed <= value.keys() <= fields.keys():
+                return kind.model_validate(dict(value), strict=False)
+        raise ValueError(f"{cls.called} of no task that is known here: {', '.join(sorted(map(str, value)))}")

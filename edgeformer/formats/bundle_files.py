@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.verification import FileCheck
+from edgeformer.formats.report import FileCheck
 from edgeformer.formats.workspace import BUNDLE_FILE, REMEDY
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from edgeformer.formats.base import Frozen
+from edgeformer.formats.base import Frozen, Recognised
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
@@ -56,6 +55,9 @@ class SyntheticSource(Frozen):
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
 
+Parts = dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
+
+
 class HubTokenizer(Frozen):
     """A tokenizer by hub name."""
 
@@ -81,18 +83,13 @@ class TrainedTokenizer(Frozen):
 TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Field(discriminator="kind")]
 
 
-class DataSection(Frozen):
+class DataSection(Recognised):
     """What every task's ``data`` has."""
 
-    parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
-    known: ClassVar[list[type[DataSection]]] = []
+    parts: Parts
+    called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
     """The key that says how many tokens the model reads at once."""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        DataSection.known.append(cls)
 
     @property
     def tokens_at_once(self) -> int:
@@ -158,9 +155,7 @@ class TextConfig(DataSection):
 
     length_key: ClassVar[str] = "sequence_length"
 
-    parts: dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]] = Field(
-        description="train, validation, and any number of test sets by name"
-    )
+    parts: Parts = Field(description="train, validation, and any number of test sets by name")
     mode: Literal["paragraphs", "packed"]
     sequence_length: Annotated[int, Field(ge=8)] = Field(description="tokens that the model reads at once")
     min_characters: Annotated[int, Field(ge=0)] = Field(50, description="only paragraphs with more characters are used")
@@ -175,17 +170,5 @@ class TextConfig(DataSection):
         return parts
 
 
-def _recognised(value: object) -> object:
-    """A saved data section as its own type: the one that has exactly such keys."""
-    if not isinstance(value, Mapping):
-        return value
-    for kind in DataSection.known:
-        fields = kind.model_fields
-        needed = {name for name, info in fields.items() if info.is_required()}
-        if needed <= value.keys() <= fields.keys():
-            return kind.model_validate(dict(value), strict=False)
-    raise ValueError(f"a data section of no task that is known here: {', '.join(sorted(map(str, value)))}")
-
-
-AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(_recognised)]
+AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(DataSection.recognise)]
 """The data section of any task, in a manifest."""

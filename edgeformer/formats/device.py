@@ -1,4 +1,4 @@
-"""DeviceProfile: facts and budgets of a target device, each fact with its source."""
+"""DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.calibration import Calibration
 from edgeformer.formats.data_config import Name
 from edgeformer.formats.units import Bytes, Milliseconds
 
 T = TypeVar("T")
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Fact(Frozen, Generic[T]):
@@ -46,19 +48,19 @@ class Peaks(Frozen):
 class Power(Frozen):
     """What the device draws, in watts: the lowest and the highest power limit it is sold or configured with."""
 
-    low_w: Annotated[float, Field(gt=0)]
-    high_w: Annotated[float, Field(gt=0)]
+    low_w: Positive
+    high_w: Positive
 
 
 class Budget(Frozen):
     """What a model of one task may cost on this device. An absent limit is not checked."""
 
     latency_p50_ms: Milliseconds | None = None
-    batch: Annotated[int, Field(ge=1)] = Field(1, description="batch size at which latency is judged")
-    seq: Annotated[int, Field(ge=1)] = Field(128, description="sequence length at which latency is judged")
+    batch: Count = Field(1, description="batch size at which latency is judged")
+    seq: Count = Field(128, description="sequence length at which latency is judged")
     size_bytes: Bytes | None = None
     memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
-    energy_mj: Annotated[float, Field(gt=0)] | None = Field(None, description="millijoules per call above idle")
+    energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
 
 
 class Budgets(Frozen):
@@ -70,6 +72,70 @@ class Budgets(Frozen):
     def for_task(self, task: str) -> Budget:
         """The budget of ``task`` (a recipe's ``task``)."""
         return self.language_modeling if task == "language-modeling" else self.classification
+
+
+OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
+"""What limits an operator: matrix products with weights; products between activations, and softmax; arithmetic per
+element and norms; reading rows of a table; moving or naming data (transpose, slice, concat, reshape)."""
+
+
+class Efficiency(Frozen):
+    """How much of the device's peak rates one class of operators reaches, and what an operator costs at least.
+
+    Its time is the sum of the overhead and of what each rate takes.
+    """
+
+    of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
+    of_bandwidth: Positive | None = Field(
+        None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
+    )
+    of_memory: Positive | None = Field(
+        None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
+    )
+    overhead_us: NotNegative = Field(0.0, description="per operator, doing nothing")
+
+
+class FittedCase(Frozen):
+    """A shape of an artifact that was measured to fit or to validate."""
+
+    run: str
+    artifact: str
+    precision: str = "fp32"
+    batch: int
+    seq: int
+    measured_ms: float
+    estimated_ms: float | None = None
+
+
+class EstimateError(Frozen):
+    """How far estimates were from measurements: |log2(estimated / measured)|, 0.25 is 19 % off, 1 is a factor of 2."""
+
+    kind: Literal["cpu", "cuda"] = Field(description="the kind of device that it was found on")
+    device: str = Field(description="the processor or card")
+    cases: int
+    median_log2: float
+    worst_log2: float
+    created: str
+
+
+class Calibration(Frozen):
+    """Efficiencies fitted on this host per precision, what they were fitted on, and the error on other cases."""
+
+    created: str
+    processor: str
+    threads: int
+    provider: str
+    versions: dict[str, str] = Field({}, description="library → version")
+    efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
+    operators: dict[str, dict[str, Efficiency]] = Field(
+        {}, description="precision → operator → efficiency, where it was seen often enough to differ from its class"
+    )
+    call_overhead_us: dict[str, NotNegative] = Field(
+        {}, description="precision → microseconds per call, whatever its shape"
+    )
+    fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
+    validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
+    error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")
 
 
 class DeviceProfile(Frozen):

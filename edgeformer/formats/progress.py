@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 
 class Progress(Protocol):
@@ -24,14 +26,17 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing. The default for library use."""
 
-    def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Nothing."""
+    def _nothing(self, *given: Any, **fields: Any) -> None:
+        """What it does."""
 
-    def advance(self, amount: int = 1, **fields: float) -> None:
-        """Nothing."""
+    start = advance = finish = message = _nothing
 
-    def finish(self) -> None:
-        """Nothing."""
 
-    def message(self, text: str) -> None:
-        """Nothing."""
+@contextmanager
+def bar(progress: Progress, description: str, total: int | None, unit: str = "") -> Iterator[None]:
+    """A bar that ends with the block, however that ends; the arguments are those of :meth:`Progress.start`."""
+    progress.start(description, total, unit)
+    try:
+        yield
+    finally:
+        progress.finish()

@@ -1,4 +1,4 @@
-"""Measurements, verdicts and the report of `profile`; the JSON that scripts rely on."""
+"""The JSON of `profile`, `plan` and `verify` that scripts rely on: measurements, verdicts, memory, checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.calibration import EstimateError
+from edgeformer.formats.device import EstimateError
+from edgeformer.formats.manifest import Parity, Precision
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
@@ -182,3 +183,103 @@ class Report(Frozen):
     search: Search | None = None
     profile: dict[str, Any] = Field({}, description="the device profile's facts as they were used")
     notes: tuple[str, ...] = Field((), strict=False)
+
+
+class MemoryBreakdown(Frozen):
+    """Bytes at the moment of the peak, by what holds them; their sum is the peak."""
+
+    weights: int = Field(description="parameters and buffers")
+    gradients: int = Field(description="gradients of the parameters")
+    optimizer: int = Field(description="state of the optimizer: AdamW's two moments")
+    activations: int = Field(description="the batch, and what the forward pass made and still holds")
+    temporary: int = Field(description="made in the backward pass (recomputed activations too); half-precision weights")
+    reserve: int = Field(description="what no tensor accounts for: the allocator's gaps, workspaces of the libraries")
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.temporary + self.reserve
+
+
+class Suggestion(Frozen):
+    """A change of a recipe, as ``--set`` takes it, and what it would bring."""
+
+    set: tuple[str, ...] = Field(strict=False, description='"key.path=value", one for each --set')
+    peak_bytes: int = Field(description="predicted peak of the recipe with this change")
+    fits: bool
+    note: str = Field(description="what the change costs, in words")
+
+
+class Plan(Frozen):
+    """Parameters and predicted training memory of a recipe against a device's budget."""
+
+    recipe: str
+    device: str
+    parameters: int
+    precision: str = Field(description="what training would compute in there: fp32, bf16 or fp16")
+    status: Literal["pass", "fail"]
+    fits: bool
+    peak_bytes: int = Field(description="predicted; the sum of the breakdown")
+    budget_bytes: int = Field(description="memory that the device leaves to a process")
+    budget_source: str = Field(description="where the budget comes from")
+    breakdown: MemoryBreakdown
+    suggestions: tuple[Suggestion, ...] = Field(
+        (), strict=False, description="where it does not fit: first what makes it fit at the least cost, if anything "
+        "does, then single changes from the cheapest on"
+    )  # fmt: skip
+    reason: str
+
+
+DAMAGED, INCOMPLETE = 2, 3
+"""Exit codes: a file is not what was exported; or an artifact computes something else, or could not be checked."""
+
+
+class FileCheck(Frozen):
+    """One file of a bundle against bundle.json."""
+
+    file: str = Field(description="relative to the bundle")
+    status: Literal["intact", "missing", "truncated", "changed", "unexpected"]
+    detail: str | None = None
+
+
+class ArtifactCheck(Frozen):
+    """One artifact, run here on the golden inputs."""
+
+    artifact: str
+    role: Literal["full", "exit", "step", "decode"]
+    precision: Precision
+    status: Literal["verified", "failed", "damaged", "unavailable"] = Field(
+        description="failed: outside the tolerance; damaged: a file of it is, or it does not open; unavailable: it "
+        "cannot run here, or was not built"
+    )
+    reason: str | None = None
+    parity: Parity | None = Field(None, description="with torch FP32, measured here")
+    tolerance: str | None = Field(None, description="what it was held to")
+
+
+class Verification(Frozen):
+    """The whole bundle."""
+
+    bundle: str
+    run: str
+    manifest_sha256: str = Field(
+        description="of bundle.json, which no file can vouch for: compare it with the origin's"
+    )
+    files: tuple[FileCheck, ...] = Field(strict=False)
+    artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)
+    asked: bool = Field(description="one artifact was asked for by name")
+
+    @property
+    def damaged(self) -> tuple[FileCheck, ...]:
+        """Files that are not what was exported."""
+        return tuple(check for check in self.files if check.status != "intact")
+
+    @property
+    def exit_code(self) -> int:
+        """0 fine, 2 damaged or tampered with, 3 parity failed or what was asked for could not be checked."""
+        found = {check.status for check in self.artifacts}
+        if self.damaged or "damaged" in found:
+            return DAMAGED
+        # An engine for another card is no failure of this machine; a bundle of which nothing ran is not verified.
+        unchecked = found != {"verified"} if self.asked else "verified" not in found
+        return INCOMPLETE if "failed" in found or unchecked else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -61,16 +62,12 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _bytes_or_text(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
+def _reading(parse: Callable[[str], float]) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
-def _milliseconds_or_text(value: object) -> object:
-    return parse_milliseconds(value) if isinstance(value, str) else value
-
-
-Bytes = Annotated[int, BeforeValidator(_bytes_or_text), Field(ge=0)]
+Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]
 """A size in bytes; YAML may say ``5.4GiB``."""
 
-Milliseconds = Annotated[float, BeforeValidator(_milliseconds_or_text), Field(ge=0)]
+Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]
 """A time in milliseconds; YAML may say ``5ms``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -20,9 +21,14 @@ from typing import Any, Literal
 
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import cuda_driver, nvidia
-from edgeformer.machine.host import cpu_name, usable_cores
-from edgeformer.machine.power import power_source, rapl_domains
-from edgeformer.machine.threads import container_quota, default_threads
+from edgeformer.machine.host import (
+    container_quota,
+    cpu_name,
+    default_threads,
+    power_source,
+    rapl_domains,
+    usable_cores,
+)
 
 _CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -110,9 +116,8 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
         detail = f"package: installed; import fails: {answer.error}"
         return Capability(name, "unavailable", installed_version(name), detail, remedy)
     devices = answer.facts.get("devices")
-    return Capability(
-        name, "available", answer.facts.get("version"), f"devices: {', '.join(devices)}" if devices else ""
-    )
+    detail = f"devices: {', '.join(devices)}" if devices else ""
+    return Capability(name, "available", answer.facts.get("version"), detail)
 
 
 def _start(script: str) -> subprocess.Popen[str]:
@@ -147,22 +152,26 @@ def exit_text(code: int) -> str:
     """A process's end for a person: ``exit code 3``, ``killed by signal 11 (SIGSEGV)``."""
     if code >= 0:
         return f"exit code {code}"
-    import signal
-
-    try:
-        return f"killed by signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"killed by signal {-code}"
+    known = [f" ({number.name})" for number in signal.Signals if number == -code]
+    return f"killed by signal {-code}{''.join(known[:1])}"
 
 
 def machine_capabilities() -> list[Capability]:
     """What `doctor` says of the machine itself: Python, processor, driver, cards, energy counters, power."""
+    problem = cuda_driver.problem()
+    remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
+    runs = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
+    domains, reason = rapl_domains()
+    names = ", ".join(domain.name for domain in domains)
     return [
         Capability("python", "available", platform.python_version(), platform.python_implementation()),
         *_processor(),
-        _driver(cuda_driver.problem()),
+        Capability("cuda driver", "unavailable", None, problem, remedy)
+        if problem is not None
+        else Capability("cuda driver", "available", nvidia.driver_version(), runs),
         *_cards(),
-        *_power(),
+        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
+        Capability("power", "available", None, power_source()),
     ]
 
 
@@ -182,18 +191,6 @@ def _processor() -> list[Capability]:
     return [Capability("cpu", "available", None, f"{cpu_name()}; {threads}"), features]
 
 
-def _driver(problem: str | None) -> Capability:
-    if problem is not None:
-        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
-        return Capability("cuda driver", "unavailable", None, problem, remedy)
-    return Capability(
-        "cuda driver",
-        "available",
-        nvidia.driver_version(),
-        f"runs CUDA up to {cuda_driver.version() or 'unknown'}",
-    )
-
-
 def _cards() -> list[Capability]:
     cards = nvidia.gpus()
     if not cards:
@@ -202,15 +199,5 @@ def _cards() -> list[Capability]:
     for card in cards:
         memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
         capability = f", compute capability {card.compute_capability}" if card.compute_capability else ""
-        detail = f"{card.name}, {memory}{capability}"
-        found.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
+        found.append(Capability(f"nvidia gpu {card.index}", "available", None, f"{card.name}, {memory}{capability}"))
     return found
-
-
-def _power() -> list[Capability]:
-    domains, reason = rapl_domains()
-    names = ", ".join(domain.name for domain in domains)
-    return [
-        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
-        Capability("power", "available", None, power_source()),
-    ]

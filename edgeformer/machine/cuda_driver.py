@@ -73,22 +73,18 @@ def problem() -> str | None:
 
 def version() -> str | None:
     """The newest CUDA version that the driver can run ("12.8"), None without a driver."""
-    if problem() is not None:
-        return None
     number = c_int(0)
-    if int(_library().cuDriverGetVersion(byref(number))) != 0:
+    if problem() is not None or _library().cuDriverGetVersion(byref(number)) != 0:
         return None
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def devices() -> list[Device]:
     """The GPUs in the order in which CUDA numbers them; empty without driver or GPU."""
-    if problem() is not None:
+    count = c_int(0)
+    if problem() is not None or _library().cuDeviceGetCount(byref(count)) != 0:
         return []
-    library, count = _library(), c_int(0)
-    if int(library.cuDeviceGetCount(byref(count))) != 0:
-        return []
-    return [_device(library, index) for index in range(count.value)]
+    return [_device(_library(), index) for index in range(count.value)]
 
 
 class DeviceMemory:

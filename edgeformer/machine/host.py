@@ -1,12 +1,14 @@
-"""What a manifest records about the machine and the software it was made with."""
+"""This machine: its processor, how many threads suit it, what powers it, and what a manifest records about it all."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -17,6 +19,8 @@ import psutil
 
 from edgeformer import __version__
 
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_POWERCAP = Path("/sys/class/powercap")
 # Beside the runtimes, whose names the backends know.
 _RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
@@ -46,12 +50,8 @@ def code_version() -> str:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return __version__
-    return f"{__version__}+{done.stdout.strip()}"
+    commit = _answer_of("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+    return f"{__version__}+{commit}" if commit else __version__
 
 
 def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
@@ -149,3 +149,72 @@ def usable_cores() -> int:
         return len(psutil.Process().cpu_affinity() or [])
     except AttributeError:  # macOS has no affinity
         return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Physical cores, but no more than affinity and the container's quota allow; at least 1.
+
+    Hyper-threads share one set of arithmetic units, so a second thread per core slows matrix products down.
+    """
+    cores = usable_cores()
+    return max(1, min(psutil.cpu_count(logical=False) or cores, cores, math.floor(container_quota() or cores)))
+
+
+def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
+    """Cores that the container's cgroup (version 2) grants, or None where there is no quota."""
+    try:
+        quota, period = file.read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+@dataclass(frozen=True)
+class RaplDomain:
+    """One processor package's energy counter (Linux, Intel and AMD). It wraps round at ``range_uj``."""
+
+    name: str
+    file: Path
+    range_uj: int
+
+    def read_uj(self) -> int:
+        """Microjoules since the counter's last wrap. Raises OSError."""
+        return int(self.file.read_text(encoding="ascii"))
+
+    def used_uj(self, before: int, after: int) -> int:
+        """Microjoules between two readings, at most one wrap apart."""
+        return after - before if after >= before else after - before + self.range_uj
+
+
+def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
+    """Package energy counters that this process may read, and why there are none."""
+    packages = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
+    if not packages:
+        return [], "this system has no RAPL energy counters (Linux on Intel or AMD, not in most virtual machines)"
+    domains: list[RaplDomain] = []
+    for folder in packages:
+        file = folder / "energy_uj"
+        try:
+            range_uj = int((folder / "max_energy_range_uj").read_text(encoding="ascii"))
+            domain = RaplDomain((folder / "name").read_text(encoding="ascii").strip(), file, range_uj)
+            domain.read_uj()
+        except PermissionError:
+            return [], f"{file} may be read by root only; allow it with: sudo chmod a+r {file}"
+        except (OSError, ValueError):
+            continue
+        domains.append(domain)
+    return domains, None if domains else "the RAPL energy counters cannot be read"
+
+
+def power_source() -> str:
+    """``battery 83 %``, ``mains``, or ``mains (no battery)``."""
+    sensor = getattr(psutil, "sensors_battery", None)  # not on every platform
+    try:
+        battery = sensor() if sensor is not None else None
+    except (OSError, RuntimeError):
+        battery = None
+    if battery is None:
+        return "mains (no battery reported)"
+    if battery.power_plugged is None:
+        return f"unknown (battery at {battery.percent:.0f} %)"
+    return "mains" if battery.power_plugged else f"battery {battery.percent:.0f} %"

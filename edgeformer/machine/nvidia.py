@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 _DEVICE_TREE = Path("/proc/device-tree")
 _WDDM = 0  # NVML_DRIVER_WDDM
+_CLOCK_SM, _CLOCK_MEM, _TEMPERATURE_GPU = 1, 2, 0
 # nvml.h, nvmlClocksEventReasons; those that say "slower than it could be". Idle and application clocks are not.
 _SLOWED = {
     0x04: "power limit",
@@ -48,24 +49,26 @@ class GpuState:
     slowed_by: tuple[str, ...] = ()
 
 
+Ask = Callable[..., Any]
+"""One NVML function by name with its arguments; None where this card, platform or driver does not support it."""
+
+
 def gpus() -> list[Gpu]:
     """The cards that NVML lists; empty without cards or driver. :func:`nvml_problem` says why."""
-    with _nvml() as nvml:
-        if nvml is None:
-            return []
-        return [_gpu(nvml, index) for index in range(int(_ask(nvml, "nvmlDeviceGetCount") or 0))]
+    with _nvml() as ask:
+        return [_gpu(ask, index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
 
 
 def nvml_problem() -> str | None:
     """Why NVML cannot be used here; None when it can."""
-    with _nvml() as nvml:
-        return None if nvml is not None else "the NVIDIA management library (NVML) is not installed or does not start"
+    with _nvml() as ask:
+        return "the NVIDIA management library (NVML) is not installed or does not start" if ask is _silence else None
 
 
 def driver_version() -> str | None:
     """The NVIDIA driver's version, None without NVML."""
-    with _nvml() as nvml:
-        version = _ask(nvml, "nvmlSystemGetDriverVersion") if nvml is not None else None
+    with _nvml() as ask:
+        version = ask("nvmlSystemGetDriverVersion")
         return str(version) if version is not None else None
 
 
@@ -75,30 +78,25 @@ def process_memory_bytes(pid: int) -> int | None:
     None where NVML is absent or does not say: Windows' WDDM driver hides it, Jetsons have no such figure, and
     inside a container the driver may know the process by another number.
     """
-    with _nvml() as nvml:
-        if nvml is None:
-            return None
-        total: int | None = None
-        for handle in _handles(nvml):
-            for process in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []:
-                if process.pid == pid and process.usedGpuMemory is not None:
-                    total = (total or 0) + int(process.usedGpuMemory)
-        return total
+    with _nvml() as ask:
+        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
+        lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in handles if card is not None]
+    held = [process.usedGpuMemory for found in lists for process in found if process.pid == pid]
+    known = [int(used) for used in held if used is not None]
+    return sum(known) if known else None
 
 
 def card_used_bytes(uuid: str) -> int | None:
     """Memory in use on one card, by everybody; None without NVML, and where the card shares the system's memory."""
-    with _nvml() as nvml:
-        handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if nvml is not None else None
-        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
+    with _card(uuid) as ask:
+        memory = ask("nvmlDeviceGetMemoryInfo")
         return int(memory.used) if memory is not None else None
 
 
 def hides_process_memory(uuid: str) -> bool:
     """Windows' WDDM driver model manages the card's memory itself and tells nobody which process holds how much."""
-    with _nvml() as nvml:
-        handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if nvml is not None else None
-        model = _ask(nvml, "nvmlDeviceGetCurrentDriverModel", handle) if handle is not None else None
+    with _card(uuid) as ask:
+        model = ask("nvmlDeviceGetCurrentDriverModel")
         return model is not None and int(model) == _WDDM
 
 
@@ -112,66 +110,66 @@ def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
 
 def state(uuid: str) -> GpuState | None:
     """Clocks, temperature, limits, energy counter and other processes of one card; None without NVML."""
-    with _nvml() as nvml:
-        handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if nvml is not None else None
-        if nvml is None or handle is None:
+    with _card(uuid) as ask:
+        if ask is _silence:
             return None
-        limit_mw = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
-        reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        processes = [
-            *(_ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []),
-            *(_ask(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle) or []),
-        ]
+        limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit")
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
         return GpuState(
-            sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-            temperature_c=_ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
+            memory_clock_mhz=ask("nvmlDeviceGetClockInfo", _CLOCK_MEM),
+            temperature_c=ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
             power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
             throttle_reasons=hex(reasons) if reasons is not None else None,
-            energy_mj=_ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
-            process_ids=tuple(sorted({int(process.pid) for process in processes})),
+            energy_mj=ask("nvmlDeviceGetTotalEnergyConsumption"),
+            process_ids=tuple(sorted({int(process.pid) for kind in kinds for process in ask(kind) or []})),
             slowed_by=tuple(text for bit, text in _SLOWED.items() if reasons is not None and reasons & bit),
         )
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
-    """pynvml, initialised; None where the driver's library is absent."""
+def _nvml() -> Iterator[Ask]:
+    """NVML, initialised; silence where the driver's library is absent."""
     import pynvml
+
+    def ask(function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, function)(*arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
 
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
-        yield None
+        yield _silence
         return
     try:
-        yield pynvml
+        yield ask
     finally:
         pynvml.nvmlShutdown()
 
 
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """One NVML call; None where this card, platform or driver does not support it."""
-    try:
-        return getattr(nvml, function)(*arguments)
-    except (nvml.NVMLError, AttributeError):
-        return None
+@contextmanager
+def _card(uuid: str) -> Iterator[Ask]:
+    """The same for the functions of one card."""
+    with _nvml() as ask:
+        handle = ask("nvmlDeviceGetHandleByUUID", uuid)
+        yield _silence if handle is None else lambda function, *arguments: ask(function, handle, *arguments)
 
 
-def _handles(nvml: Any) -> list[Any]:
-    count = int(_ask(nvml, "nvmlDeviceGetCount") or 0)
-    found = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-    return [handle for handle in found if handle is not None]
+def _silence(*_: Any) -> None:
+    """What there is to hear where nobody answers."""
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+def _gpu(ask: Ask, index: int) -> Gpu:
+    handle = ask("nvmlDeviceGetHandleByIndex", index)
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
     return Gpu(
         index=index,
-        name=str(_ask(nvml, "nvmlDeviceGetName", handle) or "unknown NVIDIA card"),
-        uuid=str(_ask(nvml, "nvmlDeviceGetUUID", handle) or ""),
+        name=str(ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card"),
+        uuid=str(ask("nvmlDeviceGetUUID", handle) or ""),
         memory_bytes=int(memory.total) if memory is not None else None,
         compute_capability=".".join(map(str, capability)) if capability is not None else None,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from edgeformer.formats.evaluation import EarlyExitRow, EvaluationRow
+from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
 from edgeformer.reporting.columns import Column, Columns
 from edgeformer.tasks.early_exit import SWEEP
 

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.shipped import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.units import format_bytes
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.reporting.columns import Column, Columns, written

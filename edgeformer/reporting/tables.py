@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeformer.formats.caution import LEAKS, cautions
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
-from edgeformer.formats.planning import Plan
-from edgeformer.formats.scores import Score
+from edgeformer.formats.report import Plan
+from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured, written
 from edgeformer.tasks import Metric, ScoreColumn, Task, all_tasks, task_named

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgeformer.backends import provider_label
-from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.device import Calibration, EstimateError, FittedCase
 from edgeformer.formats.manifest import Parity
+from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.units import format_milliseconds
-from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.reporting.words import ABOUT, thread_words
 

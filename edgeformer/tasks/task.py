@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.tokenization import SpecialIds
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.manifest import DataSummary, Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
-from edgeformer.formats.scores import Score
+from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 
 Array = NDArray[Any]

@@ -30,10 +30,10 @@ from edgeformer.backends import (
 )
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.backends.session import Array, Early, Session
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_profile
 
 HEAVY = ("torch", "onnx", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "torch_tensorrt")
 DEVICES = ("rtx4050", "h200", "jetson-orin-nano-8gb", "intel-n100")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edgeformer.backends.opening import artifact_files, cannot_run, check_artifact, open_artifact
 
 import edgeformer.backends as backends
 from edgeformer import discovery
 from edgeformer.backends import ArtifactFiles, Backend, BuildJob, OpenOptions, Target, all_backends, backend_named
-from edgeformer.backends.opening import artifact_files, cannot_run, check_artifact, open_artifact
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Silent
-from edgeformer.formats.shipped import load_profile
 from tests.backends import conformance
 from tests.backends.tiny_bundle import POSITIONS, classifier_graph, write_bundle
 

@@ -14,8 +14,8 @@ from edgeformer.backends.tensorrt.builders import (
     text_shapes,
 )
 from edgeformer.backends.tensorrt.state import Package, TensorRTState, judge
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import install_hint
-from edgeformer.formats.shipped import load_profile
 from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
 

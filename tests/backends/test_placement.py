@@ -11,8 +11,8 @@ from edgeformer.backends.opening import open_artifact
 from edgeformer.backends import backend_of, cannot_estimate
 from edgeformer.backends.onnxruntime.session import OnnxSession, placement_note
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_profile
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from tests.backends.tiny_bundle import classifier_graph
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from edgeformer.backends.opening import cannot_run, open_artifact
+
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.builders import TorchTensorRTBuilder
 from edgeformer.backends.tensorrt.state import TensorRTState
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.shipped import load_profile
 from edgeformer.machine.cuda_driver import Device
 from tests.backends.tiny_bundle import artifact_of, write_bundle
 

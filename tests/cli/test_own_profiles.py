@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from edgeformer.cli import main
-from edgeformer.formats.shipped import own_profiles, shipped_folder
+from edgeformer.formats.documents import own_profiles, shipped_folder
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 

@@ -5,7 +5,8 @@ import lzma
 import numpy as np
 import pytest
 
-from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set, text_batch
+from edgeformer.data.batching import text_batch
+from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.families import recipe_type

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from edgeformer.data.language_tokenizer import PlainText, boundary_id, load_language_tokenizer
+from edgeformer.data.encoding import PlainText
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import fingerprint, load_tokenizer
+from edgeformer.data.tokenization import boundary_id, fingerprint, load_language_tokenizer, load_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 

@@ -3,10 +3,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeformer.data import containment
+from edgeformer.data import overlap
 from edgeformer.data.cleaning import clean
-from edgeformer.data.containment import WordNumbers, contained_pairs
-from edgeformer.data.overlap import count_overlap
+from edgeformer.data.overlap import SeenTexts, WordNumbers, contained_pairs
 from edgeformer.data.sources import read
 from edgeformer.formats.data_config import FileSource
 
@@ -35,7 +34,7 @@ def oracle(test: list[str], train: list[str]) -> tuple[int, int]:
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, TEXTS)
 def test_counts_are_those_of_a_plain_search(test, train):
-    counted = count_overlap("set", test, train)
+    counted = SeenTexts(train).count("set", test)
     assert (counted.duplicates, counted.contained) == oracle(test, train)
     assert (counted.test_set, counted.test_rows) == ("set", len(test))
 
@@ -47,7 +46,7 @@ def test_counts_are_those_of_a_plain_search(test, train):
 def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
     numbers = WordNumbers()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(containment, "_CHUNK", chunk)
+        patch.setattr(overlap, "_CHUNK", chunk)
         found = contained_pairs(numbers.number(needles), numbers.number(haystacks))
     expected = {
         (a, b)
@@ -61,26 +60,26 @@ def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
 
 
 def test_hash_collisions_cost_nothing_but_time(monkeypatch):
-    honest = containment._runs
+    honest = overlap._runs
 
     def colliding(texts, width):
         hashes, places = honest(texts, width)
         return hashes % np.uint64(2), places
 
-    monkeypatch.setattr(containment, "_runs", colliding)
+    monkeypatch.setattr(overlap, "_runs", colliding)
     test, train = ["a b c d", "x y", "b c", "q"], ["z a b c d", "y x b", "c q b c r"]
-    counted = count_overlap("set", test, train)
+    counted = SeenTexts(train).count("set", test)
     assert (counted.duplicates, counted.contained) == oracle(test, train) == (0, 3)
 
 
 def test_what_counts_and_what_does_not():
     train = ["The film is a joy .", "good film", "so very good"]
-    counted = count_overlap("set", ["THE FILM is a joy!!! .", "the film is a joy  ."], train)
+    counted = SeenTexts(train).count("set", ["THE FILM is a joy!!! .", "the film is a joy  ."])
     assert (counted.duplicates, counted.contained) == (1, 0)
-    assert count_overlap("set", ["a joy"], train).contained == 1
-    assert count_overlap("set", ["it is so very good indeed"], train).contained == 1
+    assert SeenTexts(train).count("set", ["a joy"]).contained == 1
+    assert SeenTexts(train).count("set", ["it is so very good indeed"]).contained == 1
     # A training text of two words inside a test text is no leak, and words are whole words.
-    assert count_overlap("set", ["a good film indeed", "jo"], train).contained == 0
+    assert SeenTexts(train).count("set", ["a good film indeed", "jo"]).contained == 0
 
 
 @pytest.mark.data
@@ -88,6 +87,6 @@ def test_sst2_random_split_leaks(data_folder):
     source = FileSource(kind="file", path=str(data_folder / "sst2" / "train.tsv"), text="sentence")
     texts = [row.text for row in read(source)]
     np.random.default_rng(0).shuffle(texts)
-    counted = count_overlap("random-split", texts[:6_823], texts[6_823:])
+    counted = SeenTexts(texts[6_823:]).count("random-split", texts[:6_823])
     # GLUE's train file holds phrases of its own sentences: nearly every row of a random test set is in training.
     assert counted.duplicates + counted.contained > 0.95 * 6_823

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from edgeformer.data.sources import Row, local_parts, read
+from edgeformer.data.rows import Row
+from edgeformer.data.sources import local_parts, read
 from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, SyntheticSource
 from edgeformer.formats.errors import DataError
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from edgeformer.data.cleaning import clean
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import draw, hold_out, set_parts, split
-from edgeformer.data.texts import LabelledTexts, load_parts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
@@ -25,62 +26,66 @@ def parts_of(**rows) -> dict[str, LabelledTexts]:
     return {name.replace("_", "-"): part(name, count) for name, count in rows.items()}
 
 
+def further(sets):
+    assert list(sets)[:2] == ["train", "validation"]
+    return {name: sets[name] for name in list(sets)[2:]}
+
+
 def test_random_split_pools_and_cuts_without_loss():
     parts = parts_of(train=90, validation=17)
     splits = split(config("random-split", parts), parts)
-    assert (len(splits.train), len(splits.validation), len(splits.tests["random-split"])) == (85, 10, 12)
-    everything = splits.train.texts + splits.validation.texts + splits.tests["random-split"].texts
+    assert (len(splits["train"]), len(splits["validation"]), len(splits["random-split"])) == (85, 10, 12)
+    everything = splits["train"].texts + splits["validation"].texts + splits["random-split"].texts
     assert sorted(everything) == sorted(parts["train"].texts + parts["validation"].texts)
     # Labels travel with their texts, and the order is shuffled.
-    for texts in (splits.train, splits.validation):
+    for texts in (splits["train"], splits["validation"]):
         assert [int(text.lstrip("trainvldo")) % 2 for text in texts.texts] == texts.labels.tolist()
-    assert splits.train.texts != sorted(splits.train.texts)
+    assert splits["train"].texts != sorted(splits["train"].texts)
 
 
 def test_the_seed_decides_the_random_split():
     parts = parts_of(train=100)
     one, same, other = (split(config("random-split", parts, split_seed=seed), parts) for seed in (1, 1, 2))
-    assert one.train.texts == same.train.texts
-    assert set(one.tests["random-split"].texts) != set(other.tests["random-split"].texts)
+    assert one["train"].texts == same["train"].texts
+    assert set(one["random-split"].texts) != set(other["random-split"].texts)
 
 
 def test_glue_dev_trains_without_the_validation_part():
     parts = parts_of(train=100, validation=20)
     splits = split(config("glue-dev", parts), parts)
-    assert splits.tests == {"glue-dev": parts["validation"]}
-    assert (len(splits.train), len(splits.validation)) == (90, 10)
-    assert set(splits.train.texts) | set(splits.validation.texts) == set(parts["train"].texts)
+    assert further(splits) == {"glue-dev": parts["validation"]}
+    assert (len(splits["train"]), len(splits["validation"])) == (90, 10)
+    assert set(splits["train"].texts) | set(splits["validation"].texts) == set(parts["train"].texts)
 
 
 def test_sst_test_and_given_use_their_parts_whole():
     parts = parts_of(train=30, validation=5, sst_test=7)
     splits = split(config("sst-test", parts), parts)
-    assert (splits.train, splits.validation) == (parts["train"], parts["validation"])
-    assert splits.tests == {"sst-test": parts["sst-test"]}
+    assert (splits["train"], splits["validation"]) == (parts["train"], parts["validation"])
+    assert further(splits) == {"sst-test": parts["sst-test"]}
     parts = parts_of(train=30, validation=5, test=7)
     splits = split(config("given", parts), parts)
-    assert (splits.validation, splits.tests) == (parts["validation"], {"given": parts["test"]})
+    assert (splits["validation"], further(splits)) == (parts["validation"], {"given": parts["test"]})
     del parts["validation"]
     splits = split(config("given", parts), parts)
-    assert (len(splits.train), len(splits.validation)) == (27, 3)
+    assert (len(splits["train"]), len(splits["validation"])) == (27, 3)
 
 
 @pytest.mark.parametrize("protocol", list(PARTS))
 def test_parts_that_a_protocol_does_not_use_are_further_test_sets(protocol):
     parts = {name: part(name, 40) for name in [*PARTS[protocol], "hotels"]}
     splits = split(config(protocol, parts), parts)
-    assert list(splits.tests) == [protocol, "hotels"]
-    assert splits.tests["hotels"] == parts["hotels"]
+    assert list(further(splits)) == [protocol, "hotels"]
+    assert splits["hotels"] == parts["hotels"]
 
 
 @pytest.mark.parametrize("protocol", list(PARTS))
 def test_one_set_alone_is_the_same_as_with_all_others(protocol):
     chosen = config(protocol, [*PARTS[protocol], "hotels"])
     parts = {name: part(name, 40) for name in chosen.parts}
-    splits = split(chosen, parts)
-    expected = {"train": splits.train, "validation": splits.validation, **splits.tests}
+    expected = split(chosen, parts)
     for name, sources in set_parts(chosen).items():
-        alone = draw(chosen, name, {source: parts[source] for source in sources})
+        alone = draw(chosen, (name,), {source: parts[source] for source in sources})[name]
         assert alone.texts == expected[name].texts
         assert alone.labels.tolist() == expected[name].labels.tolist()
 
@@ -172,12 +177,12 @@ def sst2(data_folder):
 def test_sst2_has_the_sizes_of_the_paper(sst2):
     chosen, parts = sst2
     splits = split(chosen, parts)
-    assert [len(splits.train), len(splits.validation)] == [54_576, 6_822]
-    assert {name: len(rows) for name, rows in splits.tests.items()} == {
+    assert [len(splits["train"]), len(splits["validation"])] == [54_576, 6_822]
+    assert {name: len(rows) for name, rows in further(splits).items()} == {
         "random-split": 6_823,
         "sst-test": 1_821,
     }
-    positives = sum(int(rows.labels.sum()) for rows in (splits.train, splits.validation, splits.tests["random-split"]))
+    positives = sum(int(rows.labels.sum()) for rows in (splits["train"], splits["validation"], splits["random-split"]))
     assert positives == 37_569 + 444
 
 
@@ -185,8 +190,8 @@ def test_sst2_has_the_sizes_of_the_paper(sst2):
 def test_sst2_holds_out_no_phrase_of_a_training_sentence(sst2):
     chosen, parts = sst2
     splits = split(chosen.model_copy(update={"split": "glue-dev"}), parts)
-    assert {name: len(rows) for name, rows in splits.tests.items()} == {"glue-dev": 872, "sst-test": 1_821}
-    assert len(splits.train) + len(splits.validation) == 67_349
-    assert 6_500 < len(splits.validation) <= 6_734
-    haystack = "".join(f" {clean(text)} |" for text in splits.train.texts)
-    assert not any(f" {clean(text)} " in haystack for text in splits.validation.texts[::37])
+    assert {name: len(rows) for name, rows in further(splits).items()} == {"glue-dev": 872, "sst-test": 1_821}
+    assert len(splits["train"]) + len(splits["validation"]) == 67_349
+    assert 6_500 < len(splits["validation"]) <= 6_734
+    haystack = "".join(f" {clean(text)} |" for text in splits["train"].texts)
+    assert not any(f" {clean(text)} " in haystack for text in splits["validation"].texts[::37])

@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 
-from edgeformer.data.overlap import count_overlap
+from edgeformer.data.overlap import SeenTexts
 from edgeformer.data.synthetic import WHERE, synthetic_reviews
 
 
@@ -26,7 +26,7 @@ def test_reviews_are_short_balanced_and_hardly_repeat():
     positive = sum(row.label == 1 for row in rows)
     assert 0.47 < positive / len(rows) < 0.53
     texts = [row.text for row in rows]
-    counted = count_overlap("set", texts[:1000], texts[1000:])
+    counted = SeenTexts(texts[1000:]).count("set", texts[:1000])
     assert counted.duplicates + counted.contained < 60
 
 

@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from edgeformer.data.cleaning import clean
+from edgeformer.data.encoding import encode
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import encode, fingerprint, load_tokenizer, special_ids
+from edgeformer.data.tokenization import fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from edgeformer.data.cleaning import normalizers
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
-from edgeformer.data.texts import LabelledTexts, load_parts
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_effect, trim_to_training, trim_tokenizer
@@ -219,12 +220,12 @@ def test_the_effect_on_other_texts_is_counted() -> None:
 def test_a_run_is_trimmed_to_its_own_training_text(small_recipe: ClassificationRecipe) -> None:
     config = small_recipe.data
     sets = split(config, load_parts(config))
-    tokenizer = train_tokenizer("wordpiece", small_recipe.model.vocab_size, sets.train.texts + OTHER * 100, [])
-    fingerprints = {"train": sets.train.fingerprint(), "validation": sets.validation.fingerprint()}
+    tokenizer = train_tokenizer("wordpiece", small_recipe.model.vocab_size, sets["train"].texts + OTHER * 100, [])
+    fingerprints = {"train": sets["train"].fingerprint(), "validation": sets["validation"].fingerprint()}
     found, effect = trim_to_training(config, tokenizer, fingerprints)
     assert effect.kept == len(found.kept) < effect.original == tokenizer.get_vocab_size()
-    assert effect.rows == len(sets.validation) and 0.9 < effect.coverage <= 1.0
-    for text in sets.train.texts[:200]:
+    assert effect.rows == len(sets["validation"]) and 0.9 < effect.coverage <= 1.0
+    for text in sets["train"].texts[:200]:
         assert tokens(found.tokenizer, text) == tokens(tokenizer, text)
     with pytest.raises(DataError, match=r"the train set is not the one .* export without --vocab-trim"):
         trim_to_training(config, tokenizer, {"train": "another"})

@@ -12,11 +12,13 @@ import pytest
 import torch
 from edgeformer.families.build import load_crt
 
-from edgeformer.data.language import encode_text_file, load_language_tokenizer, prepare_text_set, text_batch
+from edgeformer.data.batching import text_batch
+from edgeformer.data.language import encode_text_file, prepare_text_set
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.evaluation import EvaluationRow
+from edgeformer.formats.scores import EvaluationRow
 from edgeformer.run import locate
 from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeformer.families.build import build_crt
 from edgeformer.families.crt.checkpoint import config_of, convert, public_shapes, weights_in
 from edgeformer.families.crt.network import build_crt
 from edgeformer.formats.errors import ArtifactError

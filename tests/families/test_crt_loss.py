@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import edgeformer.families.crt.loss as crt_loss
-from edgeformer.families.build import build_crt
 from edgeformer.families.crt.loss import IGNORED, exit_losses, weighted
 from edgeformer.families.crt.network import build_crt
 from tests.families.crt_oracle import small_config

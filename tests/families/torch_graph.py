@@ -12,7 +12,6 @@ import torch
 from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.steps import step_specs
 from edgeformer.families.tracing import GraphSpec
 
 

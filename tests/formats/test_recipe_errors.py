@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgeformer.families import load_recipe
+from edgeformer.formats.documents import shipped_folder, shipped_names
 from edgeformer.formats.errors import RecipeError
-from edgeformer.formats.shipped import shipped_folder, shipped_names
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 QUICKSTART = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import yaml
 from edgeformer.families.build import build_crt
 from tokenizers import Tokenizer
 
-from edgeformer.data.language_tokenizer import PlainText
+from edgeformer.data.encoding import PlainText
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.causality import probe_causality

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edgeformer.data.language_tokenizer import PlainText
+from edgeformer.data.encoding import PlainText
 from edgeformer.stages.generating.text_stream import TextStream
 from tests.generating.language_run import TEXT, tokenizer_of
 

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 from edgeformer.machine.capability import Answer, ask_all, ask_installed, exit_text, machine_capabilities
-from edgeformer.machine.power import RaplDomain, power_source, rapl_domains
-from edgeformer.machine.threads import container_quota, default_threads
+from edgeformer.machine.host import RaplDomain, container_quota, default_threads, power_source, rapl_domains
 
 
 def test_probes_run_side_by_side() -> None:

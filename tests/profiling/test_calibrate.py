@@ -10,10 +10,9 @@ import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import read_bundle
-from edgeformer.formats.calibration import FittedCase
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.device import DeviceProfile, FittedCase
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, RecipeError
-from edgeformer.formats.shipped import load_profile
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats import shipped
+from edgeformer.formats import documents
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
-from edgeformer.formats.shipped import shipped_folder, shipped_names
+from edgeformer.formats.documents import shipped_folder, shipped_names
 from edgeformer.machine import nvidia
 from edgeformer.stages.profiling.request import find_target
 from tests.cli.run_cli import edgeformer
 
-load_profile = cache(shipped.load_profile)  # reading YAML is most of what these tests would do
+load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
 MIB, GIB = 2**20, 2**30
 NAMES = (
@@ -214,7 +214,7 @@ def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Pat
     example = next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "name: my-card" in block)
     file = tmp_path / "my-card.yaml"
     file.write_text(example, encoding="utf-8")
-    profile = shipped.load_profile(str(file))
+    profile = documents.load_profile(str(file))
     assert value(profile.usable_memory_bytes) <= value(profile.memory_bytes) - value(profile.system_bytes)
     assert all(honest(fact) for _, fact in facts(profile))
 

@@ -12,12 +12,11 @@ from edgeformer.backends.opening import open_artifact
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import read_bundle
-from edgeformer.formats.calibration import Calibration, Efficiency, EstimateError, FittedCase
-from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
+from edgeformer.formats.documents import load_profile, shipped_names
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, Engine
 from edgeformer.formats.report import Row
-from edgeformer.formats.shipped import load_profile, shipped_names
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling import process
 from edgeformer.stages.profiling.estimating import listing, probe

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeformer.formats.calibration import Calibration, Efficiency
+from edgeformer.formats.device import Calibration, Efficiency
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,

@@ -9,9 +9,9 @@ import pytest
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
-from edgeformer.formats.shipped import load_profile
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import usable_cores

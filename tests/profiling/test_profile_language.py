@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.report import Report
-from edgeformer.formats.shipped import load_profile
 from edgeformer.run import Location
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle

@@ -7,9 +7,9 @@ import pytest
 from tiny_bundle import artifact_of, write_bundle, write_manifest
 
 from edgeformer.bundle import read_bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import BundleManifest
-from edgeformer.formats.shipped import load_profile
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.request import ProfileOptions, resolve
 

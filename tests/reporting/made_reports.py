@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeformer.formats.calibration import EstimateError
+from edgeformer.formats.device import EstimateError
 from edgeformer.formats.report import (
     Candidate,
     Check,

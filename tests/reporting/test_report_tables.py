@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
+from edgeformer.formats.device import Calibration, EstimateError, FittedCase
 from edgeformer.formats.report import Candidate, Search
 from edgeformer.reporting.report_tables import print_search
 from edgeformer.reporting.verification import print_calibration

@@ -9,9 +9,9 @@ import torch
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.shipped import load_profile
 from edgeformer.formats.units import format_bytes, parse_bytes
 from edgeformer.stages.training import train
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision

@@ -139,7 +139,7 @@ class TestLeaks:
 
 
 def test_as_device_needs_a_card(tmp_path: Path, small_language_recipe: LanguageRecipe) -> None:
-    from edgeformer.formats.shipped import load_profile
+    from edgeformer.formats.documents import load_profile
 
     with pytest.raises(InputError, match="--as-device"):
         train(small_language_recipe, TrainOptions(tmp_path, accelerator="cpu", as_device=load_profile("rtx4050")))

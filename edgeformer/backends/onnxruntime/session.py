@@ -13,7 +13,7 @@ import onnxruntime as ort
 from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, add_rtx_devices, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import default_threads
 
 KEPT = "past"
 """How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
@@ -37,7 +37,7 @@ class OnnxSession(Session):
     Args:
         path: the .onnx file; external weights lie beside it.
         provider: an execution provider's name. It is used or refused, never replaced by another one.
-        threads: threads of one operator; None takes :func:`~edgeformer.machine.threads.default_threads`.
+        threads: threads of one operator; None takes :func:`~edgeformer.machine.host.default_threads`.
         max_positions: longest sequence that the model's positional table covers, when the caller knows it.
         in_turns: this process runs other sessions in turn with this one. Each has threads of its own, which look out
             for more work for a while after a run, on the cores that the next session's run needs: with the four graphs

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.evaluation import EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.machine.host import cpu_name
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import Choice, choose

@@ -14,11 +14,11 @@ from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families import read_recipe_of
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.shipped import load_profile, own_profiles
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.bundle_folder import bundle_manifest, remove_rejected, write_companions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from edgeformer.data.language_tokenizer import PlainText
+from edgeformer.data.encoding import PlainText
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.generating.author import Author, find_author

@@ -11,9 +11,11 @@ import torch
 from tokenizers import Tokenizer
 
 from edgeformer.backends import library_versions
-from edgeformer.data.language import PreparedText, TextRows, prepare_text_set
-from edgeformer.data.language_tokenizer import PlainText, load_language_tokenizer
+from edgeformer.data.batching import TextRows
+from edgeformer.data.encoding import PlainText
+from edgeformer.data.language import PreparedText, prepare_text_set
 from edgeformer.data.sources import local_text_parts
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.card import write_model_card
 from edgeformer.families.crt.causality import probe_causality

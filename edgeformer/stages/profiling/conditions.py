@@ -14,7 +14,7 @@ import psutil
 
 from edgeformer.backends import counts_threads, on_gpu
 from edgeformer.machine import nvidia
-from edgeformer.machine.power import power_source
+from edgeformer.machine.host import power_source
 
 _CPU = Path("/sys/devices/system/cpu")
 # Foreign work on more than this share of one core shows in the percentiles…

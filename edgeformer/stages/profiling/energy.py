@@ -10,7 +10,7 @@ from typing import Protocol
 from edgeformer.backends import on_gpu
 from edgeformer.formats.report import Energy
 from edgeformer.machine import nvidia
-from edgeformer.machine.power import RaplDomain, rapl_domains
+from edgeformer.machine.host import RaplDomain, rapl_domains
 from edgeformer.stages.profiling.measure import MeasureRules
 
 

@@ -12,14 +12,12 @@ from typing import TypeVar
 import psutil
 
 from edgeformer.backends import default_provider
-from edgeformer.formats.calibration import EstimateError
-from edgeformer.formats.device import Budget, DeviceProfile
+from edgeformer.formats.device import Budget, DeviceProfile, EstimateError
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import nvidia
-from edgeformer.machine.host import board_names, cpu_name
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import board_names, cpu_name, default_threads
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
 from edgeformer.stages.profiling.search import SearchOptions, check_options

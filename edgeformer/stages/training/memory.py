@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from edgeformer.families import family_of
 from edgeformer.families.network import Place, run_scorer
-from edgeformer.formats.planning import MemoryBreakdown
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.report import MemoryBreakdown
 from edgeformer.stages.training.memory_ledger import (
     Event,
     Kind,

@@ -9,8 +9,8 @@ from edgeformer.families.network import Place
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.planning import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory import DeviceKind, predict_peak
 from edgeformer.stages.training.memory_here import free_bytes

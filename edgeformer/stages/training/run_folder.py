@@ -17,12 +17,11 @@ from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.evaluation import merge_rows
 from edgeformer.formats.files import replacing_folder, write_json, write_text
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.scores import Score
+from edgeformer.formats.scores import Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import read_run, run_folders

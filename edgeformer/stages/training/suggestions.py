@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from edgeformer.formats.data_config import DataSection
-from edgeformer.formats.planning import Suggestion
 from edgeformer.formats.recipe import Recipe, TrainingConfig
+from edgeformer.formats.report import Suggestion
 from edgeformer.formats.units import format_bytes
 
 Peak = Callable[[Recipe], int]

@@ -15,12 +15,11 @@ from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_
 from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
-from edgeformer.formats.scores import Score
+from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
 from edgeformer.tasks.early_exit import Departures, ExitNotes

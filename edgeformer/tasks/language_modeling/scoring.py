@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeformer.data.language_rows import IGNORED
+from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
 from edgeformer.tasks.task import Meter

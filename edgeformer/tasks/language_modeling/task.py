@@ -9,26 +9,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.data.language import (
-    PreparedText,
-    TextRows,
-    boundary_id,
-    encode_text_file,
-    load_language_tokenizer,
-    prepare_text,
-    prepare_text_set,
-    text_batch,
-    text_set_name,
-)
-from edgeformer.data.language_rows import IGNORED
+from edgeformer.data.batching import IGNORED, TextRows, text_batch
+from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set, text_set_name
 from edgeformer.data.sources import local_text_parts
+from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
-from edgeformer.formats.evaluation import EvaluationRow
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.scores import Score
+from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe, LanguageTraining
 from edgeformer.tasks.language_modeling.scoring import (

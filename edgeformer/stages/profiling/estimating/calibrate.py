@@ -12,14 +12,12 @@ import yaml
 
 from edgeformer.backends import default_provider, library_versions
 from edgeformer.bundle import Bundle
-from edgeformer.formats.calibration import Calibration, FittedCase
-from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.device import Calibration, DeviceProfile, Fact, FittedCase, Peaks
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.machine.threads import default_threads
+from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,

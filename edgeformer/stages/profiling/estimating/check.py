@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from edgeformer.bundle import Bundle
-from edgeformer.formats.calibration import Calibration, EstimateError, FittedCase
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent

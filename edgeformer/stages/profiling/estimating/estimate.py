@@ -8,8 +8,7 @@ from pathlib import Path
 
 from edgeformer.backends import backend_of, cannot_estimate, provider_of
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
-from edgeformer.formats.calibration import Calibration
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.device import Calibration, DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row

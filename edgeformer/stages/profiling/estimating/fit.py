@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from edgeformer.formats.calibration import Calibration, Efficiency, OperatorClass
+from edgeformer.formats.device import Calibration, Efficiency, OperatorClass
 from edgeformer.stages.profiling.estimating.rates import Rates
 from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, node_us
 from edgeformer.stages.profiling.estimating.work import NodeWork

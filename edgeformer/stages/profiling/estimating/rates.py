@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeformer.formats.calibration import EstimateError
-from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.device import DeviceProfile, EstimateError, Fact
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name
 

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeformer.formats.calibration import Calibration, Efficiency
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Memory

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
-from edgeformer.formats.calibration import OperatorClass
+from edgeformer.formats.device import OperatorClass
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Work
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from edgeformer.data.cache import cache_key, encode_cached
+from edgeformer.data.encoding import cache_key, encode_cached
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.texts import LabelledTexts
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
 from edgeformer.formats.data_config import TrainedTokenizer
 from edgeformer.formats.progress import Silent
@@ -33,11 +33,11 @@ def tokenizer():
 @pytest.fixture
 def encodings(monkeypatch):
     """How often texts were really encoded."""
-    from edgeformer.data import cache
+    from edgeformer.data import encoding
 
     calls = []
-    honest = cache.encode
-    monkeypatch.setattr(cache, "encode", lambda *given: calls.append(1) or honest(*given))
+    honest = encoding.encode
+    monkeypatch.setattr(encoding, "encode", lambda *given: calls.append(1) or honest(*given))
     return calls
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeformer.data.batching import IGNORED, packed_rows, paragraph_rows, text_batch
 from edgeformer.data.encoding import Encoded
-from edgeformer.data.language_rows import IGNORED, packed_rows, paragraph_rows, text_batch
 
 BOUNDARY = 99
 paragraphs = st.lists(st.lists(st.integers(0, 50), max_size=30), min_size=1, max_size=12)

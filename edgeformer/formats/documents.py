@@ -1,0 +1,298 @@
+"""Recipes and device profiles: found by path or by name, read as YAML, overridden, validated.
+
+An error names file, line, key, what is allowed and the nearest key. Numbers are read as YAML 1.2 does (3e-4 is a
+number, ``on`` is text).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import RecipeError
+
+M = TypeVar("M", bound=BaseModel)
+KeyPath = tuple[str | int, ...]
+Kind = Literal["recipes", "profiles"]
+_BOOL, _FLOAT, _INT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp"))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates."""
+
+    # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_NUMBER = (
+    r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+.0123456789"))
+_Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10))
+
+
+@dataclass
+class YamlDocument:
+    """A mapping read from YAML, where it came from, and the line of each key path."""
+
+    source: str
+    content: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    overridden: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        """Who set ``path``: ``file:line`` of the nearest enclosing key, or the override that replaced it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.overridden:
+                return self.overridden[path[:length]]
+            if path[:length] in self.lines:
+                return f"{self.source}:{self.lines[path[:length]]}"
+        return self.source
+
+
+def _index(node: yaml.Node, path: KeyPath, document: YamlDocument) -> None:
+    items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        items = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        items = [(position, item, item) for position, item in enumerate(node.value)]
+    for step, marked, value in items:
+        place, line = (*path, step), marked.start_mark.line + 1
+        if place in document.lines:
+            raise RecipeError(f"{document.source}:{line}: key {step!r} is given twice; keep one of them")
+        document.lines[place] = line
+        _index(value, place, document)
+
+
+def parse_value(text: str) -> Any:
+    """One value as it would be read from a recipe (``--set key=VALUE``). Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(path: Path) -> YamlDocument:
+    """Read a YAML mapping.
+
+    Raises:
+        RecipeError: the file is missing, not UTF-8, not YAML, not a mapping, or repeats a key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise RecipeError(f"{path}: cannot be read: {reason}") from None
+    document = YamlDocument(str(path), {})
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if not isinstance(node, yaml.MappingNode):
+                raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
+            _index(node, (), document)
+            document.content = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not valid YAML: {error}") from None
+    return document
+
+
+def validate(model: type[M], document: YamlDocument) -> M:
+    """Validate ``document`` as ``model``. Raises RecipeError with one line per problem."""
+    try:
+        return model.model_validate(document.content)
+    except ValidationError as error:
+        # A list whose items are all wrong also counts as too short; the items say what is wrong.
+        problems = [d for d in error.errors() if d["type"] != "too_short" or d["ctx"].get("actual_length") != 0]
+        lines = [_explain(model, document, details) for details in problems or error.errors()]
+        # A discriminated union reports the same slip once per member; say it once.
+        raise RecipeError("\n".join(dict.fromkeys(lines))) from None
+
+
+def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
+    """Apply ``key.path=value`` overrides to ``document`` in place; a number in the path is a list position.
+
+    Raises:
+        RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
+    """
+    for override in overrides:
+        path_text, equals, value_text = override.partition("=")
+        if not equals or not path_text.strip():
+            raise RecipeError(f"--set {override}: write key.path=value, e.g. --set training.epochs=3")
+        try:
+            value = parse_value(value_text)
+        except yaml.YAMLError:
+            raise RecipeError(f"--set {override}: the value is not valid YAML; quote it") from None
+        _assign(document, path_text.strip().split("."), value, override)
+
+
+def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) -> None:
+    target: Any = document.content
+    path: KeyPath = ()
+    for position, key in enumerate(keys):
+        parent = ".".join(keys[:position])
+        if path:
+            target = target[path[-1]]
+        if isinstance(target, list):
+            if not key.isdigit() or int(key) >= len(target):
+                raise RecipeError(
+                    f"--set {override}: {parent} is a list of {len(target)}; "
+                    f"{key!r} is not one of its positions 0…{len(target) - 1}"
+                )
+            path = (*path, int(key))
+        elif isinstance(target, dict):
+            path = (*path, key)
+            if target.get(key) is None:
+                target[key] = {}
+        else:
+            raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
+    target[path[-1]] = value
+    # Problems below this key are the override's, not the file's.
+    document.lines = {known: line for known, line in document.lines.items() if known[: len(path)] != path}
+    document.overridden[path] = f"--set {override}"
+
+
+def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
+    """pydantic's location without the union tags that it puts between keys."""
+    path: KeyPath = ()
+    for position, step in enumerate(location):
+        missing = position == len(location) - 1 and isinstance(content, dict)
+        if _has(content, step) or missing:
+            path = (*path, step)
+            content = content[step] if _has(content, step) else None
+    return path
+
+
+def _has(here: Any, step: Any) -> bool:
+    if isinstance(here, list):
+        return isinstance(step, int) and step < len(here)
+    return isinstance(here, dict) and step in here
+
+
+def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetails) -> str:
+    path = _raw_path(document.content, details["loc"])
+    dotted = ".".join(str(step) for step in path)
+    where, kind, context = document.where(path), details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        parents = _models_at(model, document.content, path[:-1])
+        return f"{where}: unknown key {dotted!r}; {_allowed_keys(parents, str(path[-1]))}"
+    if kind == "missing":
+        return f"{where}: key {dotted!r} is missing; add it"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        discriminator = str(context.get("discriminator", "kind")).strip("'")
+        kinds = [repr(str(kind)) for found in _models_at(model, document.content, path) for kind in _kinds(found)]
+        tags = context.get("expected_tags") or ", ".join(kinds)
+        tag = f", not {context['tag']!r}" if "tag" in context else ""
+        return f"{where}: {dotted}.{discriminator} must be one of {tags}{tag}"
+    message = details["msg"].removeprefix("Value error, ")
+    value = details["input"]
+    shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) or value is None else ""
+    return f"{where}: {dotted or 'the file'}: {message[:1].lower()}{message[1:]}{shown}"
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every pydantic model that an annotation allows, through unions, lists and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        arguments = arguments[:1]
+    elif not arguments and not isinstance(annotation, types.UnionType):
+        return []
+    return [found for argument in arguments for found in _models_in(argument)]
+
+
+def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[BaseModel]]:
+    """The models that may stand at ``path``; a union is narrowed by the ``kind`` that the document gives."""
+    candidates = [model]
+    for step in path:
+        content = content[step] if _has(content, step) else None
+        fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
+        if fields:
+            candidates = [found for info in fields for found in _models_in(info.annotation)]
+        if isinstance(content, dict) and "kind" in content:
+            candidates = [c for c in candidates if content["kind"] in _kinds(c)] or candidates
+    return candidates
+
+
+def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
+    info = model.model_fields.get("kind")
+    return typing.get_args(info.annotation) if info else ()
+
+
+def _allowed_keys(models: list[type[BaseModel]], key: str) -> str:
+    keys = sorted({info.alias or name for model in models for name, info in model.model_fields.items()})
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}allowed here: {', '.join(keys)}"
+
+
+def shipped_folder(kind: Kind) -> Path:
+    """Where the shipped files lie: inside an installed wheel, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "shipped" / kind
+    return installed if installed.is_dir() else package.parent / kind
+
+
+def shipped_names(kind: Kind) -> list[str]:
+    """Names of the shipped recipes or profiles, sorted."""
+    return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
+
+
+def own_profiles(artifacts: Path) -> Path:
+    """The folder of the user's own device profiles: where `profile --calibrate` writes and every command looks."""
+    return artifacts / "profiles"
+
+
+def profile_names(local: Path) -> list[str]:
+    """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
+    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("*.yaml"))})
+
+
+def find(kind: Kind, name: str, local: Path | None = None) -> Path:
+    """The file that ``name`` (a path or a shipped name) stands for.
+
+    Args:
+        local: a folder of the user's own files; one of the same name is used instead of the shipped one.
+
+    Raises:
+        RecipeError: neither exists; the message lists the shipped names.
+    """
+    bare = Path(name).name
+    places = [Path()]
+    if bare == name:  # a path that does not exist must not turn into a shipped recipe of the same name
+        places += [folder for folder in (local, shipped_folder(kind)) if folder is not None]
+    for candidate in [place / f"{name}{suffix}" for place in places for suffix in ("", ".yaml", ".yml")]:
+        if candidate.is_file():
+            return candidate
+    names = shipped_names(kind)
+    near = difflib.get_close_matches(Path(name).stem, names, n=1)
+    what = "recipe" if kind == "recipes" else "device profile"
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+
+
+def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
+    """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
+
+    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
+    """
+    return validate(DeviceProfile, read_yaml(find("profiles", name, local)))
