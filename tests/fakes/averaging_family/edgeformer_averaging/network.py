@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgeformer.families.network import Loss, Network, Place, classification_loss
 from edgeformer.families.norms import RMSNorm
-from edgeformer.families.tracing import GraphSpec, Graphs, export_graph, logits_name, state_name, text_spec
+from edgeformer.families.tracing import Graphs, GraphSpec, export_graph, logits_name, state_name, text_spec
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
@@ -30,7 +30,7 @@ class AveragingClassifier(nn.Module):
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(  # noqa: PLR0913 - one keyword per dimension
+    def __init__(
         self,
         *,
         vocab_size: int,
