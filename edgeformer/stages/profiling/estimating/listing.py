@@ -207,8 +207,8 @@ def _nodes(spec: ListSpec, graph: _Graph, item: Item) -> GraphNodes:
 
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
     """Real token ids int64 [batch, tokens of one call]."""
-    phase, batch, seq = item
-    ids: Tokens = make_buffers(read_golden(Path(spec.checked.golden)), batch, seq, count=1)[0]["input_ids"]
+    phase, *shape = item
+    ids = make_buffers(read_golden(Path(spec.checked.golden)), *shape, count=1)[0]["input_ids"]
     return ids[:, -1:] if phase == "decode" else ids
 
 
