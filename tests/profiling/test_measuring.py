@@ -64,7 +64,6 @@ def test_load_ms_is_the_opening_alone_without_imports_and_manifests(
     artifact = next(known for known in manifest.artifacts if known.id == id_)
     spec = MeasureSpec(
         checked=check_files(language, manifest, artifact),
-        size_bytes=artifact.size_bytes or 0,
         provider="CPUExecutionProvider",
         threads=1,
         phases=phases_of(artifact, task_named(manifest.task)),
