@@ -46,10 +46,19 @@ def all_backends() -> tuple[Backend, ...]:
     return (*_built_in(), *_announced())
 
 
-@cache
 def _built_in() -> tuple[Backend, ...]:
-    found = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
-    return tuple(import_module(f"{__name__}.{name}").BACKEND for name in found)
+    return tuple(map(_folder, _folders()))
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    return tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+
+
+@cache
+def _folder(name: str) -> Backend:
+    backend: Backend = import_module(f"{__name__}.{name}").BACKEND
+    return backend
 
 
 @cache
@@ -88,7 +97,7 @@ def backend_of(artifact: ArtifactManifest | str) -> Backend:
         ArtifactError: no backend here opens that format; the message lists those that are known.
     """
     format_ = artifact if isinstance(artifact, str) else artifact.format
-    for backend in _built_in():  # first: asking for other packages' takes a while
+    for backend in map(_folder, _folders()):  # one after the other, and others' last: importing them takes a while
         if format_ in backend.formats:
             return backend
     for backend in _announced():

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import ArtifactFiles, OpenOptions
-from edgeformer.backends.opening import cannot_run, open_checked
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of
 from edgeformer.backends.tensorrt import BACKEND
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
@@ -42,7 +41,8 @@ def here(
 
 def test_the_right_machine_may_open_it() -> None:
     assert why_engine_cannot_run(engine(), here()) is None
-    assert cannot_run(engine(format="onnx", built_for=None)) is None
+    graph = engine(format="onnx", built_for=None)
+    assert backend_of(graph).cannot_run(graph) is None
 
 
 def test_the_wrong_gpu_is_named_and_so_is_the_right_one() -> None:
@@ -114,4 +114,4 @@ def test_this_very_machine_refuses_an_engine_for_a_card_that_does_not_exist(tmp_
     path.write_bytes(b"not an engine")
     artifact = engine(built_for={"compute_capability": "99.0", "tensorrt-rtx": "0.0"})
     with pytest.raises((ArtifactError, MissingDependencyError), match=r"model\.engine: this .*engine was built"):
-        open_checked(path, artifact)
+        BACKEND.open(ArtifactFiles(artifact, path), OpenOptions())

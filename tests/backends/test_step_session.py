@@ -10,17 +10,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from edgeformer.families.build import build_encoder, load_model
-from edgeformer.families.half import half_for_export
-from edgeformer.families.steps import step_specs
 
+from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import Early, StepSession
-from edgeformer.backends.opening import check_artifact, open_artifact
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle, read_bundle
 from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.families.encoder.model import EncoderClassifier, count_parameters
+from edgeformer.families.encoder.graphs import step_specs
+from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.norms import half_for_export
+from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph
+from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_file import write_graph
@@ -44,7 +45,7 @@ def encoder() -> EncoderClassifier:
         kind="encoder", vocab_size=40, hidden_size=16, layers=1, iterations=ITERATIONS, heads=2, ffn_size=24,
         residual_scale=0.5, dropout=0.1, max_positions=32,
     )  # fmt: skip
-    model = build_encoder(config, classes=3)[0].eval()
+    model = EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # no two alike, or they would rightly be stored once
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -152,7 +153,7 @@ class TestLanguageModel:
             expected = load_model(bundle.parent).logits(torch.from_numpy(ids)).numpy()
         for role in ("step", "decode"):
             artifact = next(a for a in read_bundle(bundle).artifacts if a.id == f"onnx-{precision}-{role}")
-            with open_artifact(bundle, artifact, threads=1) as session:
+            with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
                 found = session.run({"input_ids": ids})["logits"]
             assert found.shape == expected.shape and found.dtype == np.float32
             assert np.abs(found - expected).max() < tolerance * max(1.0, expected.std())
@@ -168,10 +169,24 @@ class TestLanguageModel:
         with pytest.raises(InputError, match="rows of a language model cannot leave early"):
             StepSession(paths, LOOPS, early=Early({1: 0.5}, top_probability))
 
+    def test_every_exit_in_one_call(self, bundle: Path) -> None:
+        ids = np.arange(24, dtype=np.int64).reshape(2, 12)
+        opened = Bundle.open(bundle)
+        artifact = opened.artifact("onnx-fp32-step")
+        with opened.session(artifact, OpenOptions(exits=(1, LOOPS))) as session:
+            found = session.run({"input_ids": ids})
+        assert list(found) == ["logits_exit1", f"logits_exit{LOOPS}"]
+        for loop in (1, LOOPS):
+            with torch.inference_mode():
+                expected = load_model(bundle.parent).logits(torch.from_numpy(ids), loop).numpy()
+            assert np.abs(found[f"logits_exit{loop}"] - expected).max() < 1e-5
+        with pytest.raises(InputError, match="after its last loop only"):
+            opened.session(opened.artifact("onnx-fp32"), OpenOptions(exits=(1, LOOPS)))
+
     @pytest.mark.parametrize("role", ["step", "decode"])
     def test_refuses_what_it_cannot_read(self, bundle: Path, role: str) -> None:
         artifact = next(a for a in read_bundle(bundle).artifacts if a.id == f"onnx-fp32-{role}")
-        with open_artifact(bundle, artifact, threads=1) as session:
+        with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
             with pytest.raises(InputError, match=f"at most {POSITIONS}"):
                 session.run({"input_ids": np.zeros((1, POSITIONS + 1), np.int64)})
             with pytest.raises(InputError):
@@ -186,15 +201,15 @@ class TestLanguageModel:
             assert name is not None
             other = tmp_path / str(number)
             shutil.copytree(bundle, other)
-            check_artifact(other, manifest, artifact)
+            Bundle(other, manifest).check(artifact)
             content = bytearray((other / name).read_bytes())
             content[len(content) // 2] ^= 1
             (other / name).write_bytes(bytes(content))
             with pytest.raises(ArtifactError, match=f"{Path(name).name}: changed since it was exported"):
-                open_artifact(other, artifact)
+                Bundle.open(other).session(artifact)
         unlisted = {name: sha for name, sha in manifest.files.items() if name != artifact.parts["embed"]}
         with pytest.raises(ArtifactError, match=r"onnx-fp32-step needs onnx/step_embed\.onnx, which is not listed"):
-            check_artifact(bundle, manifest.model_copy(update={"files": unlisted}), artifact)
+            Bundle(bundle, manifest.model_copy(update={"files": unlisted})).check(artifact)
 
 
 def test_only_what_is_kept_may_be_empty(bundle: Path) -> None:

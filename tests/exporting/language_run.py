@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeformer.families.build import build_crt
 from torch import nn
 
 from edgeformer.data.language import PreparedText, prepare_text
+from edgeformer.families import recipe_type
 from edgeformer.families.crt.causality import probe_causality
-from edgeformer.families.crt.layers import TokenBatchNorm
-from edgeformer.families.encoder.model import count_parameters
-from edgeformer.families.saving import save_language_model
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.norms import TokenBatchNorm
+from edgeformer.families.saving import save_model
+from edgeformer.families.weights import count_parameters
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, RunManifest
+from edgeformer.formats.progress import Silent
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300
@@ -25,7 +27,7 @@ LOOPS, EXIT = 2, 1
 def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
     """Two loops of two cycles, one exit, on generated reviews."""
     review = {"kind": "synthetic-reviews"}
-    return LanguageRecipe.model_validate(
+    found: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(
         {
             "name": "tiny-language",
             "task": "language-modeling",
@@ -65,16 +67,17 @@ def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
         },
         strict=False,
     )
+    return found
 
 
 def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Path:
     """The run's folder, as training leaves it."""
     recipe = recipe or language_recipe(mode="packed")
-    data = prepare_text(recipe, folder / "cache")
+    data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Silent())
     torch.manual_seed(0)
     model = _everything_random(build_crt(recipe.model))
     (folder / "model").mkdir(parents=True)
-    save_language_model(folder / "model", model, recipe, data.tokenizer, data.boundary, data.validation.ids)
+    save_model(folder / "model", model, recipe, data)
     write_text(folder / "recipe.yaml", recipe.to_yaml())
     write_json(folder / "run.json", _manifest(folder.name, recipe, model, data))
     return folder

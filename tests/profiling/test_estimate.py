@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.backends.opening import open_artifact
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle, read_bundle
 from edgeformer.formats.calibration import Calibration, Efficiency, EstimateError, FittedCase
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
 from edgeformer.formats.errors import EdgeformerError
@@ -275,4 +274,4 @@ def test_listing_changes_nothing_in_the_bundle(bundle: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
     list_artifact(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), ITEMS[:1])
     assert before == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
-    open_artifact(bundle, artifact_of(bundle, "onnx/model.onnx")).close()
+    Bundle.open(bundle).session(artifact_of(bundle, "onnx/model.onnx")).close()
