@@ -37,7 +37,8 @@ class Room(Generic[T]):
 
     def built_in(self) -> tuple[T, ...]:
         """What edgeformer's own folders offer, in alphabetical order."""
-        return _built_in(self)
+        offered = (_offered(self, folder) for folder in _folders(self.package))
+        return tuple(one for one in offered if one is not None)
 
     def announced(self) -> tuple[T, ...]:
         """What other installed packages announce. Looking for them takes a while, so it is done once per process.
@@ -53,19 +54,23 @@ class Room(Generic[T]):
         return (*self.built_in(), *self.announced())
 
     def find(self, name: str) -> T | None:
-        """What answers to a name; None: nothing does. Other packages are looked for only where no own folder does."""
-        for found in (self.built_in, self.announced):
-            for one in found():
-                if name in self.names(one):
-                    return one
-        return None
+        """What answers to a name; None: nothing does. Folders are imported one after the other, other packages last."""
+        for folder in _folders(self.package):
+            one: T | None = _offered(self, folder)
+            if one is not None and name in self.names(one):
+                return one
+        return next((one for one in self.announced() if name in self.names(one)), None)
 
 
 @cache
-def _built_in(room: Room[T]) -> tuple[T, ...]:
-    folders = sorted(found.name for found in iter_modules(import_module(room.package).__path__) if found.ispkg)
-    offered = [getattr(import_module(f"{room.package}.{folder}"), room.attribute, None) for folder in folders]
-    return tuple(one for one in offered if one is not None)
+def _folders(package: str) -> list[str]:
+    return sorted(found.name for found in iter_modules(import_module(package).__path__) if found.ispkg)
+
+
+@cache
+def _offered(room: Room[T], folder: str) -> T | None:
+    one: T | None = getattr(import_module(f"{room.package}.{folder}"), room.attribute, None)
+    return one
 
 
 @cache

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
-from edgeformer.families import Family, family_of, read_recipe_of
 from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.formats.workspace import (
     BUNDLE_FILE,
@@ -29,12 +27,11 @@ from edgeformer.tasks import Task, TextReader, all_tasks, task_named
 from edgeformer.tasks.early_exit import exit_logits
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from edgeformer.backends.decoder import Decoder
     from edgeformer.backends.session import Session
+    from edgeformer.families import Family
     from edgeformer.formats.data_config import DataSection
-
+    from edgeformer.formats.recipe import Recipe
 TORCH = "torch"
 """What the run's own weights are called where an artifact is asked for."""
 
@@ -65,6 +62,8 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe: training it again is the same run. Raises RecipeError."""
+        from edgeformer.families import read_recipe_of
+
         return read_recipe_of(self.folder)
 
     @property
@@ -75,6 +74,8 @@ class Run:
     @property
     def family(self) -> Family:
         """The family of its model."""
+        from edgeformer.families import family_of
+
         return family_of(self.recipe)
 
     @property
@@ -100,7 +101,7 @@ class Run:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Loops that its weights can answer after, the last one last: those with a head, or all where one head serves."""
+        """Loops that its weights can answer after, the last one last: those with a head, or all of one head."""
         family, config = self.family, self.recipe.model
         return family.trained_exits(config) or tuple(range(1, family.loops(config) + 1))
 
@@ -163,7 +164,7 @@ class Run:
 
         return torch_decoder(self.family.network.decoder(model))
 
-    def _load(self, purpose: str) -> nn.Module:
+    def _load(self, purpose: str) -> Any:
         try:
             from edgeformer.families.saving import load_model
         except ModuleNotFoundError as error:

@@ -1,5 +1,9 @@
+"""Bundle: what its manifest lists is opened after a check, and nothing else."""
+
 from __future__ import annotations
 
+import ast
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,98 +11,200 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import edgeformer
 from edgeformer.backends import OpenOptions, default_provider
 from edgeformer.bundle import Bundle
+from edgeformer.formats import bundle_files
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
 from tests.backends.tiny_bundle import artifact_of, write_bundle, write_manifest
 
+OLD = Path(__file__).parent / "old_format"
+
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle")
 
 
-def test_opens_what_the_manifest_lists(bundle: Path) -> None:
-    artifact = Bundle.open(bundle).artifacts[0]
-    ids = np.ones((1, 4), np.int64)
-    with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
+def opened(folder: Path) -> Bundle:
+    return Bundle.open(folder)
+
+
+def test_opens_what_the_manifest_lists(folder: Path) -> None:
+    bundle, ids = opened(folder), np.ones((1, 4), np.int64)
+    with bundle.session(bundle.artifact("model"), OpenOptions(threads=1)) as session:
         assert session.provider == default_provider()
         assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
         with pytest.raises(InputError, match="at most 24"):
             session.run({"input_ids": np.ones((1, 25), np.int64), "attention_mask": np.ones((1, 25), np.int64)})
 
 
-def test_a_truncated_file_says_how_much_is_there(bundle: Path) -> None:
-    artifact = Bundle.open(bundle).artifacts[0]
-    file = bundle / "onnx" / "model.onnx"
+def test_unknown_artifacts_are_refused_with_those_there_are(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"--artifact absent: .*bundle has model"):
+        opened(folder).artifact("absent")
+
+
+def test_a_truncated_file_says_how_much_is_there(folder: Path) -> None:
+    file = folder / "onnx" / "model.onnx"
     file.write_bytes(file.read_bytes()[:1000])
+    bundle = opened(folder)
     with pytest.raises(ArtifactError, match=r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"):
-        Bundle.open(bundle).session(artifact)
+        bundle.session(bundle.artifact("model"))
 
 
-def test_a_changed_file_of_the_same_size_is_noticed(bundle: Path) -> None:
-    artifact = Bundle.open(bundle).artifacts[0]
-    file = bundle / "onnx" / "model.onnx"
+def test_a_changed_file_of_the_same_size_is_noticed(folder: Path) -> None:
+    file = folder / "onnx" / "model.onnx"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
+    bundle = opened(folder)
     with pytest.raises(ArtifactError, match=r"model\.onnx: changed since it was exported.*copy the whole bundle"):
-        Bundle.open(bundle).session(artifact)
+        bundle.session(bundle.artifact("model"))
 
 
-def test_a_missing_file_is_named(bundle: Path) -> None:
-    artifact = Bundle.open(bundle).artifacts[0]
-    (bundle / "onnx" / "model.onnx").unlink()
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "onnx" / "model.onnx").unlink()
+    bundle = opened(folder)
     with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read"):
-        Bundle.open(bundle).session(artifact)
+        bundle.session(bundle.artifact("model"))
 
 
-def test_changed_weights_beside_the_graph_are_noticed(bundle: Path) -> None:
-    weights = bundle / "onnx" / "weights.bin"
+def test_changed_weights_beside_the_graph_are_noticed(folder: Path) -> None:
+    weights = folder / "onnx" / "weights.bin"
     weights.write_bytes(b"shared")
     files = {"onnx/weights.bin": sha256_of(weights)}
-    manifest = write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")], files=files)
-    Bundle.open(bundle).check(manifest.artifacts[0])
+    write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files=files)
+    opened(folder).check(opened(folder).artifact("model"))
     weights.write_bytes(b"Shared")
     with pytest.raises(ArtifactError, match=r"weights\.bin: changed"):
-        Bundle.open(bundle).check(manifest.artifacts[0])
+        opened(folder).check(opened(folder).artifact("model"))
 
 
-def test_a_manifest_cannot_point_outside_its_bundle(bundle: Path) -> None:
-    outside = bundle.parent / "outside.onnx"
-    outside.write_bytes(b"")
-    artifact = artifact_of(bundle, "onnx/model.onnx", file="../outside.onnx")
+@pytest.mark.parametrize("place", ["file", "weights_file", "parts"])
+def test_a_manifest_cannot_point_outside_its_bundle(folder: Path, place: str) -> None:
+    outside = folder.parent / "outside.onnx"
+    outside.write_bytes((folder / "onnx" / "model.onnx").read_bytes())
+    named = {"loop": "../outside.onnx"} if place == "parts" else "../outside.onnx"
+    write_manifest(
+        folder,
+        [artifact_of(folder, "onnx/model.onnx", **{place: named, "sha256": sha256_of(outside)})],
+        files={"../outside.onnx": sha256_of(outside)},
+    )
+    bundle = opened(folder)
+    for checked in (False, True):
+        with pytest.raises(ArtifactError, match="outside the bundle"):
+            files = bundle.files(bundle.artifact("model"), checked=checked)
+            assert place == "weights_file" and checked, files  # of those a backend gets no path
+            raise ArtifactError("outside the bundle")
+
+
+def test_a_link_to_the_outside_is_outside(folder: Path) -> None:
+    file = folder / "onnx" / "model.onnx"
+    file.rename(folder.parent / "outside.onnx")
+    file.symlink_to(folder.parent / "outside.onnx")
+    bundle = opened(folder)
     with pytest.raises(ArtifactError, match="outside the bundle"):
-        Bundle.open(bundle).check(artifact)
+        bundle.session(bundle.artifact("model"))
 
 
-def test_what_was_not_built_is_refused_with_its_reason(bundle: Path) -> None:
-    artifact = artifact_of(bundle, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None)
+def test_nothing_without_a_checksum_is_opened(folder: Path) -> None:
+    write_manifest(folder, [artifact_of(folder, "onnx/model.onnx", sha256=None)], files={})
+    bundle = opened(folder)
+    with pytest.raises(ArtifactError, match=r"model needs onnx/model\.onnx, which is not listed with a checksum"):
+        bundle.session(bundle.artifact("model"))
+    with pytest.raises(ArtifactError, match=r"golden\.npz is needed, which is not listed"):
+        bundle.golden()
+
+
+def test_what_was_not_built_is_refused_with_its_reason(folder: Path) -> None:
+    artifact = artifact_of(folder, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None)
     with pytest.raises(ArtifactError, match=r"not built \(rejected: parity 0\.4"):
-        Bundle.open(bundle).session(artifact)
+        opened(folder).session(artifact)
 
 
-def test_an_engine_is_refused_with_what_it_was_built_for(bundle: Path) -> None:
+def test_an_engine_is_refused_with_what_it_was_built_for(folder: Path) -> None:
     built_for = {"compute_capability": "8.9"}
-    artifact = artifact_of(bundle, "onnx/model.onnx", format="tensorrt-rtx", built_for=built_for)
+    artifact = artifact_of(folder, "onnx/model.onnx", format="tensorrt-rtx", built_for=built_for)
+    write_manifest(folder, [artifact])
     with pytest.raises(
         MissingDependencyError, match=r"engine was built for compute capability 8\.9 and cannot run here"
     ):
-        Bundle.open(bundle).session(artifact)
+        opened(folder).session(artifact)
 
 
-def test_a_companion_that_the_manifest_lists_is_checked(bundle: Path) -> None:
-    Bundle.open(bundle).companion("golden.npz")
-    with (bundle / "golden.npz").open("ab") as file:
+def test_an_unknown_format_cannot_run_and_says_what_can(folder: Path) -> None:
+    refusal = opened(folder).cannot_run(artifact_of(folder, "onnx/model.onnx", format="abacus"))
+    assert refusal is not None and "'abacus'" in refusal and "onnx" in refusal
+
+
+def test_a_companion_that_was_changed_is_not_read(folder: Path) -> None:
+    assert len(opened(folder).golden()) == 5
+    with (folder / "golden.npz").open("ab") as file:
         file.write(b"x")
     with pytest.raises(ArtifactError, match=r"golden\.npz: changed"):
-        Bundle.open(bundle).companion("golden.npz")
+        opened(folder).golden()
 
 
-def test_importing_the_runtime_loads_neither_torch_nor_onnxruntime() -> None:
+def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(bundle_files, "sha256_of", counted)
+    bundle = opened(OLD / "language-v1" / "bundle")
+    for id_ in ("onnx-fp32", "onnx-fp32-exit2", "onnx-fp32"):
+        bundle.check(bundle.artifact(id_))
+    assert sorted(hashed) == ["model.onnx", "model.onnx_data", "model_exit2.onnx"]
+
+
+def test_exits_and_loops() -> None:
+    classifier, language = (opened(OLD / name / "bundle") for name in ("classifier-v1", "language-v1"))
+    assert (classifier.loops, language.loops) == (2, 4)
+    assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == {
+        "onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2),
+    }  # fmt: skip
+    assert {a.id: language.exits(a) for a in language.built("full", "exit", "step") if a.precision == "fp32"} == {
+        "onnx-fp32": (4,), "onnx-fp32-exit2": (2,), "onnx-fp32-step": (2, 4),
+    }  # fmt: skip
+
+
+def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
+    bundle = opened(OLD / "classifier-v1" / "bundle")
+    whole, trimmed = bundle.artifact("onnx-fp16"), bundle.artifact("onnx-fp16-trim")
+    assert bundle.reader(trimmed).vocabulary < bundle.reader(whole).vocabulary
+    assert bundle.reader(whole) is bundle.reader() is not bundle.reader(trimmed)
+    assert int(bundle.golden(trimmed).arrays["input_ids"].max()) < bundle.reader(trimmed).vocabulary
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
+    (folder / "config.json").write_text('{"iterations": "many"}', encoding="utf-8")
+    manifest = opened(folder).manifest
+    files = {**manifest.files, "config.json": sha256_of(folder / "config.json")}
+    bundle = Bundle(folder, manifest.model_copy(update={"files": files}))
+    with pytest.raises(ArtifactError, match=r"config\.json: damaged \(iterations: "):
+        _ = bundle.loops
+    with pytest.raises(ArtifactError, match=r"config\.json: damaged \(vocab_size: "):
+        bundle.reader()
+
+
+def test_only_bundle_py_reads_a_manifest() -> None:
+    package = Path(edgeformer.__file__).parent
+    readers = [
+        path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and any(getattr(part, "id", "") == "BundleManifest" for part in node.args)
+    ]
+    assert readers == ["bundle.py"]
+
+
+def test_importing_it_loads_no_runtime() -> None:
     program = (
-        "import sys, edgeformer.bundle, edgeformer.backends.session; edgeformer.backends.all_backends()\n"
+        "import sys, edgeformer.bundle, edgeformer.run; edgeformer.backends.all_backends()\n"
         "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

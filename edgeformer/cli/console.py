@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH_IN_A_PIPE = 140
 
 
 def stdout() -> Console:
     """For tables and results. In a pipe there is no terminal to measure, so tables get a fixed width."""
+    from rich.console import Console  # --json has no use for it
+
     width = None if sys.stdout.isatty() else WIDTH_IN_A_PIPE
     return Console(width=width, highlight=False)
 

@@ -47,17 +47,20 @@ def command(
 
       edgeformer predict path/to/bundle < reviews.txt
     """
-    from edgeformer.cli.console import print_json, stdout
-    from edgeformer.reporting.tables import prediction_table
     from edgeformer.stages.evaluating.predict import predict
 
     location, texts = _split(list(words or []), artifacts)
     chosen, predictions = predict(location, texts, artifact, confidence)
+    rows = [prediction.as_dict() for prediction in predictions]
     if as_json:
-        rows = [prediction.as_dict() for prediction in predictions]
+        from edgeformer.cli.console import print_json
+
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})
     else:
-        stdout().print(prediction_table(location.name, chosen, [p.as_dict() for p in predictions]))
+        from edgeformer.cli.console import stdout
+        from edgeformer.reporting.tables import prediction_table
+
+        stdout().print(prediction_table(location.name, chosen, rows))
 
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 class Frozen(BaseModel):
     """A value object. Types are not coerced (``"3"`` is not 3), so that a typing slip is reported, not guessed at."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    # Deferred: a command uses few of all the models that it imports, and building each takes a millisecond or more.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), defer_build=True)
 
 
 class Recognised(Frozen):

@@ -274,7 +274,7 @@ class Task(ABC):
         """
 
     def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
-        """The thresholds that the task's paper lets answers leave by, loop → smallest top probability; None: it has none.
+        """The thresholds by which the task's paper lets answers leave, loop → top probability; None: it has none.
 
         Args:
             exits: loops before the last one.

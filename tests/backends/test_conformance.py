@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeformer.backends.opening import cannot_run
 
 import edgeformer.backends as backends
 from edgeformer import discovery

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of
 from edgeformer.backends.tensorrt import BACKEND
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
@@ -41,7 +41,8 @@ def here(
 
 def test_the_right_machine_may_open_it() -> None:
     assert why_engine_cannot_run(engine(), here()) is None
-    assert cannot_run(engine(format="onnx", built_for=None)) is None
+    graph = engine(format="onnx", built_for=None)
+    assert backend_of(graph).cannot_run(graph) is None
 
 
 def test_the_wrong_gpu_is_named_and_so_is_the_right_one() -> None:

@@ -169,6 +169,20 @@ class TestLanguageModel:
         with pytest.raises(InputError, match="rows of a language model cannot leave early"):
             StepSession(paths, LOOPS, early=Early({1: 0.5}, top_probability))
 
+    def test_every_exit_in_one_call(self, bundle: Path) -> None:
+        ids = np.arange(24, dtype=np.int64).reshape(2, 12)
+        opened = Bundle.open(bundle)
+        artifact = opened.artifact("onnx-fp32-step")
+        with opened.session(artifact, OpenOptions(exits=(1, LOOPS))) as session:
+            found = session.run({"input_ids": ids})
+        assert list(found) == ["logits_exit1", f"logits_exit{LOOPS}"]
+        for loop in (1, LOOPS):
+            with torch.inference_mode():
+                expected = load_model(bundle.parent).logits(torch.from_numpy(ids), loop).numpy()
+            assert np.abs(found[f"logits_exit{loop}"] - expected).max() < 1e-5
+        with pytest.raises(InputError, match="after its last loop only"):
+            opened.session(opened.artifact("onnx-fp32"), OpenOptions(exits=(1, LOOPS)))
+
     @pytest.mark.parametrize("role", ["step", "decode"])
     def test_refuses_what_it_cannot_read(self, bundle: Path, role: str) -> None:
         artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == f"onnx-fp32-{role}")

@@ -16,7 +16,8 @@ from edgeformer.stages.evaluating.predict import predict
 
 def test_artifacts_score_what_training_reported(finished_run: Path) -> None:
     location = locate(str(finished_run), finished_run.parent)
-    rows = {row.artifact: row for row in evaluate(location, EvaluateOptions(artifact="all"))}
+    found = evaluate(location, EvaluateOptions(artifact="all"))
+    rows = {row.artifact: row for row in found.rows if row.exit is None}
     assert set(rows) == {"onnx-fp32", "onnx-fp16", "torch"}
     test = read_run(finished_run).test
     assert test is not None
@@ -37,10 +38,10 @@ def test_bundle_alone_is_enough(finished_run: Path, tmp_path: Path) -> None:
     assert location.run is None
     test = read_run(finished_run).test
     assert test is not None
-    assert evaluate(location, EvaluateOptions(artifact="onnx-fp32"))[0].accuracy == test.accuracy
+    assert evaluate(location, EvaluateOptions(artifact="onnx-fp32")).rows[0].accuracy == test.accuracy
     file = tmp_path / "reviews.tsv"
     file.write_text("label\ttext\npositive\twonderful\nnegative\tterrible\n", encoding="utf-8")
-    row = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=file))[0]
+    row = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=file)).rows[0]
     assert (row.split, row.n) == ("reviews.tsv", 2)
 
 
@@ -57,7 +58,7 @@ def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
 
 def test_artifact_file_as_run_argument(finished_run: Path) -> None:
     location = locate(str(finished_run / "bundle" / "onnx" / "model_fp16.onnx"), finished_run.parent)
-    assert [row.artifact for row in evaluate(location, EvaluateOptions())] == ["onnx-fp16"]
+    assert [row.artifact for row in evaluate(location, EvaluateOptions()).rows] == ["onnx-fp16"]
 
 
 def test_unknown_artifact_and_split(finished_run: Path) -> None:

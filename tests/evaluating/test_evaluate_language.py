@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import load_crt
 
+from edgeformer.backends.onnxruntime.step_session import StepSession
 from edgeformer.data.batching import text_batch
 from edgeformer.data.language import encode_text_file, prepare_text_set
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.scores import EvaluationRow
 from edgeformer.run import locate
-from edgeformer.stages.evaluating import language
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
+from edgeformer.tasks.early_exit import SWEEP
+from edgeformer.tasks.language_modeling import task
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.tasks.running import cut_batches
 from tests.exporting.language_run import (
@@ -34,6 +36,8 @@ from tests.exporting.language_run import (
     language_recipe,
     write_language_run,
 )
+
+THRESHOLD = 0.018  # of 300 words that are all about as likely
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def recipe_of(run: Path) -> LanguageRecipe:
 
 
 def rows_of(run: Path, **options: object) -> dict[tuple[str, int | None], EvaluationRow]:
-    found = evaluate(locate(str(run), run.parent), EvaluateOptions(**options))  # type: ignore[arg-type]
+    found = evaluate(locate(str(run), run.parent), EvaluateOptions(**options)).rows  # type: ignore[arg-type]
     return {(row.artifact, row.exit): row for row in found}
 
 
@@ -59,7 +63,7 @@ def losses_in_torch(run: Path, mode: str, loop: int) -> tuple[float, int]:
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
     rows = prepare_text_set(config, tokenizer, None, "test")
-    model = load_crt(recipe.model, run / "model" / "model.safetensors")
+    model = load_model(run)
     total, count = 0.0, 0
     with torch.inference_mode():
         for number in range(len(rows)):
@@ -95,7 +99,7 @@ def test_a_graph_is_scored_paragraph_by_paragraph(run: Path) -> None:
 def test_all_artifacts_are_kept_beside_each_other(run: Path) -> None:
     found = rows_of(run, artifact="all", split="validation")
     graphs = {(f"onnx-{p}{form}", None) for p in ("fp32", "int8", "fp16") for form in ("", "-step")}
-    exits = {(f"onnx-{p}-exit{EXIT}", EXIT) for p in ("fp32", "int8", "fp16")}
+    exits = {(f"onnx-{p}-{form}", EXIT) for p in ("fp32", "int8", "fp16") for form in (f"exit{EXIT}", "step")}
     assert set(found) == {*graphs, *exits, ("torch", None), ("torch", EXIT)}
     assert found["onnx-fp16", None].loss == pytest.approx(found["onnx-fp32", None].loss, abs=1e-2)
     kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["rows"]
@@ -110,7 +114,7 @@ def test_bundle_alone_scores_a_text_file_with_words(run: Path, tmp_path: Path) -
     lines = ["the battery lasts long and the screen is bright", "a short one that is long enough to be counted"]
     text.write_text("\n".join(lines) + "\n", encoding="utf-8")
     location = locate(str(tmp_path / "device"), tmp_path)
-    (row,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text))
+    (row,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text)).rows
     tokenizer = load_language_tokenizer(
         FileTokenizer(kind="file", path=str(tmp_path / "device" / "tokenizer.json")),
         vocab_size=WORDS,
@@ -127,15 +131,15 @@ def test_a_cut_paragraph_leaves_no_word_perplexity(run: Path, tmp_path: Path) ->
     text = tmp_path / "long.txt"
     text.write_text("word after word " * SEQUENCE_LENGTH + "\n", encoding="utf-8")
     location = locate(str(run), run.parent)
-    (graph,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text))
+    (graph,) = evaluate(location, EvaluateOptions(artifact="onnx-fp32", data=text)).rows
     assert (graph.n, graph.word_perplexity) == (SEQUENCE_LENGTH, None)
-    torch_row = evaluate(location, EvaluateOptions(artifact="torch", data=text))[0]
+    torch_row = evaluate(location, EvaluateOptions(artifact="torch", data=text)).rows[0]
     assert torch_row.n > SEQUENCE_LENGTH and torch_row.word_perplexity is not None, "packed rows cut nothing"
 
 
 def test_scores_do_not_depend_on_the_batch(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (together,) = rows_of(run, artifact="onnx-fp32", split="validation").values()
-    monkeypatch.setattr(language, "LOGITS_BYTES", 4 * WORDS * 100)
+    monkeypatch.setattr(task, "LOGITS_BYTES", 4 * WORDS * 100)
     (apart,) = rows_of(run, artifact="onnx-fp32", split="validation").values()
     assert together.batch is not None and apart.batch is not None and apart.batch < together.batch
     assert apart.loss == pytest.approx(together.loss, abs=1e-6)
@@ -147,6 +151,85 @@ def test_batches_hold_as_many_rows_as_fit_and_every_row_once() -> None:
     batches = cut_batches(lengths, most=3, tokens=50)
     assert [lengths[batch].tolist() for batch in batches] == [[100], [40], [25, 10], [3, 3, 3]]
     assert sorted(np.concatenate(batches).tolist()) == list(range(7))
+
+
+def test_a_step_artifact_is_scored_at_every_exit(run: Path) -> None:
+    """Each exit's loss is that of the graph that was cut there, and of torch."""
+    found = rows_of(run, artifact="all")
+    assert found["onnx-fp32-step", None].loss == pytest.approx(found["onnx-fp32", None].loss, abs=1e-5)
+    at_exit = found["onnx-fp32-step", EXIT]
+    assert at_exit.loss == pytest.approx(found[f"onnx-fp32-exit{EXIT}", EXIT].loss, abs=1e-5)
+    assert at_exit.loss == pytest.approx(losses_in_torch(run, "paragraphs", EXIT)[0], abs=1e-5)
+    assert at_exit.loss != pytest.approx(found["onnx-fp32", None].loss, abs=1e-3), "else the exits tell nothing apart"
+    assert at_exit.ms_per_sample is None, "the time of all exits is nobody's"
+    assert found["onnx-fp32-step", None].ms_per_sample
+
+
+@pytest.mark.parametrize("artifact", ["torch", "onnx-fp32-step"])
+def test_early_exit_is_swept(run: Path, artifact: str) -> None:
+    options = EvaluateOptions(artifact=artifact, threshold=THRESHOLD)
+    found = evaluate(locate(str(run), run.parent), options)
+    paper, *swept = found.early_exit
+    assert paper.threshold is None and paper.thresholds == {str(EXIT): pytest.approx(0.92)}
+    by_threshold = {row.threshold: row for row in swept}
+    assert list(by_threshold) == sorted({*SWEEP, THRESHOLD})
+    rows = {row.exit: row for row in found.rows}
+    for row in found.early_exit:
+        assert row.n == rows[None].n and sum(row.share.values()) == pytest.approx(1)
+        assert row.mean_loops == pytest.approx(sum(int(loop) * share for loop, share in row.share.items()))
+        assert row.perplexity == pytest.approx(math.exp(row.loss)) and row.accuracy is None
+    # 300 words are about as likely: nobody reaches 0.999, and some THRESHOLD.
+    assert by_threshold[0.999].loss == pytest.approx(rows[None].loss, abs=1e-6)
+    assert by_threshold[0.999].mean_loops == LOOPS
+    assert EXIT < by_threshold[THRESHOLD].mean_loops < LOOPS
+    kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["early_exit"]
+    kept = [row["threshold"] for row in kept if (row["artifact"], row["split"]) == (artifact, "reviews")]
+    assert kept == [row.threshold for row in found.early_exit]
+
+
+def test_early_exit_is_what_leaving_token_by_token_gives(run: Path) -> None:
+    """Against torch's logits, one row and one token at a time."""
+    options = EvaluateOptions(artifact="onnx-fp32-step", threshold=THRESHOLD)
+    (found,) = (row for row in evaluate(locate(str(run), run.parent), options).early_exit if row.threshold == THRESHOLD)
+    recipe, model = recipe_of(run), load_model(run)
+    config = recipe.data.model_copy(update={"mode": "paragraphs"})
+    file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
+    rows = prepare_text_set(config, load_language_tokenizer(file, vocab_size=WORDS, training_texts=None), None, "test")
+    total, loops, count = 0.0, 0, 0
+    for number in range(len(rows)):
+        batch = {k: torch.from_numpy(v) for k, v in text_batch(rows, np.array([number]), 0).items()}
+        with torch.inference_mode():
+            first, last = (model.logits(batch["input_ids"], loop)[0].double().log_softmax(-1) for loop in (EXIT, LOOPS))
+        for place, target in enumerate(batch["targets"][0].tolist()):
+            leaves = float(first[place].max().exp()) >= THRESHOLD
+            total -= float((first if leaves else last)[place, target])
+            loops += EXIT if leaves else LOOPS
+            count += 1
+    assert found.n == count
+    assert found.loss == pytest.approx(total / count, abs=1e-4)
+    assert found.mean_loops == pytest.approx(loops / count, abs=2 / count), "rounding may move a token at the edge"
+
+
+def test_a_model_goes_over_the_set_once_for_all_thresholds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = StepSession.run
+
+    def counted(session: StepSession, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = real(session, inputs)
+        calls.append("exits" if "logits" not in outputs else "last")
+        return outputs
+
+    monkeypatch.setattr(StepSession, "run", counted)
+    found = evaluate(locate(str(run), run.parent), EvaluateOptions(artifact="onnx-fp32-step", batch=1000))
+    assert len(found.early_exit) > 10
+    assert calls == ["last", "last", "exits"], "to warm up, timed, and at every exit"
+
+
+def test_a_threshold_needs_exits(run: Path) -> None:
+    with pytest.raises(InputError, match=r"onnx-fp32 cannot leave early; .*edgeformer export tiny --exit all"):
+        rows_of(run, artifact="onnx-fp32", threshold=0.5)
+    with pytest.raises(InputError, match="a probability is in 0…1"):
+        EvaluateOptions(threshold=1.5)
 
 
 def test_a_leak_is_on_every_row(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.exporting.audit import audit_sharing
-from edgeformer.stages.exporting.graph_file import ALIGNMENT, WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import ALIGNMENT, WeightsFile, write_graph
 from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.objective import as_tensors
 from edgeformer.stages.training.plan import count_offline

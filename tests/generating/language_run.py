@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from edgeformer.families.build import build_crt
 from tokenizers import Tokenizer
 
+from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText
+from edgeformer.data.language import PreparedText
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.families import load_recipe
+from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.loss import exit_losses, weighted
-from edgeformer.families.saving import save_language_model
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.saving import save_model
 from edgeformer.formats.files import write_json
 from edgeformer.formats.manifest import AttentionUse, DataSummary, RunManifest
 from edgeformer.machine.host import now
@@ -42,7 +44,8 @@ def recipe_of(vocabulary: int, **model: Any) -> LanguageRecipe:
         document["data"]["mode"] = "paragraphs"
     if not document["model"]["exits"]:
         document["training"]["exit_weight"] = 0.0
-    return LanguageRecipe.model_validate(document)
+    found: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(document)
+    return found
 
 
 def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
@@ -63,7 +66,9 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     crt.eval()
     (folder / "model").mkdir(parents=True)
     stream = ids[0].numpy().astype(np.int32)
-    save_language_model(folder / "model", crt, recipe, tokenizer, plain.boundary, stream)
+    rows = TextRows(stream, np.array([0, len(stream)]), None, len(stream) - 1, len(TEXT.split()) + 1, 1, 0)
+    summary = DataSummary(split="given", synthetic=False, rows={"train": 1}, fingerprint="0")
+    save_model(folder / "model", crt, recipe, PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")), encoding="utf-8")
     causality = probe_causality(crt)
     manifest = RunManifest(
@@ -77,7 +82,7 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
         vocabulary=recipe.model.vocab_size,
         precision="fp32",
         attention=AttentionUse(requested="sdpa", used="sdpa"),
-        data=DataSummary(split="given", synthetic=False, rows={"train": 1}, fingerprint="0"),
+        data=summary,
         leaks=causality.leaks,
         causality=causality,
         versions={},

@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edgeformer.families.build import load_crt
 
-from edgeformer.families import load_recipe
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.run import Location, locate
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from edgeformer.tasks.language_modeling.sampling import Sampling
 from edgeformer.tasks.language_modeling.scoring import exit_thresholds, top_probability
 from tests.generating.language_run import TEXT, write_language_run
@@ -79,9 +77,7 @@ def uncached(run: Path, found: Generation, loop: int) -> list[int]:
 
 
 def _model(run: Path) -> torch.nn.Module:
-    recipe = load_recipe(str(run / "recipe.yaml"))
-    assert isinstance(recipe, LanguageRecipe)
-    return load_crt(recipe.model, run / "model" / "model.safetensors")
+    return load_model(run)
 
 
 def _ids(run: Path, found: Generation) -> list[int]:

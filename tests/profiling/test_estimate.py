@@ -216,7 +216,7 @@ def test_int8_products_that_the_card_cannot_run_are_not_estimated_for_it(bundle:
     """The rows would say what an INT8 graph costs on a card that leaves its products to the processor."""
     int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
     assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
-    manifest = read_bundle(bundle)
+    manifest = Bundle.open(bundle).manifest
     assert estimate(bundle, manifest, int8, device("cpu"), ITEMS)[0].latency_ms.status == "estimated"
     tables = int8.model_copy(update={"quantized": {"Gather": 1}})
     assert estimate(bundle, manifest, tables, device("cuda"), ITEMS)[0].latency_ms.status == "estimated"

@@ -50,10 +50,13 @@ def default_provider(kind: Kind | None = None) -> str:
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
+    built_in = available_providers()
+    # Asking for cards takes as long as a small model's answer, so it is left where no provider could use one.
+    if not {CUDA, RTX} & set(built_in) and util.find_spec(PLUGIN) is None:
+        return CPU
     cards = nvidia.gpus()
     if not cards:
         return CPU
-    built_in = available_providers()
     if any(map(is_rtx, cards)) and (RTX in built_in or rtx_plugin().devices):
         return RTX
     return CUDA if CUDA in built_in else CPU

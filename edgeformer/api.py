@@ -1,0 +1,245 @@
+"""The Python API: the functions that the commands call, as methods of the two things that they are about.
+
+Offered as ``edgeformer.train``, ``edgeformer.open``… Nothing heavy is imported before it is needed: training and
+exporting import torch, everything on a bundle does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeformer import bundle as bundles
+from edgeformer import run as runs
+from edgeformer.families import load_recipe
+from edgeformer.formats.documents import load_profile
+from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE
+
+if TYPE_CHECKING:
+    from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.report import Plan, Report, Verification
+    from edgeformer.formats.scores import Evaluation
+    from edgeformer.stages.evaluating.predict import Prediction
+    from edgeformer.stages.generating.generate import Generation
+
+__all__ = ["Bundle", "Run", "open", "plan", "train"]
+
+ARTIFACTS = "artifacts"
+"""The folder that holds the runs, where nobody names another."""
+
+
+class Bundle(bundles.Bundle):
+    """An opened bundle, and what can be done with it. None of it needs torch."""
+
+    def predict(
+        self, texts: Sequence[str], *, artifact: str | None = None, confidence: float | None = None
+    ) -> list[Prediction]:
+        """Label and probability of each text, as ``edgeformer predict``.
+
+        Args:
+            texts: raw, as many as there are: a session is opened for each call.
+            artifact: an id; None: the first that runs here.
+            confidence: leave a step artifact's loop at this top probability.
+
+        Raises:
+            InputError: no text, an unknown artifact, or a language model.
+        """
+        from edgeformer.stages.evaluating.predict import predict
+
+        if isinstance(texts, str):
+            raise InputError("predict takes a list of texts; put the one text into brackets")
+        return predict(self._location, texts, artifact, confidence)[1]
+
+    def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
+        """Go on writing where ``prompt`` ends, as ``edgeformer generate``.
+
+        Args:
+            prompt: may be empty.
+            on_text: called with each piece of new text as soon as it is there.
+            options: of :class:`~edgeformer.stages.generating.generate.GenerateOptions`.
+
+        Raises:
+            InputError: not a language model, or options that do not go together.
+        """
+        from edgeformer.stages.generating.generate import GenerateOptions, generate
+
+        return generate(self._location, prompt, GenerateOptions(**options), on_text)
+
+    def evaluate(self, **options: Any) -> Evaluation:
+        """Scores at every exit and with early exit, as ``edgeformer evaluate``.
+
+        Args:
+            options: of :class:`~edgeformer.stages.evaluating.evaluate.EvaluateOptions`: artifact, split, data…
+
+        Raises:
+            InputError: an unknown artifact or split, or unusable data.
+        """
+        from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+
+        return evaluate(self._location, EvaluateOptions(**options))
+
+    def verify(self, artifact: str | None = None) -> Verification:
+        """Checksums of all files, and the golden inputs through every artifact that runs here.
+
+        Args:
+            artifact: run this one only.
+
+        Raises:
+            ArtifactError: the manifest names a file outside the bundle.
+        """
+        from edgeformer.stages.verifying.verify import verify
+
+        # Of its own: what was hashed when this bundle was opened may have changed since.
+        return verify(bundles.Bundle.open(self.folder), artifact)
+
+    def profile(self, device: str | DeviceProfile | None = None, **options: Any) -> Report:
+        """Measure the artifacts on this machine and judge them for a device, as ``edgeformer profile``.
+
+        Args:
+            device: a profile, its path, or a shipped name; None: what the recipe was made for.
+            options: of :class:`~edgeformer.stages.profiling.profile.ProfileOptions`: batches, seqs, artifacts, search…
+
+        Raises:
+            InputError: no device, an unknown artifact, or a shape that the model cannot take.
+        """
+        from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+
+        chosen = device or self.manifest.target
+        if chosen is None:
+            raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
+        return profile_bundle(self._location, _device(chosen, self._artifacts), ProfileOptions(**options))
+
+    @property
+    def _location(self) -> runs.Location:
+        return runs.Location.of(self)
+
+    @property
+    def _artifacts(self) -> Path:
+        """The folder that holds its run."""
+        run = runs.run_around(self.folder)
+        return run.parent if run is not None else Path(ARTIFACTS)
+
+
+class Run(runs.Run):
+    """An opened run, and what can be done with it."""
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """What was exported of it; None before that. Raises ArtifactError where that is damaged."""
+        folder = runs.bundle_in(self.folder)
+        return Bundle.open(folder) if folder is not None else None
+
+    def export(self, **options: Any) -> Bundle:
+        """Write its bundle, as ``edgeformer export``. Needs torch.
+
+        Args:
+            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, exits…
+
+        Returns:
+            The bundle; an artifact that was rejected says so in its ``status``.
+
+        Raises:
+            InputError: unusable options, or a model that leaks.
+            ArtifactError: an unfinished or damaged run.
+            MissingDependencyError: torch is not installed.
+        """
+        try:
+            from edgeformer.stages.exporting.export import export
+            from edgeformer.stages.exporting.variants import ExportOptions
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(f"exporting needs {error.name}: {install_hint('train')}") from None
+        export(self.folder, ExportOptions(**options))
+        exported = self.bundle
+        assert exported is not None
+        return exported
+
+    def evaluate(self, **options: Any) -> Evaluation:
+        """Scores of its bundle's artifacts, or of its own weights, as ``edgeformer evaluate``.
+
+        Args:
+            options: of :class:`~edgeformer.stages.evaluating.evaluate.EvaluateOptions`.
+
+        Raises:
+            InputError: an unknown artifact or split, or unusable data.
+        """
+        from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+
+        return evaluate(runs.Location.of(self), EvaluateOptions(**options))
+
+
+def open(path: str | Path) -> Bundle | Run:
+    """Open a run's folder or a bundle's.
+
+    Raises:
+        ArtifactError: there is neither, or it is damaged.
+    """
+    folder = Path(path)
+    if (folder / RUN_FILE).is_file():
+        return Run.open(folder)
+    if (folder / BUNDLE_FILE).is_file():
+        return Bundle.open(folder)
+    raise ArtifactError(f"{folder}: is neither a run nor a bundle ({RUN_FILE} or {BUNDLE_FILE})")
+
+
+def train(
+    recipe: str | Path | Recipe, *, overrides: Sequence[str] = (), artifacts: str | Path = ARTIFACTS, **options: Any
+) -> Run:
+    """Train a recipe, as ``edgeformer train``. Needs torch.
+
+    Args:
+        recipe: a recipe, its path, or a shipped name.
+        overrides: ``key.path=value``, as ``--set`` takes them.
+        artifacts: the folder that holds the runs.
+        options: of :class:`~edgeformer.stages.training.train.TrainOptions`: name, resume, max_steps…
+
+    Raises:
+        InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory.
+        MissingDependencyError: torch is not installed.
+    """
+    resolved = _recipe(recipe, overrides)
+    try:
+        from edgeformer.stages.training.train import TrainOptions
+        from edgeformer.stages.training.train import train as run_training
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"training needs {error.name}: {install_hint('train')}") from None
+    return Run.open(run_training(resolved, TrainOptions(Path(artifacts), **options)))
+
+
+def plan(
+    recipe: str | Path | Recipe, device: str | DeviceProfile | None = None, *, overrides: Sequence[str] = ()
+) -> Plan:
+    """Whether a recipe's training fits a device, and what to change, as ``edgeformer plan``. Needs torch.
+
+    Args:
+        recipe: a recipe, its path, or a shipped name.
+        device: a profile, its path, or a shipped name; None: the recipe's target.
+        overrides: ``key.path=value``, as ``--set`` takes them.
+
+    Raises:
+        InputError: no device, or a recipe that cannot be used.
+        MissingDependencyError: torch is not installed.
+    """
+    resolved = _recipe(recipe, overrides)
+    chosen = device or resolved.target
+    if chosen is None:
+        raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
+    try:
+        from edgeformer.stages.training.plan import plan as run_plan
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"planning needs {error.name}: {install_hint('train')}") from None
+    return run_plan(resolved, _device(chosen, Path(ARTIFACTS)))
+
+
+def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
+    if isinstance(recipe, (str, Path)):
+        return load_recipe(str(recipe), [*overrides])
+    if overrides:
+        raise InputError("overrides belong to a recipe that is named; change a loaded one with model_copy")
+    return recipe
+
+
+def _device(device: str | DeviceProfile, artifacts: Path) -> DeviceProfile:
+    return load_profile(device, artifacts / "profiles") if isinstance(device, str) else device

@@ -1,0 +1,112 @@
+"""predict does everything once, and imports nothing that an answer does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.data import encoding
+from edgeformer.run import locate
+from edgeformer.stages.evaluating.predict import predict
+
+OLD = Path(__file__).parents[1] / "old_format"
+TEXTS = ["a fine film", "dull and long", "neither good nor bad, and much too long for its own good"]
+
+
+class CountedTokenizer:
+    """A real tokenizer whose calls are counted."""
+
+    def __init__(self, tokenizer: Any, calls: list[int]) -> None:
+        self._tokenizer, self._calls = tokenizer, calls
+
+    def encode_batch_fast(self, texts: list[str]) -> Any:
+        self._calls.append(len(texts))
+        return self._tokenizer.encode_batch_fast(texts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("encode"):
+            raise AssertionError(f"{name}: texts are encoded in one place")
+        return getattr(self._tokenizer, name)
+
+
+def test_texts_are_encoded_once_and_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once every text was encoded a second time for its length, and the first batch ran a second time to warm up."""
+    location = locate(str(OLD / "classifier-v1"), OLD)
+    expected = predict(location, TEXTS)[1]
+    encoded: list[int] = []
+    ran: list[int] = []
+    real_cutting, real_run = encoding.cutting, OnnxSession.run
+
+    def counted(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        ran.append(len(inputs["input_ids"]))
+        return real_run(session, inputs)
+
+    bundle = location.open_bundle()
+    reader = bundle.reader()
+    object.__setattr__(reader, "tokenizer", CountedTokenizer(reader.tokenizer, encoded))
+    monkeypatch.setattr(OnnxSession, "run", counted)
+    assert predict(location, TEXTS)[1] == expected
+    assert encoded == [3] and ran == [3]
+    assert encoding.cutting is real_cutting
+
+
+def test_more_texts_than_a_batch_keep_their_order() -> None:
+    location = locate(str(OLD / "classifier-v1"), OLD)
+    texts = [f"{'very ' * (number % 7)}good film number {number}" for number in range(70)]
+    together = predict(location, texts)[1]
+    assert [found.text for found in together] == texts
+    for number in (0, 13, 69):
+        alone = predict(location, [texts[number]])[1][0]
+        assert alone.probability == pytest.approx(together[number].probability, abs=1e-5)
+
+
+def test_the_tokenizer_cuts_nothing_afterwards() -> None:
+    location = locate(str(OLD / "classifier-v1"), OLD)
+    long = "good film " * 200
+    assert [found.truncated for found in predict(location, [long, "good film"])[1]] == [True, False]
+    tokenizer = location.open_bundle().reader().tokenizer
+    assert tokenizer.truncation is None and len(tokenizer.encode(long).ids) > 200
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.5001, 1.0])
+def test_rows_leave_a_step_artifact_when_they_are_sure(confidence: float) -> None:
+    location = locate(str(OLD / "classifier-v1"), OLD)
+    artifact, found = predict(location, TEXTS, confidence=confidence)
+    assert artifact == "onnx-fp32-step"
+    first, last = (predict(location, TEXTS, name)[1] for name in ("onnx-fp32-exit1", "onnx-fp32"))
+    for one, early, late in zip(found, first, last, strict=True):
+        sure = early.probability >= confidence
+        assert one.loops == (1 if sure else 2)
+        assert one.probability == pytest.approx((early if sure else late).probability, abs=1e-5)
+
+
+NOT_NEEDED = (
+    "torch", "datasets", "matplotlib", "jinja2", "rich", "safetensors", "accelerate", "pynvml", "yaml", "tabulate",
+    "edgeformer.reporting", "edgeformer.families", "edgeformer.stages.training", "edgeformer.stages.profiling",
+    "edgeformer.backends.tensorrt",
+)  # fmt: skip
+
+PROGRAM = f"""
+import sys
+from edgeformer.cli import main
+try:
+    main()
+finally:
+    print([name for name in {NOT_NEEDED!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
+    """What decides how long one waits for it; `benchmarks/predict_start.py` measures that."""
+    arguments = ["predict", str(OLD / "classifier-v1" / "bundle"), "a fine film", "--json"]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["predictions"][0]["text"] == "a fine film"
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,112 @@
+"""Runs and bundles that were made before the move to the second house open, and say what they said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.bundle import Bundle
+from edgeformer.formats.report import Report
+from edgeformer.formats.workspace import read_manifest
+from edgeformer.run import Run
+from tests.cli.run_cli import edgeformer
+
+OLD = Path(__file__).parent / "old_format"
+NAMES = ("classifier-v1", "language-v1")
+TOLERANCE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 2e-2}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder with artifacts/ that holds copies of both."""
+    for name in NAMES:
+        shutil.copytree(OLD / name, tmp_path / "artifacts" / name)
+    return tmp_path
+
+
+def document(*arguments: str, cwd: Path, code: int = 0) -> Any:
+    outcome = edgeformer(*arguments, "--json", cwd=cwd)
+    assert outcome.code == code, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_they_are_listed(workplace: Path) -> None:
+    outcome = edgeformer("list", "runs", cwd=workplace)
+    assert outcome.code == 0 and all(Run.open(OLD / name).name in outcome.out for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_bundles_are_verified(name: str, workplace: Path) -> None:
+    found = document("verify", name, cwd=workplace)
+    assert found["exit_code"] == 0 and {check["status"] for check in found["files"]} == {"intact"}
+    built = {artifact.id for artifact in Bundle.open(OLD / name / "bundle").built()}
+    assert {check["artifact"] for check in found["artifacts"] if check["status"] == "verified"} == built
+
+
+def test_predictions_are_those_of_before() -> None:
+    before = json.loads((OLD / "classifier-v1-predictions.json").read_text(encoding="utf-8"))
+    texts = [prediction["text"] for prediction in before["predictions"]]
+    for artifact in ("onnx-fp32", "onnx-fp16", "onnx-int8", "onnx-fp32-step", "torch"):
+        found = document("predict", str(OLD / "classifier-v1"), *texts, "--artifact", artifact, cwd=OLD)
+        assert found["run"] == before["run"]
+        precision = next((part for part in artifact.split("-") if part in TOLERANCE), "fp32")
+        for now, then in zip(found["predictions"], before["predictions"], strict=True):
+            for label, probability in then["probabilities"].items():
+                assert now["probabilities"][label] == pytest.approx(probability, abs=TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_before(name: str, workplace: Path) -> None:
+    """The synthetic data is made again by the recipe, and is what training saw, or it would be refused."""
+    before = {(row.artifact, row.split, row.exit): row for row in Run.open(OLD / name).evaluation().rows}
+    assert before
+    found = document("evaluate", name, "--artifact", "all", cwd=workplace)["rows"]
+    now = {(row["artifact"], row["split"], row["exit"]): row for row in found}
+    compared = 0
+    for key, row in before.items():
+        if key in now:
+            assert now[key]["n"] == row.n and now[key]["loss"] == pytest.approx(row.loss, abs=1e-4)
+            compared += 1
+    assert compared, f"{sorted(map(str, before))} against {sorted(map(str, now))}"
+
+
+def test_text_is_written(workplace: Path) -> None:
+    options = ("--temperature", "0", "--max-tokens", "8")
+    graphs = document("generate", "language-v1", "a good", *options, cwd=workplace)
+    weights = document("generate", "language-v1", "a good", *options, "--artifact", "torch", cwd=workplace)
+    assert graphs["tokens"] == weights["tokens"] and len(graphs["tokens"]) > 0
+    assert (graphs["artifact"], weights["artifact"]) == ("onnx-fp32-decode", "torch")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_reports_are_read_and_compared(name: str, workplace: Path) -> None:
+    report = read_manifest(Report, OLD / name / "reports" / "rtx4050.json")
+    assert report.run == Run.open(OLD / name).name and report.rows
+    found = document("compare", name, cwd=workplace)
+    assert found
+
+
+def test_they_are_profiled(workplace: Path) -> None:
+    shape = ("--batch", "1", "--seq", "8", "--artifact", "onnx-int8")
+    found = document("profile", "classifier-v1", "--device", "host", *shape, cwd=workplace)
+    assert {row["artifact"] for row in found["rows"]} == {"onnx-int8"}
+    assert any(row["latency_ms"]["status"] == "measured" for row in found["rows"])
+
+
+def test_a_run_is_exported_again(workplace: Path) -> None:
+    bundle = workplace / "artifacts" / "classifier-v1" / "bundle"
+    before = Bundle.open(OLD / "classifier-v1" / "bundle")
+    found = document("export", "classifier-v1", cwd=workplace)
+    assert [artifact["id"] for artifact in found["artifacts"]] == ["onnx-fp32"]
+    after = Bundle.open(bundle)
+    assert after.manifest.labels == before.manifest.labels and after.name == before.name
+    now, then = (one.artifact("onnx-fp32").sharing for one in (after, before))
+    assert now is not None and then is not None and now.unique_parameters == then.unique_parameters
+    old, new = before.golden().arrays, after.golden().arrays
+    assert old.keys() == new.keys() and all((old[key] == new[key]).all() for key in old if key != "logits")
+    card = (bundle / "README.md").read_text(encoding="utf-8")
+    assert after.name in card

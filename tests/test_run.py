@@ -1,0 +1,102 @@
+"""Run, and what a RUN argument stands for: found by any name, it keeps the one it was trained under."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.run import Location, Run, bundle_in, locate
+from tests.cli.run_cli import edgeformer
+
+OLD = Path(__file__).parent / "old_format"
+TRAINED_AS = {name: json.loads((OLD / name / "run.json").read_text(encoding="utf-8"))["run"]
+              for name in ("classifier-v1", "language-v1")}  # fmt: skip
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "renamed")
+    return tmp_path / "artifacts"
+
+
+def test_a_run_says_what_it_is() -> None:
+    run = Run.open(OLD / "language-v1")
+    assert (run.name, run.task.name, run.family.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
+    assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
+    assert run.weights.is_file() and run.recipe.name and run.bundle is not None and run.bundle.name == run.name
+    assert {row.artifact for row in run.evaluation().rows} >= {"torch"}
+    classifier = Run.open(OLD / "classifier-v1")
+    assert classifier.exits == (1, 2) and not classifier.answers_with_losses
+    assert classifier.reader().vocabulary == classifier.recipe.model.vocab_size
+
+
+def test_an_unfinished_run_is_said_to_be(artifacts: Path) -> None:
+    path = artifacts / "renamed" / "run.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**manifest, "status": "interrupted"}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"is interrupted, not finished; go on with edgeformer train … --resume"):
+        Run.open(artifacts / "renamed").require_finished()
+    shutil.rmtree(artifacts / "renamed" / "model")
+    with pytest.raises(ArtifactError, match=r"holds no trained model \(model\.safetensors\)"):
+        _ = Run.open(artifacts / "renamed").weights
+
+
+def test_every_way_to_a_run_gives_the_same_name(artifacts: Path, tmp_path: Path) -> None:
+    run = artifacts / "renamed"
+    shutil.copytree(run / "bundle", tmp_path / "device")
+    places = {
+        "renamed": (run, run / "bundle", None),
+        str(run): (run, run / "bundle", None),
+        str(run / "bundle"): (run, run / "bundle", None),
+        str(run / "bundle" / "onnx" / "model_fp16.onnx"): (run, run / "bundle", "onnx-fp16"),
+        str(run / "bundle" / "onnx" / "step_embed.onnx"): (run, run / "bundle", "onnx-fp32-step"),
+        str(tmp_path / "device"): (None, tmp_path / "device", None),
+    }
+    for argument, (folder, bundle, artifact) in places.items():
+        location = locate(argument, artifacts)
+        assert (location.run, location.bundle, location.artifact) == (folder, bundle, artifact)
+        assert location.name == TRAINED_AS["classifier-v1"]
+    assert locate(None, artifacts).run == run
+
+
+def test_a_location_of_what_is_open(artifacts: Path) -> None:
+    run = Run.open(artifacts / "renamed")
+    assert run.bundle is not None
+    assert Location.of(run) == Location.of(run.bundle) == locate("renamed", artifacts)
+    opened = run.bundle
+    assert Location.of(opened).open_bundle() is opened, "read once"
+
+
+def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
+    shutil.copytree(artifacts / "renamed" / "bundle", tmp_path / "device")
+    for argument in ("artifacts/renamed", "device"):
+        for command in (("predict", argument, "a fine film"), ("verify", argument)):
+            outcome = edgeformer(*command, "--json", cwd=tmp_path)
+            assert outcome.code == 0, outcome.err
+            assert json.loads(outcome.out)["run"] == TRAINED_AS["classifier-v1"]
+
+
+def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no run 'absent': .* runs in .*artifacts: renamed"):
+        locate("absent", artifacts)
+    with pytest.raises(ArtifactError, match=r"no finished run in .* \(none\)"):
+        locate(None, tmp_path)
+    stray = tmp_path / "stray.onnx"
+    stray.write_bytes(b"")
+    with pytest.raises(ArtifactError, match="is not inside a bundle"):
+        locate(str(stray), artifacts)
+    unlisted = artifacts / "renamed" / "bundle" / "unlisted.onnx"
+    unlisted.write_bytes(b"")
+    with pytest.raises(ArtifactError, match=r"is not listed in its bundle\.json"):
+        locate(str(unlisted), artifacts)
+    shutil.rmtree(artifacts / "renamed" / "bundle")
+    location = locate("renamed", artifacts)
+    assert bundle_in(artifacts / "renamed") is None
+    with pytest.raises(ArtifactError, match="has no bundle yet; make one with: edgeformer export renamed"):
+        location.open_bundle()
+    with pytest.raises(ArtifactError, match="is a bundle without its run"):
+        Location(None, tmp_path).open_run()
