@@ -22,7 +22,7 @@ TYPES = re.compile(
 FORMATS = {format_ for backend in all_backends() for format_ in backend.formats} - {"onnx"} | {
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
-"""Formats of artifacts, those of earlier bundles and of runtimes to come among them; not ``formats.manifest.ONNX``, which
+"""Formats of artifacts, also of earlier bundles and of runtimes to come; not ``formats.manifest.ONNX``, which
 is what export writes."""
 BUNDLE_FILE = "bundle.json"
 
