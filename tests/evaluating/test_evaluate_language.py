@@ -188,9 +188,7 @@ def test_early_exit_is_swept(run: Path, artifact: str) -> None:
 def test_early_exit_is_what_leaving_token_by_token_gives(run: Path) -> None:
     """Against torch's logits, one row and one token at a time."""
     options = EvaluateOptions(artifact="onnx-fp32-step", threshold=THRESHOLD)
-    (found,) = (
-        row for row in evaluate(locate(str(run), run.parent), options).early_exit if row.threshold == THRESHOLD
-    )
+    (found,) = (row for row in evaluate(locate(str(run), run.parent), options).early_exit if row.threshold == THRESHOLD)
     recipe, model = recipe_of(run), load_model(run)
     config = recipe.data.model_copy(update={"mode": "paragraphs"})
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
