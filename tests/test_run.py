@@ -1,4 +1,4 @@
-"""Run, and what a RUN argument stands for: found by any name, it keeps the one it was trained under."""
+"""Run, and what a RUN argument stands for: however it is found, its name stays the one it was trained under."""
 
 from __future__ import annotations
 

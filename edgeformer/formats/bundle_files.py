@@ -1,4 +1,4 @@
-"""The files of a bundle against its manifest: nothing outside the folder, without a checksum, or changed."""
+"""The files of a bundle against its manifest: none outside the folder, none without a checksum, none changed."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
@@ -135,6 +134,8 @@ class Recipe(Frozen):
 
     def to_yaml(self) -> str:
         """The resolved recipe as a recipe file: every default spelled out."""
+        import yaml  # of everything that imports recipes, only this writes one
+
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:

@@ -1,0 +1,109 @@
+"""The Python API: what the commands do, without a command, and without torch where a bundle is enough."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeformer
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.verification import Verification
+from edgeformer.stages.profiling.measure import MeasureRules
+from tests.cli.run_cli import edgeformer as command
+
+OLD = Path(__file__).parent / "old_format"
+API = Path(__file__).parents[1] / "docs" / "api.md"
+
+
+def classifier() -> edgeformer.Bundle:
+    opened = edgeformer.open(OLD / "classifier-v1" / "bundle")
+    assert isinstance(opened, edgeformer.Bundle)
+    return opened
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    program = (
+        "import sys, edgeformer; print([n for n in sys.modules if n.startswith('edgeformer.') or n == 'pydantic'])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_prediction_in_one_line_without_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
+        "import edgeformer; print(edgeformer.open('bundle').predict(['a fine film'])[0].probabilities)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=OLD / "classifier-v1", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = command("predict", "bundle", "a fine film", "--json", cwd=OLD / "classifier-v1")
+    assert eval(done.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
+
+
+def test_what_it_offers_is_listed_and_nothing_else() -> None:
+    assert {"Bundle", "Run", "open", "plan", "train"} <= set(dir(edgeformer))
+    with pytest.raises(AttributeError, match="has no attribute 'close'"):
+        _ = edgeformer.close
+    assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
+
+
+def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
+    run = edgeformer.open(str(OLD / "classifier-v1"))
+    assert isinstance(run, edgeformer.Run) and isinstance(run.bundle, edgeformer.Bundle)
+    assert run.bundle.name == classifier().name == run.name
+    with pytest.raises(ArtifactError, match="is neither a run nor a bundle"):
+        edgeformer.open(tmp_path)
+
+
+def test_one_text_is_not_many_letters() -> None:
+    with pytest.raises(InputError, match="a list of texts"):
+        classifier().predict("a fine film")
+
+
+def test_verify_looks_again(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
+    bundle = edgeformer.Bundle.open(folder)
+    assert bundle.verify("onnx-fp32").exit_code == 0
+    (folder / "onnx" / "model.onnx").write_bytes(b"changed")
+    found = bundle.verify("onnx-fp32")
+    assert isinstance(found, Verification) and found.exit_code == 2
+
+
+def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
+    for name in ("classifier-v1", "language-v1"):
+        shutil.copytree(OLD / name, tmp_path / name)
+    run = edgeformer.Run.open(tmp_path / "classifier-v1")
+    (row,) = run.evaluate(artifact="onnx-fp32").rows
+    assert run.bundle is not None
+    (again,) = run.bundle.evaluate(artifact="onnx-fp32").rows
+    assert (row.accuracy, row.loss) == (again.accuracy, again.loss)
+    assert [kept.loss for kept in run.evaluation().rows if kept.artifact == "onnx-fp32"] == [row.loss]
+    language = edgeformer.open(tmp_path / "language-v1" / "bundle")
+    assert isinstance(language, edgeformer.Bundle)
+    pieces: list[str] = []
+    written = language.generate("a good", pieces.append, max_tokens=5)
+    assert "".join(pieces) == written.text and written.run == language.name
+    with pytest.raises(InputError, match="is a language model, which has no labels"):
+        language.predict(["a fine film"])
+
+
+def test_the_document_runs(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of docs/api.md, in one namespace; the measurements are cut short."""
+    short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
+    monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))
+    blocks = re.findall(r"^```python\n(.*?)^```$", API.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 6
+    namespace: dict[str, Any] = {"folder": finished_run / "bundle", "workplace": tmp_path / "artifacts"}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/api.md, block {number + 1}", "exec"), namespace)
+    assert namespace["report"].rows and namespace["scores"].rows[0].accuracy > 0.5
+    assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
