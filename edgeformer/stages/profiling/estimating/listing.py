@@ -202,8 +202,7 @@ def _nodes(spec: ListSpec, graph: _Graph, item: Item) -> GraphNodes:
     nodes = opened.list_nodes([Feed(inputs)])[0]
     if spec.timed:
         nodes = _with_durations(nodes, graph.file, spec.threads, Feed(inputs, _node_calls(item)))
-    feed_bytes = sum(array.nbytes for array in inputs.values())
-    return GraphNodes(times=graph.times, feed_bytes=feed_bytes, nodes=nodes)
+    return GraphNodes(times=graph.times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)
 
 
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
