@@ -30,21 +30,13 @@ class PreparedText:
     """Everything that training needs to know of the text; the paragraphs themselves are gone."""
 
     tokenizer: Tokenizer
-    boundary: int
+    pad: int
     train: TextRows
     validation: TextRows
     tests: dict[str, TextRows]
     summary: DataSummary
-
-    @property
-    def pad(self) -> int:
-        """The token that fills up rows."""
-        return self.boundary
-
-    @property
-    def special(self) -> SpecialIds | None:
-        """None: the only special token is the boundary."""
-        return None
+    special: SpecialIds | None = None
+    """The only special token is the boundary, which also fills up rows."""
 
 
 def prepare_text(
@@ -77,7 +69,7 @@ def prepare_text(
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
     return PreparedText(
         tokenizer=tokenizer,
-        boundary=plain.boundary,
+        pad=plain.boundary,
         train=rows["train"],
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},
@@ -137,9 +129,7 @@ def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> Te
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
-    texts, seen = _long_enough(config, (text_source(path),), None)
-    if not texts:
-        raise DataError(f"{path}: {_too_short(seen, config)}")
+    texts = _long_enough(config, (text_source(path),), str(path))
     return _rows(config, PlainText(tokenizer), texts, None)
 
 
@@ -149,18 +139,16 @@ def _tests(config: TextConfig) -> tuple[str, ...]:
 
 def _paragraphs(config: TextConfig, part: str) -> list[str]:
     """The stripped paragraphs of a part that are long enough; first_n of them for training. Raises DataError."""
-    texts, seen = _long_enough(config, config.parts[part], config.first_n if part == "train" else None)
-    if not texts:
-        raise DataError(f"data.parts.{part}: {_too_short(seen, config)}")
-    return texts
+    first_n = config.first_n if part == "train" else None
+    return _long_enough(config, config.parts[part], f"data.parts.{part}", first_n)
 
 
-def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | None) -> tuple[list[str], int]:
-    """Stripped texts with more than min_characters characters, and how many were looked at."""
-    seen = 0
-    texts: list[str] = []
+def _long_enough(config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None) -> list[str]:
+    """The first stripped texts with more than min_characters characters. Raises DataError where there is none."""
     no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
     plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
+    seen = 0
+    texts: list[str] = []
     for row in itertools.chain.from_iterable(map(read, plain)):
         seen += 1
         text = row.text.strip()
@@ -168,14 +156,12 @@ def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | N
             texts.append(text)
         if len(texts) == first_n:
             break
-    return texts, seen
-
-
-def _too_short(seen: int, config: TextConfig) -> str:
-    return (
-        f"none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer ones (a text "
-        "file has one paragraph per line), or lower data.min_characters"
-    )
+    if not texts:
+        raise DataError(
+            f"{where}: none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer "
+            "ones (a text file has one paragraph per line), or lower data.min_characters"
+        )
+    return texts
 
 
 def _rows(

@@ -12,8 +12,8 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
@@ -88,11 +88,9 @@ def ask_all(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer]:
     Returns:
         name → answer, for every script.
     """
-    started = {name: _start(script) for name, script in scripts.items()}
-    deadline = time.monotonic() + timeout_s
-    return {
-        name: _collect(process, max(0.1, deadline - time.monotonic()), timeout_s) for name, process in started.items()
-    }
+    with ThreadPoolExecutor(max(1, len(scripts))) as pool:
+        answers = pool.map(lambda script: _ask(script, timeout_s), scripts.values())
+        return dict(zip(scripts, answers, strict=True))
 
 
 def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
@@ -120,30 +118,23 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
     return Capability(name, "available", answer.facts.get("version"), detail)
 
 
-def _start(script: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-    )
-
-
-def _collect(process: subprocess.Popen[str], timeout_s: float, limit_s: float) -> Answer:
+def _ask(script: str, timeout_s: float) -> Answer:
     try:
-        stdout, _ = process.communicate(timeout=timeout_s)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, script],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"},
+            timeout=timeout_s,
+        )
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return Answer(error=f"the import did not finish within {limit_s:.0f} s")
-    lines = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+        return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
-        return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
+        return Answer(error=f"the import ended the process ({exit_text(done.returncode)})")
     facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
     return Answer(facts, facts.pop("error", None))
 
