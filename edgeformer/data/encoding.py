@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
 from edgeformer.formats.files import replacing
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 
 FORMAT_VERSION = 1
 _CHUNK = 2048
@@ -118,13 +118,12 @@ def encode_cached(
     tokenizer: Tokenizer,
     max_length: int,
     cache: Path | None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Encoded:
     """Encode a set, or take it from ``cache`` (None: no cache).
 
     A damaged cache file is made again, with a message.
     """
-    progress = progress or Silent()
     if cache is None:
         return encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
     key = cache_key(texts, fingerprint(tokenizer), max_length)
@@ -189,7 +188,7 @@ class PlainText:
         finally:
             self._tokenizer.encode_special_tokens = False
 
-    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress | None = None) -> Encoded:
+    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT) -> Encoded:
         """Many texts, or what ``cache`` (None: no cache) holds of them; labels are all 0."""
         encoded = encode_cached(LabelledTexts.unlabelled(texts), self._tokenizer, _NEVER_CUT, cache, progress)
         places = np.flatnonzero(encoded.ids == self.boundary)

@@ -19,7 +19,7 @@ from edgeformer.data.tokenization import SpecialIds, load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary, OverlapCount
-from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.progress import SILENT, Progress, bar
 
 OVERLAP_WORDS = 10_000_000
 """Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
@@ -44,7 +44,7 @@ def prepare_text(
     tokenizer_config: TokenizerConfig,
     vocab_size: int,
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> PreparedText:
     """Read and encode the parts of a recipe, and count what the other sets share with the training set.
 
@@ -57,7 +57,6 @@ def prepare_text(
         DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    progress = progress or Silent()
     texts: dict[str, list[str]] = {}
     with bar(progress, "Reading data", len(config.parts), "parts"):
         for part in ("train", "validation", *_tests(config)):
@@ -165,7 +164,7 @@ def _long_enough(config: TextConfig, sources: Sequence[Source], where: str, firs
 
 
 def _rows(
-    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress | None = None
+    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT
 ) -> TextRows:
     encoded = plain.encode_all(texts, cache, progress)
     words = [len(text.split()) + 1 for text in texts]

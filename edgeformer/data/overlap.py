@@ -75,9 +75,7 @@ def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, I
 
 def _runs(texts: WordTexts, width: int) -> tuple[NDArray[np.uint64], Int64s]:
     """Hash and start of every run of ``width`` words that lies inside one text."""
-    count = len(texts.words) - width + 1
-    if count <= 0:
-        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    count = max(0, len(texts.words) - width + 1)
     words = texts.words.astype(np.uint64)
     hashes = np.zeros(count, dtype=np.uint64)
     for offset in range(width):

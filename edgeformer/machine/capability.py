@@ -20,15 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeformer.formats.units import format_bytes
-from edgeformer.machine import cuda_driver, nvidia
-from edgeformer.machine.host import (
-    container_quota,
-    cpu_name,
-    default_threads,
-    power_source,
-    rapl_domains,
-    usable_cores,
-)
+from edgeformer.machine import cuda_driver, host, nvidia
 
 _CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -152,7 +144,7 @@ def machine_capabilities() -> list[Capability]:
     problem = cuda_driver.problem()
     remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
     runs = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
-    domains, reason = rapl_domains()
+    domains, reason = host.rapl_domains()
     names = ", ".join(domain.name for domain in domains)
     return [
         Capability("python", "available", platform.python_version(), platform.python_implementation()),
@@ -162,14 +154,14 @@ def machine_capabilities() -> list[Capability]:
         else Capability("cuda driver", "available", nvidia.driver_version(), runs),
         *_cards(),
         Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
-        Capability("power", "available", None, power_source()),
+        Capability("power", "available", None, host.power_source()),
     ]
 
 
 def _processor() -> list[Capability]:
-    quota = container_quota()
+    quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
-    threads = f"{default_threads()} threads by default ({usable_cores()} cores usable{limit})"
+    threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
     try:
         flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
@@ -179,7 +171,7 @@ def _processor() -> list[Capability]:
         fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
         note = "" if fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
         features = Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note)
-    return [Capability("cpu", "available", None, f"{cpu_name()}; {threads}"), features]
+    return [Capability("cpu", "available", None, f"{host.cpu_name()}; {threads}"), features]
 
 
 def _cards() -> list[Capability]:

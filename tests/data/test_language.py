@@ -43,7 +43,7 @@ def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> Lang
 
 
 def prepared_text(found, cache, progress=None):
-    return prepare_text(found.data, found.tokenizer, found.model.vocab_size, cache, progress)
+    return prepare_text(found.data, found.tokenizer, found.model.vocab_size, cache, progress or Silent())
 
 
 def file(path, texts, **source):
