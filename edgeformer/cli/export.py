@@ -83,8 +83,9 @@ def command(
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
     from edgeformer.cli.console import print_json
-    from edgeformer.cli.needs import needs_extra
+    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
+    from edgeformer.formats.documents import own_profiles
     from edgeformer.run import locate
 
     folder = locate(run, artifacts).require_run()
@@ -101,6 +102,7 @@ def command(
         keep_going=keep_going,
         allow_leak=allow_leak,
         cache=artifacts / ".cache" / "tokens",
+        profiles=own_profiles(artifacts),
     )
     bundle = export(folder, options, show_progress())
     picture = _draw(folder, bundle)

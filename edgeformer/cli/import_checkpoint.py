@@ -50,16 +50,14 @@ def crt(
       edgeformer export crt_imported-001 --allow-leak
     """
     from edgeformer.cli.console import print_json, stdout
-    from edgeformer.cli.needs import needs_extra
+    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.model_card import write_model_card
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run
 
     with needs_extra("train", "importing a checkpoint"):
         from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
     folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
-    write_model_card(folder)
     manifest = read_run(folder)
     if as_json:
         keys = {"run", "status", "parameters", "leaks", "causality", "reason"}

@@ -1,11 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, what their text stands for, and the extra that a command needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from edgeformer.formats.errors import MissingDependencyError, install_hint
 
 Artifacts = Annotated[
     Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.", show_default=True)
@@ -47,7 +51,15 @@ TokenizerFile = Annotated[
 
 
 def integers(text: str, option: str) -> tuple[int, ...]:
-    """``"1,16"`` → (1, 16). Raises a usage error that names the option."""
+    """``"1,16"`` → (1, 16).
+
+    Args:
+        text: whole numbers with commas between them.
+        option: for the message.
+
+    Raises:
+        typer.BadParameter: it is something else.
+    """
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -55,3 +67,24 @@ def integers(text: str, option: str) -> tuple[int, ...]:
     if any(value < 1 for value in values):
         raise typer.BadParameter(f"{text!r}: every number must be at least 1")
     return values
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Wrap the imports of a command whose packages come with an extra.
+
+    Args:
+        extra: its name.
+        purpose: what the packages are needed for.
+
+    Raises:
+        MissingDependencyError: one of them is not installed; the message names it and the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("edgeformer"):
+            raise
+        raise MissingDependencyError(
+            f"{purpose} needs the package {error.name}, which is not installed; install it with: {install_hint(extra)}"
+        ) from None

@@ -32,16 +32,16 @@ def command(
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.cli.console import print_json, stdout
-    from edgeformer.cli.needs import needs_extra
+    from edgeformer.cli.options import needs_extra
     from edgeformer.families import load_recipe
-    from edgeformer.formats.documents import load_profile
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table
 
     resolved = load_recipe(recipe, overrides)
     chosen = device or resolved.target
     if chosen is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    profile = load_profile(chosen)
+    profile = load_profile(chosen, own_profiles(artifacts))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
     result = plan(resolved, profile)

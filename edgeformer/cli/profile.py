@@ -127,10 +127,9 @@ def command(
     """
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.report_files import write_report
-    from edgeformer.reporting.report_tables import print_report
-    from edgeformer.reporting.search_tables import print_search
+    from edgeformer.reporting.report_tables import print_report, print_search
     from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
@@ -161,7 +160,7 @@ def command(
     chosen = device or manifest.target
     if chosen is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    profile = load_profile(chosen, artifacts / "profiles")
+    profile = load_profile(chosen, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,
@@ -174,7 +173,7 @@ def command(
         artifacts=tuple(artifact or ()),
         allow_leak=allow_leak,
         search=wanted,
-        estimate_error=known_error(profile, load_profile("host", artifacts / "profiles")),
+        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
     )
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
@@ -192,11 +191,11 @@ def _calibrate(location: Location, device: str, options: CalibrationOptions, art
     """--calibrate and --validate; ``artifacts`` gets the profile."""
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile
-    from edgeformer.reporting.calibration_tables import print_calibration
+    from edgeformer.formats.documents import load_profile, own_profiles
+    from edgeformer.reporting.verification import print_calibration
     from edgeformer.stages.profiling.estimating.check import improve
 
-    folder = artifacts / "profiles"
+    folder = own_profiles(artifacts)
     profile = load_profile(device, folder)
     profile, written = improve(location.require_bundle(), profile, options, folder, show_progress())
     assert profile.calibration is not None

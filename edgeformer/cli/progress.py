@@ -39,7 +39,13 @@ class Bars:
         self._task: TaskID | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a bar."""
+        """Begin a bar.
+
+        Args:
+            description: what is done.
+            total: how much there is; None: nobody knows.
+            unit: what is counted.
+        """
         self.finish()
         self._bars = RichBars(
             TextColumn("{task.description}"),
@@ -83,7 +89,13 @@ class Lines:
         self._done, self._started, self._last = 0, 0.0, 0.0
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a piece of work."""
+        """Begin a piece of work.
+
+        Args:
+            description: what is done.
+            total: how much there is; None: nobody knows.
+            unit: what is counted.
+        """
         self._description, self._total, self._unit = description, total, unit
         self._done, self._started = 0, time.monotonic()
         self._last = self._started

@@ -12,6 +12,7 @@ from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFi
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
+    from edgeformer.formats.progress import Progress
     from edgeformer.formats.recipe import Recipe
 
 
@@ -66,10 +67,9 @@ def command(
 
       edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json
     """
-    from edgeformer.cli.needs import needs_extra
+    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
-    from edgeformer.cli.recipes import read_recipe
-    from edgeformer.formats.documents import load_profile
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.machine.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
@@ -77,15 +77,39 @@ def command(
     usable_cores()
     os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
-    resolved = read_recipe(recipe, overrides, data, tokenizer, progress)
+    resolved = _resolve(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
         resolved = _allowing_leak(resolved)
-    profile = load_profile(as_device) if as_device is not None else None
+    profile = load_profile(as_device, own_profiles(artifacts)) if as_device is not None else None
     with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory)
     folder = train(resolved, options, progress)
     _finish(folder, as_json)
+
+
+def _resolve(
+    name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
+) -> Recipe:
+    """The recipe with its overrides, and with the local files that stand for what it would download.
+
+    Raises:
+        RecipeError: there is none, or it is not one.
+        DataError: the folder does not hold what the recipe needs.
+    """
+    from edgeformer.families import load_recipe
+    from edgeformer.formats.data_config import FileTokenizer
+    from edgeformer.tasks import task_named
+
+    recipe = load_recipe(name, overrides)
+    if data is not None:
+        section, notes = task_named(recipe.task).local_data(recipe.data, data)
+        recipe = recipe.model_copy(update={"data": section})
+        for note in notes:
+            progress.message(note)
+    if tokenizer is not None:
+        recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer))})
+    return recipe
 
 
 def _allowing_leak(recipe: Recipe) -> Recipe:
@@ -97,13 +121,11 @@ def _allowing_leak(recipe: Recipe) -> Recipe:
 def _finish(folder: Path, as_json: bool) -> None:
     from edgeformer.cli.console import print_json, stdout
     from edgeformer.reporting.learning_curve import draw_learning_curve
-    from edgeformer.reporting.model_card import write_model_card
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run
 
     manifest = read_run(folder)
     curve = draw_learning_curve(folder)
-    write_model_card(folder)
     if as_json:
         keys = ("run", "status", "parameters", "steps", "seconds", "test", "tests", "validation")
         document = manifest.model_dump(mode="json", include=set(keys))

@@ -35,10 +35,14 @@ class Peaks(Frozen):
     fp16_fp32_accumulate: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP32")
     int8: Fact[float] | None = None
 
-    def rates(self, precision: str) -> tuple[float, ...]:
-        """Rates that matrix products of a precision may run at, the surest first; empty: none is known."""
-        facts = {"fp32": (self.fp32,), "fp16": (self.fp16_fp32_accumulate, self.fp16), "int8": (self.int8,)}
-        return tuple(fact.value for fact in facts.get(precision, ()) if fact is not None)
+    def of(self, precision: str) -> tuple[Fact[float], ...]:
+        """The rates that matrix products of a precision can run at, the surest first; empty: none is known."""
+        candidates = {
+            "fp32": (self.fp32,),
+            "fp16": (self.fp16_fp32_accumulate, self.fp16),
+            "int8": (self.int8,),
+        }
+        return tuple(fact for fact in candidates.get(precision, ()) if fact is not None)
 
 
 class Power(Frozen):

@@ -253,6 +253,16 @@ def shipped_names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
+def own_profiles(artifacts: Path) -> Path:
+    """The folder of the user's own device profiles: where `profile --calibrate` writes and every command looks."""
+    return artifacts / "profiles"
+
+
+def profile_names(local: Path) -> list[str]:
+    """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
+    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("*.yaml"))})
+
+
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     """The file that ``name`` (a path or a shipped name) stands for.
 

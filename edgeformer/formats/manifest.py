@@ -104,6 +104,11 @@ class RunManifest(Frozen):
     code_version: str
     host: dict[str, Any]
 
+    @property
+    def synthetic(self) -> bool:
+        """Was it trained and tested on generated text?"""
+        return self.data.synthetic
+
 
 class Parity(Frozen):
     """How close an artifact's logits are to torch FP32 on real validation inputs."""

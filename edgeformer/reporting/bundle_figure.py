@@ -5,51 +5,60 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgeformer.formats.caution import cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.reporting.canvas import GREY, PALETTE, RED, drawing
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.reporting.tables import comparable_scores
+from edgeformer.tasks import task_named
 
 _MIB = 2**20
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path:
-    """Write the picture to ``path``; the drift panel is there for looped models only."""
+    """Write the picture; the drift panel is there for looped models only.
+
+    Args:
+        bundle: whose artifacts are shown.
+        path: of the PNG, which is returned.
+    """
     shown = [artifact for artifact in bundle.artifacts if artifact.size_bytes]
     drifting = [artifact for artifact in shown if artifact.drift is not None]
-    notes = [*(["SYNTHETIC data"] if bundle.synthetic else []), *(["leaks future tokens"] if bundle.leaks else [])]
-    title = " · ".join((bundle.run, *notes))
+    title = " · ".join((bundle.run, *cautions(bundle)))
     height = max(3.6, 0.36 * len(shown) + 1.4)
     with drawing(path, title, 2 if drifting else 1, (12.5 if drifting else 7.0, height)) as axes:
-        _draw_sizes(axes[0], shown)
+        _draw_sizes(axes[0], shown, bundle)
         if drifting:
             _draw_drift(axes[1], drifting)
     return path
 
 
-def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest]) -> None:
+def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest], bundle: BundleManifest) -> None:
     names = [artifact.id for artifact in artifacts]
     sizes = [(artifact.size_bytes or 0) / _MIB for artifact in artifacts]
     colours = [RED if artifact.status == "rejected" else PALETTE[0] for artifact in artifacts]
     bars = axis.barh(names, sizes, 0.62, color=colours)
-    split = any(artifact.validation is not None for artifact in artifacts)
-    axis.bar_label(bars, [f" {_label(artifact, split)}" for artifact in artifacts], fontsize=8)
+    axis.bar_label(bars, _labels(artifacts, bundle), fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
-    scored = "validation score" if split else "score on the golden inputs"
-    axis.set(xlabel="MiB, with its share of weights beside it", title=f"size and {scored}")
+    scored_on = comparable_scores(bundle)[1]
+    title = f"size, and {scored_on}" if scored_on is not None else "size"
+    axis.set(xlabel="MiB, with its share of weights beside it", title=title)
 
 
-def _label(artifact: ArtifactManifest, split: bool) -> str:
-    """Only scores of the same rows stand beside each other: ``split`` says whether those are the validation split's."""
-    size = f"{(artifact.size_bytes or 0) / _MIB:.1f} MiB"
-    score = artifact.validation if split else artifact.score
-    if artifact.status == "rejected":
-        return f"{size} · rejected"
-    if score is None:
-        return size
-    figure = f"perplexity {score.perplexity:.1f}" if isinstance(score, LanguageScore) else f"{score.accuracy:.4f}"  # type: ignore[attr-defined]
-    return f"{size} · {figure}"
+def _labels(artifacts: list[ArtifactManifest], bundle: BundleManifest) -> list[str]:
+    """Size and score; only scores of the same rows stand beside each other."""
+    metric, scores = task_named(bundle.task).metric, comparable_scores(bundle)[0]
+    labels = []
+    for artifact in artifacts:
+        label = f" {(artifact.size_bytes or 0) / _MIB:.1f} MiB"
+        value = metric.of(scores.get(artifact.id))
+        if artifact.status == "rejected":
+            label += " · rejected"
+        elif value is not None:
+            label += f" · {metric.name} {metric.text(value)}"
+        labels.append(label)
+    return labels
 
 
 def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:

@@ -21,7 +21,14 @@ INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 
 @contextmanager
 def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
-    """Yield ``panels`` axes side by side; written to ``path`` as PNG when the block ends without an error."""
+    """Yield axes side by side; they are written when the block ends without an error.
+
+    Args:
+        path: of the PNG.
+        title: above all of them.
+        panels: how many axes.
+        size: width and height in inches.
+    """
     # Figure instead of pyplot: no display, no global state, nothing to close.
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     axes = list(figure.subplots(1, panels, squeeze=False)[0])

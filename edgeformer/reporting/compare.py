@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tabulate import tabulate
-
+from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.report import Report
-from edgeformer.formats.scores import Score
-from edgeformer.formats.workspace import read_manifest
-from edgeformer.reporting.caution import LEAKS
+from edgeformer.formats.workspace import REPORTS_FOLDER, read_manifest
+from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.run import Location, read_run
-from edgeformer.tasks.classification.scoring import ClassificationScore
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.tasks import task_named
+
+Style = Literal["plain", "markdown", "csv"]
+Record = dict[str, Any]
+_IN_F1 = ("precision", "recall")
+"""F1 says both, in one line."""
 
 
-def compare_runs(locations: Sequence[Location]) -> list[dict[str, Any]]:
+def compare_runs(locations: Sequence[Location]) -> list[Record]:
     """One record per run; a figure that a run does not have is None. Sizes in bytes, times in ms on their host."""
     return [_record(location) for location in locations]
 
 
-def _record(location: Location) -> dict[str, Any]:
-    record: dict[str, Any] = {"run": location.name}
+def _record(location: Location) -> Record:
+    record: Record = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
         record |= {
@@ -42,48 +42,40 @@ def _record(location: Location) -> dict[str, Any]:
     return record | _latencies(location)
 
 
-def _scores(manifest: RunManifest) -> dict[str, Any]:
-    """Of the test set, then the main figure of the others. A leak is said beside the figures that it spoils."""
-    others = list(manifest.tests.items())[1:]
-    if manifest.task == "language-modeling":
-        leaks = {"caution": LEAKS} if manifest.leaks else {}
-        return {**leaks, **_language_scores(manifest.test), **{f"perplexity_{k}": _main(s) for k, s in others}}
-    test = manifest.test if isinstance(manifest.test, ClassificationScore) else None
+def _scores(manifest: RunManifest) -> Record:
+    """Of the test set, then the metric on the others. A leak is said beside the figures that it spoils."""
+    task, test = task_named(manifest.task), manifest.test
+    name = task.metric.name
+    others = [column.key for column in task.columns if column.key not in (name, "n", "loss", *_IN_F1)]
+    keys = (name, *others, "loss")
     return {
-        "accuracy": test.accuracy if test else None,
-        "f1": test.f1 if test else None,
-        "loss": test.loss if test else None,
-        **{f"accuracy_{name}": _main(score) for name, score in others},
+        **({"caution": LEAKS} if manifest.leaks else {}),
+        **{key: getattr(test, key, None) for key in keys},
+        **_exits(manifest, name),
+        **{f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]},
     }
 
 
-def _main(score: Score) -> float:
-    found: float = getattr(score, "accuracy", 0.0) or getattr(score, "perplexity", 0.0)
-    return found
-
-
-def _language_scores(test: Score | None) -> dict[str, Any]:
-    if not isinstance(test, LanguageScore):
-        return {"perplexity": None, "word_perplexity": None, "loss": None}
-    last = str(max(map(int, test.exits)))
-    early = test.early_exit
+def _exits(manifest: RunManifest, name: str) -> Record:
+    """The metric at every exit before the last, and with early exit, of a model that was scored so."""
+    test = manifest.test
+    if test is None or not test.by_exit:
+        return {}
+    early = test.leaving_early
     return {
-        "perplexity": test.perplexity,
-        "word_perplexity": test.word_perplexity,
-        "loss": test.loss,
-        **{f"perplexity_exit{loop}": e.perplexity for loop, e in test.exits.items() if loop != last},
-        "perplexity_early_exit": early.perplexity if early else None,
+        **{f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]},
+        f"{name}_early_exit": getattr(early, name, None),
         "early_exit_mean_loops": early.mean_loops if early else None,
     }
 
 
-def _latencies(location: Location) -> dict[str, Any]:
+def _latencies(location: Location) -> Record:
     folder = location.run or location.bundle
     assert folder is not None
-    found: dict[str, Any] = {}
+    found: Record = {}
     exported = location.open_bundle().manifest.created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
-    for path in sorted((folder / "reports").glob("*.json"), key=lambda p: p.stat().st_mtime):
+    for path in sorted((folder / REPORTS_FOLDER).glob("*.json"), key=lambda p: p.stat().st_mtime):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
@@ -101,21 +93,28 @@ def _latencies(location: Location) -> dict[str, Any]:
     return found
 
 
-def format_comparison(rows: Sequence[dict[str, Any]], style: Literal["plain", "markdown", "csv", "json"]) -> str:
-    """Figures down, runs across; CSV keeps one run per line for spreadsheets."""
+def format_comparison(rows: Sequence[Record], style: Style) -> str:
+    """Figures down, runs across; CSV keeps one run per line for spreadsheets.
+
+    Args:
+        rows: of :func:`compare_runs`.
+        style: how the table is written.
+    """
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")  # on top, whichever run brings it
     if style == "csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["run", *figures])
-        writer.writerows([row["run"], *(row.get(figure) for figure in figures)] for row in rows)
-        return text.getvalue().rstrip("\n")
-    table = [[_label(figure), *(_shown(figure, row.get(figure)) for row in rows)] for figure in figures]
-    headers = ["", *(str(row["run"]) for row in rows)]
-    layout = "github" if style == "markdown" else "simple"
-    align = ("left", *("right" for _ in rows))
-    return tabulate(table, headers, tablefmt=layout, disable_numparse=True, colalign=align)
+        return Columns([bare_column(figure) for figure in ("run", *figures)]).csv(rows).rstrip("\n")
+    columns: Columns[str] = Columns([Column("figure", str, heading="", text=_label), *map(_of_run, rows)])
+    return columns.markdown(figures) if style == "markdown" else columns.plain(figures)
+
+
+def bare_column(name: str) -> Column[Record]:
+    """One entry of a record, as it is."""
+    return Column(name, lambda row: row.get(name))
+
+
+def _of_run(row: Record) -> Column[str]:
+    return Column("run", row.get, heading=str(row["run"]), text=lambda name: _shown(name, row.get(name)), number=True)
 
 
 def _label(figure: str) -> str:
@@ -124,7 +123,7 @@ def _label(figure: str) -> str:
 
 def _shown(figure: str, value: object) -> str:
     if value is None:
-        return "–"
+        return DASH
     if isinstance(value, int):
         return f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
     if isinstance(value, float):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
-
-from tabulate import tabulate
+from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Latency, Report, Row
-from edgeformer.formats.workspace import read_manifest
-from edgeformer.reporting.report_words import latency_words
+from edgeformer.formats.workspace import REPORTS_FOLDER, read_manifest
+from edgeformer.reporting.columns import DASH, Column, Columns
+from edgeformer.reporting.compare import Record, Style, bare_column
+from edgeformer.reporting.words import latency_words, thread_words
 from edgeformer.run import Location
 
 RUN_TO_RUN = 0.10
@@ -28,9 +27,17 @@ _ONE_SIDED = "only in one report"
 
 
 def report_of(location: Location, device: str) -> Report:
-    """The report of a run for a device. Raises ArtifactError where there is none."""
+    """The report of a run for a device.
+
+    Args:
+        location: the run, or a bundle without one.
+        device: the profile's name.
+
+    Raises:
+        ArtifactError: there is none.
+    """
     base = location.run if location.run is not None else location.require_bundle()
-    path = base / "reports" / f"{device}.json"
+    path = base / REPORTS_FOLDER / f"{device}.json"
     if not path.is_file():
         made = f"make it: edgeformer profile {location.name} --device {device}"
         raise ArtifactError(f"{location.name}: has no report for {device}; {made}")
@@ -42,10 +49,14 @@ def read_report(path: Path) -> Report:
     return read_manifest(Report, path)
 
 
-def compare_reports(first: Report, second: Report) -> dict[str, Any]:
+def compare_reports(first: Report, second: Report) -> Record:
     """Every row of both, matched by artifact, where, phase, batch and sequence length.
 
     Where a report has several rows of one shape (a sweep over threads or runtimes), these tell rows apart too.
+
+    Args:
+        first: report A.
+        second: report B, of which it is said whether it is slower or faster.
 
     Returns:
         ``a`` and ``b`` (what each report is), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), their
@@ -62,7 +73,7 @@ def compare_reports(first: Report, second: Report) -> dict[str, Any]:
     }
 
 
-def _about(report: Report) -> dict[str, Any]:
+def _about(report: Report) -> Record:
     host = report.host.get("cpu") if not report.on_target else report.device_title
     return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
 
@@ -82,12 +93,12 @@ def _by_key(rows: Iterable[Row], detailed: bool) -> dict[_Key, Row]:
     return {(*_short(row), *((row.provider, row.threads) if detailed else ("", None))): row for row in rows}
 
 
-def _pair(key: _Key, a: Row | None, b: Row | None) -> dict[str, Any]:
+def _pair(key: _Key, a: Row | None, b: Row | None) -> Record:
     artifact, where, phase, batch, seq, provider, threads = key
     shape = {"artifact": artifact, "where": where, "phase": phase, "batch": batch, "seq": seq}
     if provider:
         shape |= {"provider": provider, "threads": threads}
-    ratio, noise, mark = _judged(a.latency_ms if a else None, b.latency_ms if b else None)
+    ratio, noise, mark = _ratio(a.latency_ms if a else None, b.latency_ms if b else None)
     return {
         **shape,
         "a_status": a.latency_ms.status if a else None,
@@ -97,12 +108,12 @@ def _pair(key: _Key, a: Row | None, b: Row | None) -> dict[str, Any]:
         "ratio": ratio,
         "noise": noise,
         "mark": mark,
-        "a_shown": latency_words(a.latency_ms) if a else "–",
-        "b_shown": latency_words(b.latency_ms) if b else "–",
+        "a_shown": latency_words(a.latency_ms) if a else DASH,
+        "b_shown": latency_words(b.latency_ms) if b else DASH,
     }
 
 
-def _judged(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
+def _ratio(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
     """Ratio b/a, the noise that it is held against, and a word: faster, slower, noise, or why neither."""
     if a is None or b is None:
         return None, None, _ONE_SIDED
@@ -152,41 +163,48 @@ def _notes(first: Report, second: Report) -> list[str]:
     return notes
 
 
-def format_pairs(compared: dict[str, Any], style: Literal["plain", "markdown", "csv"]) -> str:
-    """The comparison as text; CSV holds the rows only, every figure in full."""
+def format_pairs(compared: Record, style: Style) -> str:
+    """The comparison as text; CSV holds the rows only, every figure in full.
+
+    Args:
+        compared: of :func:`compare_reports`.
+        style: how the table is written.
+    """
+    rows = compared["rows"]
     if style == "csv":
-        return _as_csv(compared)
-    rows = []
-    for row in compared["rows"]:
-        name = f"{row['artifact']} {row['batch']} × {row['seq']}"
-        detail = f", {row['threads']} threads" if row.get("threads") is not None else ""
-        ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else "–"
-        noise = f"±{row['noise']:.0%}" if row["noise"] is not None else "–"
-        place = (row["where"], row["phase"])
-        rows.append((name + detail, *place, row["a_shown"], row["b_shown"], ratio, noise, row["mark"]))
-    heads = ("", "where", "phase", "A, p50", "B, p50", "B / A", "noise", "B is")
-    layout = "github" if style == "markdown" else "simple"
-    align = ("left", "left", "left", "right", "right", "right", "right", "left")
-    if rows:
-        table = tabulate(rows, heads, tablefmt=layout, disable_numparse=True, colalign=align)
-    else:
-        table = "The reports hold no rows."
-    about = [f"{side.upper()}: {_described(compared[side])}" for side in ("a", "b")]
-    notes = [f"note: {note}" for note in compared["notes"]]
-    lines = [*about, *notes]
+        names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
+        return Columns([bare_column(name) for name in names]).csv(rows).rstrip("\n")
+    table = (
+        (_PAIRS.markdown(rows) if style == "markdown" else _PAIRS.plain(rows)) if rows else "The reports hold no rows."
+    )
+    lines = [*(f"{side.upper()}: {_described(compared[side])}" for side in ("a", "b"))]
+    lines += [f"note: {note}" for note in compared["notes"]]
     head = "\n".join(f"- {line}" for line in lines) if style == "markdown" else "\n".join(lines)
     return f"{head}\n\n{table}"
 
 
-def _described(about: dict[str, Any]) -> str:
+def _described(about: Record) -> str:
     return f"{about['run']} for {about['device']}, measured on {about['measured_on']}, {about['created']}"
 
 
-def _as_csv(compared: dict[str, Any]) -> str:
-    shown = ("a_shown", "b_shown")
-    names = list(dict.fromkeys(name for row in compared["rows"] for name in row if name not in shown))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([row.get(name) for name in names] for row in compared["rows"])
-    return text.getvalue().rstrip("\n")
+def _name(row: Record) -> str:
+    threads = f", {thread_words(row['threads'])}" if row.get("threads") is not None else ""
+    return f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"
+
+
+def _formatted(name: str, layout: str) -> Any:
+    return lambda row: layout.format(row[name]) if row[name] is not None else DASH
+
+
+_PAIRS: Columns[Record] = Columns(
+    [
+        Column("row", _name, heading=""),
+        Column("where", itemgetter("where")),
+        Column("phase", itemgetter("phase")),
+        Column("a", itemgetter("a_shown"), heading="A, p50", number=True),
+        Column("b", itemgetter("b_shown"), heading="B, p50", number=True),
+        Column("ratio", itemgetter("ratio"), heading="B / A", text=_formatted("ratio", "{:.2f}"), number=True),
+        Column("noise", itemgetter("noise"), text=_formatted("noise", "±{:.0%}"), number=True),
+        Column("mark", itemgetter("mark"), heading="B is"),
+    ]
+)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
-from edgeformer.reporting.tables import new_table
+from edgeformer.reporting.columns import Column, Columns
 from edgeformer.tasks.early_exit import SWEEP
 
 PICTURE = "early_exit.png"
@@ -23,16 +23,25 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
         rows: of one task.
     """
     metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
-    columns = ("artifact", "set", "threshold", "mean loops", metric, "loss", "leave after loop")
-    table = new_table(f"{name}: early exit (loops are a mean, and no time)", *columns, right=columns[2:6])
-    for _, alike in groupby(rows, key=_kind):
-        group = list(alike)
-        row = group[0]
-        figure = f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
-        leave = ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)
-        cells = (_thresholds(group), f"{row.mean_loops:.2f}", figure, f"{row.loss:.4f}", leave)
-        table.add_row(row.artifact, row.split, *cells)
-    return table
+    columns: list[Column[list[EarlyExitRow]]] = [
+        Column("artifact", lambda alike: alike[0].artifact),
+        Column("set", lambda alike: alike[0].split),
+        Column("threshold", _thresholds, number=True),
+        Column("mean_loops", lambda alike: f"{alike[0].mean_loops:.2f}", number=True),
+        Column(metric, lambda alike: _figure(alike[0]), number=True),
+        Column("loss", lambda alike: alike[0].loss, number=True),
+        Column("leave_after_loop", lambda alike: _leaving(alike[0])),
+    ]
+    groups = [list(alike) for _, alike in groupby(rows, key=_kind)]
+    return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
+
+
+def _figure(row: EarlyExitRow) -> str:
+    return f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
+
+
+def _leaving(row: EarlyExitRow) -> str:
+    return ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)
 
 
 def _kind(row: EarlyExitRow) -> tuple[object, ...]:

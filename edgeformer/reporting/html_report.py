@@ -7,27 +7,21 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from edgeformer.formats.report import Candidate, Check, Report, Row
-from edgeformer.formats.units import format_bytes, format_milliseconds
-from edgeformer.reporting.badge import badge_text
-from edgeformer.reporting.caution import cautions
-from edgeformer.reporting.html_pictures import draw_pictures
-from edgeformer.reporting.report_words import (
-    ABOUT,
-    DASH,
+from edgeformer.formats.caution import cautions
+from edgeformer.formats.report import Check, Report, Row
+from edgeformer.formats.units import format_bytes
+from edgeformer.reporting.columns import PageTable
+from edgeformer.reporting.pictures import draw_pictures
+from edgeformer.reporting.report_tables import CHECKS, FACTS, SIZES, Fact, Numbered, candidates, measurements
+from edgeformer.reporting.words import (
+    badge_text,
     estimate_words,
     in_words,
-    latency_words,
-    memory_words,
     not_measured,
     numbered,
-    quantity,
     rate_words,
-    runtime_words,
     shape_words,
     split_sizes,
-    state_words,
-    value_words,
 )
 
 
@@ -52,75 +46,56 @@ def _context(report: Report) -> dict[str, Any]:
         "sentence": in_words(report),
         "cautions": cautions(report),
         "estimates": estimate_words(report),
-        "checks": [(_check_cells(check), check) for check in report.verdict.checks],
+        "checks": CHECKS.page(report.verdict.checks, _estimated),
         "pictures": draw_pictures(report),
-        "measured": [(_cells(row, report), row.latency_ms.status) for row in rows],
-        "device_rows": [(_device_cells(row, report), row.latency_ms.status) for row in device],
+        "measured": _measured(rows, report),
+        "device_rows": _device(device, report),
         "methods": dict.fromkeys(r.latency_ms.reason for r in device if r.latency_ms.status == "estimated"),
-        "sizes": split_sizes(report),
+        "sizes": SIZES.page(split_sizes(report)),
         "candidates": _candidates(report),
         "environment": [*_environment(report), *_conditions(rows)],
-        "facts": profile_facts(report.profile),
+        "facts": FACTS.page(profile_facts(report.profile)),
         "gaps": not_measured(report),
         "warnings": [
             f"{row.artifact} at {shape_words(row, report)}, {row.phase}: {'; '.join(row.latency_ms.warnings)}"
             for row in rows
             if row.latency_ms.warnings
         ],
-        "bytes": format_bytes,
     }
 
 
-def _check_cells(check: Check) -> list[str]:
-    """Of a check, what stands beside its name and its result."""
-    basis = (check.basis or DASH) if check.value is not None else DASH
-    return [check.artifact, quantity(check.limit, check), value_words(check), basis, check.reason or ""]
+def _estimated(check: Check) -> str:
+    return "estimated" if check.basis == "estimated" and check.value is not None else ""
 
 
-def _ms(value: float | None) -> str:
-    return DASH if value is None else format_milliseconds(value)
+def _status(row: Row) -> str:
+    return row.latency_ms.status
 
 
-def _cells(row: Row, report: Report) -> list[str]:
-    """One cell per column of the page's table of measurements."""
-    t = row.latency_ms
-    energy = f"{row.energy_mj.value:.3g} mJ" if row.energy_mj.value is not None else DASH
-    throughput = f"{row.throughput_per_s:,.0f}" if row.throughput_per_s is not None else DASH
-    spread = f"{t.cv:.1%}" if t.cv is not None else DASH
-    about = [row.artifact, row.precision, runtime_words(row.provider), row.phase, shape_words(row, report), t.status]
-    times = [latency_words(t), _ms(t.p90), _ms(t.p99), spread, f"{t.n:,}", throughput]
-    # The reason of an absent figure can be long; it stands under "What was not measured".
-    state = "see below" if row.latency_ms.status == "unavailable" else state_words(row)
-    return [*about, *times, memory_words(row.memory_bytes), energy, format_bytes(row.size_bytes), state]
+def _measured(rows: Sequence[Row], report: Report) -> PageTable:
+    about = ("artifact", "precision", "provider", "phase", "shape", "status")
+    times = ("p50", "p90", "p99", "cv", "n", "throughput")
+    return measurements(report).pick(*about, *times, "memory_peak", "energy", "size", "state").page(rows, _status)
 
 
-def _device_cells(row: Row, report: Report) -> list[str]:
-    """One cell per column of the page's table of the device's rows; how an estimate was made is said once, below."""
-    t = row.latency_ms
-    shape = (row.artifact, row.precision, row.phase, shape_words(row, report))
-    return [*shape, t.status, latency_words(t), memory_words(row.memory_bytes), _why_none(row)]
+def _device(rows: Sequence[Row], report: Report) -> PageTable:
+    """How an estimate was made is said once, below the table."""
+    about = ("artifact", "precision", "phase", "shape", "status")
+    return measurements(report).pick(*about, "p50", "memory_peak", "why_not").page(rows, _status)
 
 
-def _why_none(row: Row) -> str:
-    return (row.latency_ms.reason or "no reason was given") if row.latency_ms.status == "unavailable" else ""
-
-
-def _candidates(report: Report) -> list[tuple[list[str], bool, Candidate]]:
-    """Cells, is it the pick, and the candidate; numbered as in the picture."""
+def _candidates(report: Report) -> PageTable | None:
+    """Numbered as in the picture."""
     search = report.search
     if search is None:
-        return []
-    found = []
-    for number, position, c in numbered(search):
-        about = f"{ABOUT} " if c.latency_status == "estimated" else ""
-        time = f"{about}{_ms(c.latency_ms)}{f' ms ({c.latency_status})' if c.latency_ms is not None else ''}"
-        cells = [
-            str(number), c.artifact, runtime_words(c.provider), str(c.threads) if c.threads else DASH,
-            f"{c.score:.4f}" if c.score is not None else DASH, time, format_bytes(c.size_bytes),
-            format_bytes(c.memory_bytes), "yes" if c.feasible else "no", "yes" if c.on_front else "no", c.reason or "",
-        ]  # fmt: skip
-        found.append((cells, position == search.pick, c))
-    return found
+        return None
+
+    def kind(row: Numbered) -> str:
+        estimated = ["estimated"] if row[2].latency_status == "estimated" else []
+        return " ".join([*estimated, *(["pick"] if row[1] == search.pick else [])])
+
+    about = ("number", "artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy")
+    return candidates(search, *about, "feasible", "front", "why").page(numbered(search), kind)
 
 
 def _environment(report: Report) -> list[tuple[str, str]]:
@@ -157,9 +132,14 @@ def _some(values: list[str]) -> str:
     return "; ".join(values[:4]) + (f"; and {len(values) - 4} more" if len(values) > 4 else "")
 
 
-def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """name, value, checked on the device (yes or no), source of every fact, nested ones with their path."""
-    facts: list[tuple[str, str, str, str]] = []
+def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:
+    """Every fact of a device profile, nested ones with their path.
+
+    Args:
+        profile: its facts as they were used.
+        prefix: of their names.
+    """
+    facts: list[Fact] = []
     for name, entry in profile.items():
         title = f"{prefix}{name}".replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")
         if isinstance(entry, dict) and {"value", "source"} <= entry.keys():

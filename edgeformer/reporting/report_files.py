@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
-from tabulate import tabulate
-
+from edgeformer.formats.caution import cautions
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.report import Report
-from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.formats.workspace import REPORTS_FOLDER
-from edgeformer.reporting.badge import badge_markdown, badge_svg
-from edgeformer.reporting.caution import cautions
 from edgeformer.reporting.html_report import as_html
-from edgeformer.reporting.report_words import (
-    estimate_words,
-    in_words,
-    latency_words,
-    memory_words,
-    not_measured,
-    quantity,
-    shape_words,
-    state_words,
-    value_words,
-)
+from edgeformer.reporting.pictures import draw_report
+from edgeformer.reporting.report_tables import CHECKS, MEASUREMENTS_CSV, candidates, measurements
+from edgeformer.reporting.words import badge_markdown, badge_text, estimate_words, in_words, not_measured, numbered
 from edgeformer.run import Location
 
-_COLUMNS = (
-    "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50_ms", "low_ms",
-    "high_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "cv", "n", "stable", "device_ms", "throughput_per_s",
-    "memory_status", "memory_peak_bytes", "memory_low_bytes", "memory_high_bytes", "energy_mj", "size_bytes", "reason",
-)  # fmt: skip
+_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a"}
+_CHARACTER, _PADDING = 6.6, 12
 
 
 def write_report(report: Report, location: Location) -> list[Path]:
-    """Write ``reports/<device>.{json,md,csv,html,svg}`` and, where matplotlib is installed, a PNG; return the paths."""
+    """Write ``reports/<device>.{json,md,csv,html,svg}`` and, where matplotlib is installed, a PNG.
+
+    Args:
+        report: what `profile` found.
+        location: the run that was measured, or a bundle without one.
+
+    Returns:
+        The paths, in that order.
+    """
     base = location.run if location.run is not None else location.require_bundle()
     folder = base / REPORTS_FOLDER
     write_json(folder / f"{report.device}.json", report)
@@ -45,25 +36,13 @@ def write_report(report: Report, location: Location) -> list[Path]:
     for kind, made in texts.items():
         write_text(folder / f"{report.device}.{kind}", made(report))
     written = [folder / f"{report.device}.{kind}" for kind in ("json", *texts)]
-    try:
-        from edgeformer.reporting.report_plot import draw_report
-    except ModuleNotFoundError:
-        return written  # the HTML says so, and its tables hold the same figures
-    return [*written, draw_report(report, folder / f"{report.device}.png")]
+    picture = draw_report(report, folder / f"{report.device}.png")
+    return [*written, *([picture] if picture is not None else [])]
 
 
 def as_csv(report: Report) -> str:
     """All rows, one line each, units in the column names. ``status`` is the latency's."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for row in report.rows:
-        t, m = row.latency_ms, row.memory_bytes
-        shape = (row.artifact, row.precision, row.provider, row.where, row.phase, row.batch, row.seq, row.threads)
-        times = (t.status, t.p50, t.low, t.high, t.p90, t.p95, t.p99, t.mean, t.cv, t.n, t.stable, row.device_ms)
-        rest = (m.status, m.peak, m.low, m.high, row.energy_mj.value, row.size_bytes, t.reason)
-        writer.writerow((*shape, *times, row.throughput_per_s, *rest))
-    return text.getvalue()
+    return measurements(report).pick(*MEASUREMENTS_CSV).csv(report.rows)
 
 
 def as_markdown(report: Report) -> str:
@@ -72,11 +51,9 @@ def as_markdown(report: Report) -> str:
     if estimate_words(report):
         warned += f"\n> Figures with ≈ are {estimate_words(report)}.\n"
     host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
-    checks = [
-        (c.name, c.artifact, quantity(c.limit, c), value_words(c), c.basis or "", c.status, c.reason or "")
-        for c in report.verdict.checks
-    ]
-    heads = ("check", "artifact", "limit", "value", "known by", "status", "reason")
+    shown = measurements(report).pick(
+        "artifact", "shape", "where", "phase", "status", "p50", "p90", "memory_peak", "size", "state"
+    )
     notes = "".join(f"- {note}\n" for note in report.notes)
     gaps = "".join(f"- {what}: {why}\n" for what, why in not_measured(report))
     return (
@@ -84,50 +61,44 @@ def as_markdown(report: Report) -> str:
         f"{badge_markdown(report, f'{report.device}.svg')}\n\n"
         f"**Verdict: {report.verdict.status}.** {in_words(report)}\n{warned}\n"
         f"{report.parameters:,} parameters. Rows `host` were measured on: {host}. {report.created}\n\n"
-        f"## Budget\n\n{_github(checks, heads)}\n\n"
-        f"## Measurements\n\n{_measurements(report)}\n"
+        f"## Budget\n\n{CHECKS.markdown(report.verdict.checks)}\n\n"
+        f"## Measurements\n\n{shown.markdown(report.rows)}\n"
         f"{_search(report)}"
         f"{chr(10) + '## What was not measured, and why' + chr(10) * 2 + gaps if gaps else ''}"
         f"{chr(10) + '## Notes' + chr(10) * 2 + notes if notes else ''}"
     )
 
 
-def _github(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
-    safe = [tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
-    return tabulate(safe, headers, tablefmt="github", disable_numparse=True)
-
-
-def _measurements(report: Report) -> str:
-    rows = [
-        (
-            row.artifact, shape_words(row, report), row.where, row.phase, row.latency_ms.status,
-            latency_words(row.latency_ms), format_milliseconds(row.latency_ms.p90),
-            memory_words(row.memory_bytes), format_bytes(row.size_bytes),
-            "unstable" if state_words(row) == "unstable" else "",
-        )
-        for row in report.rows
-    ]  # fmt: skip
-    return _github(
-        rows, ("artifact", "batch × tokens", "where", "phase", "status", "p50", "p90 ms", "memory", "size", "")
-    )
-
-
 def _search(report: Report) -> str:
-    """What was found, the pick in bold, and the Pareto front."""
+    """What was found: the Pareto front, and the pick in bold."""
     search = report.search
     if search is None:
         return ""
-    rows = []
-    for position, c in enumerate(search.candidates):
-        if not (c.on_front or position == search.pick):
-            continue
-        about = "≈ " if c.latency_status == "estimated" else ""
-        name = f"**{c.artifact}**" if position == search.pick else c.artifact
-        score = f"{c.score:.4f}" if c.score is not None else "–"
-        time = f"{about}{format_milliseconds(c.latency_ms)} ms" if c.latency_ms is not None else "–"
-        rows.append(
-            (name, str(c.threads or ""), score, time, format_bytes(c.size_bytes), "yes" if c.feasible else "no")
-        )
-    heads = ("on the Pareto front", "threads", search.metric, "latency", "size", "feasible")
+    rows = [row for row in numbered(search) if row[2].on_front or row[1] == search.pick]
+    shown = candidates(
+        search, "number", "artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy", "feasible"
+    )
+    table = shown.markdown(rows, strong=lambda row: row[1] == search.pick)
     absent = "".join(f"- not in the bundle: {what}\n" for what in search.not_in_bundle)
-    return f"\n## Search\n\n{search.reason}\n\n{_github(rows, heads)}\n{chr(10) + absent if absent else ''}"
+    front = "On the Pareto front of score, latency and size:"
+    return f"\n## Search\n\n{search.reason}\n\n{front}\n\n{table}\n{chr(10) + absent if absent else ''}"
+
+
+def badge_svg(report: Report) -> str:
+    """A self-contained SVG, 20 pixels high: green, red or grey. Its text has a fixed length, whatever the font."""
+    right = badge_text(report)
+    widths = [round(len(text) * _CHARACTER) + _PADDING for text in ("edgeformer", right)]
+    total, colour = sum(widths), _COLOURS[report.verdict.status]
+    texts = "".join(
+        f'<text x="{x:g}" y="14" textLength="{width - _PADDING}" lengthAdjust="spacingAndGlyphs">{escape(text)}</text>'
+        for x, width, text in ((widths[0] / 2, widths[0], "edgeformer"), (widths[0] + widths[1] / 2, widths[1], right))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img" '
+        f'aria-label="edgeformer {escape(right)}"><title>edgeformer {escape(right)}</title>'
+        f'<clipPath id="r"><rect width="{total}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
+        f'<rect width="{widths[0]}" height="20" fill="#3b424b"/>'
+        f'<rect x="{widths[0]}" width="{widths[1]}" height="20" fill="{colour}"/></g>'
+        f'<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g>'
+        "</svg>\n"
+    )

@@ -1,40 +1,239 @@
-"""A profile report on the terminal: what was measured and estimated, the checks, the verdict, the files."""
+"""The tables of a profile report: measurements, checks, what a search compared, sizes, facts; and its terminal form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
+from textwrap import shorten
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from edgeformer.backends import provider_label
+from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import install_hint
-from edgeformer.formats.report import Report, Row
+from edgeformer.formats.report import Candidate, Check, Report, Row, Search, SizeParts
 from edgeformer.formats.units import format_bytes, format_milliseconds
-from edgeformer.reporting.badge import badge_markdown
-from edgeformer.reporting.caution import cautions
-from edgeformer.reporting.report_words import (
+from edgeformer.reporting.columns import DASH, Column, Columns, coloured
+from edgeformer.reporting.words import (
+    ABOUT,
+    badge_markdown,
     estimate_words,
     in_words,
     latency_words,
     memory_words,
+    metric_named,
+    numbered,
     quantity,
     shape_words,
     state_words,
     value_words,
 )
-from edgeformer.reporting.tables import DASH, coloured, new_table
+
+MEASUREMENTS_CSV = (
+    "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50", "low",
+    "high", "p90", "p95", "p99", "mean", "cv", "n", "stable", "device", "throughput", "memory_status", "memory_peak",
+    "memory_low", "memory_high", "energy", "size", "reason",
+)  # fmt: skip
+"""Scripts rely on these; ``status`` and ``reason`` are the latency's."""
 
 _KINDS = {".png": "picture", ".svg": "badge  "}
+_BASES = {
+    "measured": "times measured on the device",
+    "estimated": "times marked ≈ are estimates for the device",
+    "host": "times of THIS HOST, which say nothing certain of the device",
+}
+_REASON = 80
+"""Characters of a reason on the terminal; the whole one is in the files."""
 
 
-def print_report(report: Report, files: list[Path], console: Console) -> None:
-    """Print the whole report."""
-    console.print(measurement_table(report))
-    if estimated_rows(report):
-        console.print(estimate_table(report))
-    console.print(check_table(report))
-    console.print(f"[bold]Verdict for {report.device}:[/bold] {coloured(report.verdict.status)}. {in_words(report)}\n")
+def measurements(report: Report) -> Columns[Row]:
+    """Every figure of a row; each document picks those that it has room for."""
+    starts = _first_calls(report)
+    return Columns(
+        [
+            Column("artifact", attrgetter("artifact")),
+            Column("precision", attrgetter("precision")),
+            Column("provider", attrgetter("provider"), "", "runtime", lambda row: provider_label(row.provider)),
+            Column("where", attrgetter("where")),
+            Column("phase", attrgetter("phase")),
+            Column("batch", attrgetter("batch")),
+            Column("seq", attrgetter("seq")),
+            Column("shape", lambda row: shape_words(row, report), heading="batch × tokens", number=True),
+            Column("threads", attrgetter("threads")),
+            Column("status", attrgetter("latency_ms.status")),
+            Column(
+                "first_call", lambda row: starts.get(id(row)), "ms", text=lambda row: _first_call(starts.get(id(row)))
+            ),
+            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _latency),
+            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
+            Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)"),
+            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
+            Column("cv", attrgetter("latency_ms.cv"), "share"),
+            Column("n", attrgetter("latency_ms.n"), heading="calls", number=True),
+            Column("stable", attrgetter("latency_ms.stable")),
+            Column("device", attrgetter("device_ms"), "ms", "on the card"),
+            Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second"),
+            Column("memory_status", attrgetter("memory_bytes.status")),
+            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", _memory),
+            *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
+            Column("energy", attrgetter("energy_mj.value"), "mj"),
+            Column("size", attrgetter("size_bytes"), "bytes"),
+            Column("reason", attrgetter("latency_ms.reason")),
+            Column("why_not", _why_not, heading="", wraps=True),
+            Column("state", _state, heading="", text=lambda row: Text(_state(row), "yellow")),
+        ]
+    )
+
+
+def _first_calls(report: Report) -> dict[int, float]:
+    """Identity of the first steady row of an artifact → milliseconds of its first call in a fresh process."""
+    here = [row for row in report.rows if row.where == "host"]
+    cold = {(row.artifact, row.threads): row.latency_ms.p50 for row in here if row.phase == "cold"}
+    found: dict[int, float] = {}
+    for row in here:
+        if row.phase != "cold":
+            first = cold.pop((row.artifact, row.threads), None)
+            if first is not None:
+                found[id(row)] = first
+    return found
+
+
+def _first_call(value: float | None) -> str:
+    return "" if value is None else f"{format_milliseconds(value)} ms"
+
+
+def _latency(row: Row) -> Text:
+    return Text(latency_words(row.latency_ms), "italic" if row.latency_ms.status == "estimated" else "")
+
+
+def _memory(row: Row) -> Text:
+    return Text(memory_words(row.memory_bytes), "italic" if row.memory_bytes.status == "estimated" else "")
+
+
+def _state(row: Row) -> str:
+    """A long reason would make the table a narrow tower; it stands below it."""
+    return "unavailable, see below" if row.latency_ms.status == "unavailable" else state_words(row)
+
+
+def _why_not(row: Row) -> str:
+    return (row.latency_ms.reason or "no reason was given") if row.latency_ms.status == "unavailable" else ""
+
+
+CHECKS: Columns[Check] = Columns(
+    [
+        Column("check", attrgetter("name")),
+        Column("result", attrgetter("status"), mark=True),
+        Column("artifact", attrgetter("artifact")),
+        Column("limit", attrgetter("limit"), text=lambda check: quantity(check.limit, check), number=True),
+        Column("value", attrgetter("value"), text=value_words, number=True),
+        Column("known_by", lambda check: check.basis if check.value is not None else None),
+        Column("why", attrgetter("reason"), text=lambda check: check.reason or "", wraps=True),
+    ]
+)
+"""Each limit of the device against what is known."""
+
+SIZES: Columns[SizeParts] = Columns(
+    [
+        Column("artifact", attrgetter("artifact")),
+        Column("embeddings", attrgetter("embeddings"), "bytes"),
+        Column("block", attrgetter("block"), "bytes", "layers or shared block"),
+        Column("heads", attrgetter("heads"), "bytes"),
+        Column("other", attrgetter("other"), "bytes"),
+    ]
+)
+
+Numbered = tuple[int, int, Candidate]
+"""Number in tables and pictures, position in the search, candidate."""
+
+
+def candidates(search: Search, *names: str) -> Columns[Numbered]:
+    """Columns of what a search compared, without those in which nothing would stand."""
+    metric, several = metric_named(search.metric), len({c.provider for c in search.candidates}) > 1
+    columns = Columns(
+        [
+            Column[Numbered]("number", lambda row: row[0], heading="", text=lambda row: _number(row, search)),
+            Column("artifact", lambda row: row[2].artifact),
+            Column("runtime", lambda row: provider_label(row[2].provider) if several else None),
+            Column("threads", lambda row: row[2].threads, number=True),
+            Column("score", lambda row: row[2].score, "", metric.name, lambda row: metric.text(row[2].score), True),
+            Column("latency", lambda row: row[2].latency_ms, "ms", text=_candidate_latency),
+            Column("size", lambda row: row[2].size_bytes, "bytes"),
+            Column("memory", lambda row: row[2].memory_bytes, "bytes", text=_candidate_memory),
+            Column("energy", lambda row: row[2].energy_mj, "mj"),
+            Column("front", lambda row: row[2].on_front, text=lambda row: "●" if row[2].on_front else ""),
+            Column("feasible", lambda row: row[2].feasible),
+            Column("verdict", lambda row: row[2].reason, heading="", text=_verdict),
+            Column("why", lambda row: row[2].reason, text=lambda row: row[2].reason or "", wraps=True),
+        ]
+    )
+    return columns.pick(*names).known_in(numbered(search), "runtime", "threads", "energy")
+
+
+def _number(row: Numbered, search: Search) -> Text:
+    return Text(f"▶ {row[0]}", "green") if row[1] == search.pick else Text(f"  {row[0]}")
+
+
+def _candidate_latency(row: Numbered) -> str:
+    candidate = row[2]
+    if candidate.latency_ms is None:
+        return DASH
+    text = f"{format_milliseconds(candidate.latency_ms)} ms"
+    if candidate.latency_status != "estimated":
+        return text
+    if candidate.low_ms is None or candidate.high_ms is None:
+        return f"{ABOUT} {text}"
+    return f"{ABOUT} {format_milliseconds(candidate.low_ms)} to {format_milliseconds(candidate.high_ms)} ms"
+
+
+def _candidate_memory(row: Numbered) -> str:
+    candidate = row[2]
+    estimated = candidate.latency_status == "estimated" and candidate.memory_bytes is not None
+    return (f"{ABOUT} " if estimated else "") + format_bytes(candidate.memory_bytes)
+
+
+def _verdict(row: Numbered) -> Text:
+    candidate = row[2]
+    if not candidate.feasible:
+        return Text(shorten(candidate.reason or "not feasible", _REASON, placeholder=" …"), "red")
+    parts = [Text(f"not known: {', '.join(candidate.unknown)}", "yellow")] if candidate.unknown else []
+    parts += [Text(f"score of {candidate.scored_as}", "dim")] if candidate.scored_as else []
+    return Text("; ").join(parts) if parts else Text("feasible", "green")
+
+
+Fact = tuple[str, str, str, str]
+"""Name, value, checked on the device (yes or no), source."""
+
+FACTS: Columns[Fact] = Columns(
+    [
+        Column("fact", lambda fact: fact[0]),
+        Column("value", lambda fact: fact[1]),
+        Column("checked_on_the_device", lambda fact: fact[2]),
+        Column("source", lambda fact: fact[3], wraps=True),
+    ]
+)
+
+
+def estimated_rows(report: Report) -> list[Row]:
+    """Rows of the device that the estimator filled."""
+    return [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
+
+
+def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
+    """Print the whole report.
+
+    Args:
+        report: what `profile` found.
+        files: where it was written.
+        console: of the terminal.
+    """
+    _print_rows(report, console)
+    terminal = CHECKS.pick("check", "artifact", "limit", "value", "known_by", "result")
+    console.print(terminal.terminal(f"Budget of {report.device}", report.verdict.checks))
+    console.print(Text.assemble((f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)), end="")
+    console.print(f". {escape(in_words(report))}\n")
     warned = [row for row in report.rows if row.latency_ms.warnings]
     warnings = [f"{r.artifact} {shape_words(r, report)}: {'; '.join(r.latency_ms.warnings)}" for r in warned]
     absent = {f"{r.artifact}: {state_words(r)}": None for r in report.rows if r.latency_ms.status == "unavailable"}
@@ -50,80 +249,35 @@ def print_report(report: Report, files: list[Path], console: Console) -> None:
             console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
 
 
-def estimated_rows(report: Report) -> list[Row]:
-    """Rows of the device that the estimator filled."""
-    return [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
+def _print_rows(report: Report, console: Console) -> None:
+    columns, warned = measurements(report), "".join(f"; {caution}" for caution in cautions(report))
+    host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
+    title = f"{report.run} for {report.device_title}\nmeasured on this host: {host}{warned}"
+    here = [row for row in report.rows if row.where == "host" and row.phase != "cold"]
+    shown = columns.pick("artifact", "size", "shape", "first_call", "p50", "p90", "throughput", "memory_peak", "state")
+    console.print(shown.terminal(title, here))
+    guessed = estimated_rows(report)
+    if guessed:
+        title = f"NOT MEASURED: estimated for {report.device_title}"
+        shown = columns.pick("artifact", "shape", "p50", "memory_peak")
+        console.print(shown.terminal(title, guessed, Text(estimate_words(report) or "")))
 
 
-def measurement_table(report: Report) -> Table:
-    """Rows measured on this host; cold and steady side by side."""
-    warned = "".join(f"; {caution}" for caution in cautions(report))
-    title = (
-        f"{report.run} for {report.device_title}\n"
-        f"measured on this host: {report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores{warned}"
-    )
-    columns = (
-        "artifact",
-        "size",
-        "batch × tokens",
-        "first call",
-        "typical (p50)",
-        "slow (p90)",
-        "per second",
-        "memory",
-        "",
-    )
-    table = new_table(escape(title), *columns, right=columns[1:8])
-    cold = {(row.artifact, row.threads): row for row in report.rows if row.phase == "cold" and row.where == "host"}
-    seen: set[tuple[str, int | None]] = set()
-    for row in report.rows:
-        if row.where != "host" or row.phase == "cold":
-            continue
-        key = (row.artifact, row.threads)
-        first = cold.get(key) if key not in seen else None
-        seen.add(key)
-        table.add_row(*_cells(row, first, shape_words(row, report)))
-    return table
+def print_search(search: Search, console: Console) -> None:
+    """Print every candidate, the pick and why, and what export could add.
 
-
-def _cells(row: Row, cold: Row | None, shape: str) -> list[str]:
-    latency = row.latency_ms
-    start = [escape(row.artifact), format_bytes(row.size_bytes), shape]
-    # A long reason would make the table a narrow tower; it stands below it.
-    word = latency.status if latency.status == "unavailable" else state_words(row)
-    state = f"[yellow]{escape(word)}[/]" if word else ""
-    if latency.status != "measured":
-        return [*start, DASH, DASH, DASH, DASH, DASH, state]
-    first = _ms(cold.latency_ms.p50) if cold else ""
-    throughput = f"{row.throughput_per_s:,.0f}" if row.throughput_per_s is not None else DASH
-    return [*start, first, _ms(latency.p50), _ms(latency.p90), throughput, memory_words(row.memory_bytes), state]
-
-
-def _ms(value: float | None) -> str:
-    return DASH if value is None else f"{format_milliseconds(value)} ms"
-
-
-def estimate_table(report: Report) -> Table:
-    """Rows that were estimated for the device: middle and range, never a percentile."""
-    columns = ("artifact", "batch × tokens", "typical, estimated", "memory, estimated")
-    title = f"NOT MEASURED: estimated for {report.device_title}"
-    table = new_table(escape(title), *columns, right=columns[1:])
-    for row in estimated_rows(report):
-        latency, memory = latency_words(row.latency_ms), memory_words(row.memory_bytes)
-        table.add_row(
-            *(escape(row.artifact), shape_words(row, report), f"[italic]{latency}[/]", f"[italic]{memory}[/]")
-        )
-    table.caption = escape(estimate_words(report) or "")
-    table.caption_justify = "left"
-    return table
-
-
-def check_table(report: Report) -> Table:
-    """Each limit of the device against what is known."""
-    columns = ("check", "artifact", "limit", "value", "known by", "result")
-    table = new_table(f"Budget of {escape(report.device)}", *columns, right=("limit", "value"))
-    for check in report.verdict.checks:
-        basis = check.basis if check.value is not None else None
-        cells = (check.name, escape(check.artifact), quantity(check.limit, check), value_words(check), basis or DASH)
-        table.add_row(*cells, coloured(check.status))
-    return table
+    Args:
+        search: what `profile --search` found.
+        console: of the terminal.
+    """
+    metric = metric_named(search.metric)
+    sign = "≥" if metric.higher_is_better else "≤"
+    bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
+    title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
+    about = ("number", "artifact", "runtime", "threads")
+    shown = candidates(search, *about, "score", "latency", "size", "memory", "energy", "front", "verdict")
+    console.print(shown.terminal(title, numbered(search)))
+    pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
+    console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
+    for line in search.not_in_bundle:
+        console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)

@@ -7,31 +7,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgeformer.formats.device import Fact, Peaks
 from edgeformer.formats.report import Candidate, Report, Row, Search
 from edgeformer.reporting.canvas import FAINT, GREY, INK
-from edgeformer.reporting.report_panels import colours, named, plain
-from edgeformer.reporting.report_words import ABOUT, numbered, rate_words
-
-_PEAKS = {"fp32": ("fp32",), "fp16": ("fp16_fp32_accumulate", "fp16"), "int8": ("int8",)}
-"""Precision → the profile's peak that its matrix products run at, the first that is known."""
-
-
-def _fact(value: object) -> float | None:
-    """A fact of the profile as it was used: the number, or ``{value, source, verified}``."""
-    found = value.get("value") if isinstance(value, dict) else value
-    return float(found) if isinstance(found, (int, float)) and found > 0 else None
+from edgeformer.reporting.panels import colours, named, plain
+from edgeformer.reporting.words import ABOUT, metric_named, numbered, rate_words, thread_words
 
 
 def peak_rate(report: Report, precision: str) -> float | None:
-    """Operations per second of the device in a precision, as its profile says; None: not known."""
-    peaks = report.profile.get("peaks")
-    known = [_fact(peaks.get(name)) for name in _PEAKS.get(precision, ())] if isinstance(peaks, dict) else []
-    return next((rate for rate in known if rate is not None), None)
+    """Operations per second of the device's matrix products, as its profile says.
+
+    Args:
+        report: with the profile as it was used.
+        precision: of the artifact.
+
+    Returns:
+        The surest of the rates that are known; None: none is.
+    """
+    known = Peaks.model_validate(report.profile.get("peaks") or {}, strict=False).of(precision)
+    return known[0].value if known else None
 
 
 def bandwidth(report: Report) -> float | None:
     """Bytes per second of the device's memory, as its profile says; None: not known."""
-    return _fact(report.profile.get("bandwidth_bytes_per_s"))
+    fact = report.profile.get("bandwidth_bytes_per_s")
+    return Fact[float].model_validate(fact, strict=False).value if fact is not None else None
 
 
 def roofline_rows(report: Report) -> list[Row]:
@@ -56,6 +56,10 @@ def draw_roofline(axis: Any, report: Report) -> None:
 
     Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, which is
     another machine and has other roofs.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
     """
     rows, rate, of = roofline_rows(report), bandwidth(report), colours(report)
     assert rate is not None, "ask no_roofline first"
@@ -125,7 +129,11 @@ def named_below(report: Report) -> list[str]:
 def draw_search(axis: Any, report: Report) -> None:
     """Score over latency, one bubble per candidate as large as its file; the front is drawn, the pick has a ring.
 
-    Hollow and dashed: the latency is an estimate. Pale: not feasible. Perplexity falls upwards: up is always better.
+    Hollow and dashed: the latency is an estimate. Pale: not feasible. Up is always better: a perplexity falls upwards.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
     """
     search = report.search
     assert search is not None
@@ -142,12 +150,13 @@ def draw_search(axis: Any, report: Report) -> None:
         axis.axhline(search.bound, color=GREY, linewidth=1, linestyle="--")
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axis.annotate(f"asked for: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **place)
-    better = "lower is better, upwards" if search.metric == "perplexity" else "validation"
+    metric = metric_named(search.metric)
+    better = "validation" if metric.higher_is_better else "lower is better, upwards"
     label = "\n".join(("ms per call (p50)", *named_below(report)))
     axis.set(xlabel=plain(label), ylabel=f"{search.metric} ({better})")
     axis.grid(color=FAINT, linewidth=0.8)
     axis.margins(0.2)
-    if search.metric == "perplexity":
+    if not metric.higher_is_better:
         axis.invert_yaxis()
 
 
@@ -167,7 +176,7 @@ def _bubble(axis: Any, c: Candidate, report: Report, picked: bool) -> float:
 
 
 def _bubble_name(c: Candidate, picked: bool) -> str:
-    threads = f", {c.threads} thread{'s' if c.threads != 1 else ''}" if c.threads is not None else ""
+    threads = f", {thread_words(c.threads)}" if c.threads is not None else ""
     about = f" {ABOUT}" if c.latency_status == "estimated" else ""
     return f"{named(c.artifact)}{threads}{about}{'' if c.feasible else ' (not feasible)'}{' ← pick' if picked else ''}"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edgeformer.backends.opening import cannot_run
 
 import edgeformer.backends as backends
 from edgeformer import discovery
-from edgeformer.backends import ArtifactFiles, Backend, BuildJob, OpenOptions, Target, all_backends, backend_named
-from edgeformer.backends.opening import artifact_files, cannot_run, check_artifact, open_artifact
-from edgeformer.bundle import read_bundle
+from edgeformer.backends import Backend, BuildJob, OpenOptions, Target, all_backends, backend_named, cannot_run
+from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
@@ -53,7 +53,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def graph_of(bundle: Path) -> ArtifactManifest:
     types = {"input_ids": "int64[batch, seq]", "attention_mask": "int64[batch, seq]"}
-    (graph,) = read_bundle(bundle).artifacts
+    (graph,) = Bundle.open(bundle).artifacts
     return graph.model_copy(update={"id": "onnx-fp32", "inputs": types})
 
 
@@ -106,7 +106,7 @@ def test_what_can_run_here_answers_alike(reference: Backend, bundle: Path, tmp_p
     answers = {}
     for format_, artifact in made.items():
         assert artifact.file is not None and artifact.status == "built"
-        files = artifact_files(bundle / artifact.file, artifact, POSITIONS)
+        files = Bundle.open(bundle).files(artifact, checked=True)
         opener = backends.backend_of(artifact)
         conformance.check_refusals(opener, files, tmp_path)
         if cannot_run(artifact) is None:
@@ -122,11 +122,11 @@ def test_child_processes_see_what_is_on_their_path(reference: Backend, bundle: P
     (artifact,) = conformance.check_build(reference.builders[0], Target("onnx-reference"), job)
     program = (
         "import sys, numpy as np\nfrom pathlib import Path\n"
-        "from edgeformer.backends import backend_of\nfrom edgeformer.backends.opening import open_checked\n"
+        "from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of\n"
         "from edgeformer.formats.manifest import ArtifactManifest\n"
         "artifact = ArtifactManifest.model_validate_json(sys.argv[1], strict=False)\n"
         "ids = np.ones((1, 4), np.int64)\n"
-        "with open_checked(Path(sys.argv[2]), artifact) as session:\n"
+        "with backend_of(artifact).open(ArtifactFiles(artifact, Path(sys.argv[2])), OpenOptions()) as session:\n"
         "    found = session.run({'input_ids': ids, 'attention_mask': ids})['logits']\n"
         "print(backend_of(artifact).name, session.provider, *found.shape)\n"
     )
@@ -146,7 +146,7 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
     for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, tensorrt-rtx, tensorrt"):
         assert part in refusal
     with pytest.raises(ArtifactError, match="'alien' cannot be opened here"):
-        open_artifact(bundle, strange)
+        Bundle.open(bundle).session(strange)
     assert backends.provider_of(strange) == "alien"
     assert backends.cannot_estimate(strange, load_profile("rtx4050")) == refusal
     assert backends.builder_of("alien") is None
@@ -206,6 +206,6 @@ def test_provider_helpers_ask_whoever_knows(reference: Backend) -> None:
 
 def test_a_full_artifact_keeps_nothing_of_earlier_tokens(bundle: Path) -> None:
     graph = graph_of(bundle)
-    files = ArtifactFiles(graph, check_artifact(bundle, read_bundle(bundle), graph))
+    files = Bundle.open(bundle).files(graph)
     with pytest.raises(InputError, match="'onnx-fp32' keeps nothing of earlier tokens"):
         backends.backend_of(graph).open_decoder(files, None, OpenOptions())

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import ArtifactFiles, OpenOptions
-from edgeformer.backends.opening import cannot_run, open_checked
+from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.backends.tensorrt import BACKEND
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
@@ -114,4 +113,4 @@ def test_this_very_machine_refuses_an_engine_for_a_card_that_does_not_exist(tmp_
     path.write_bytes(b"not an engine")
     artifact = engine(built_for={"compute_capability": "99.0", "tensorrt-rtx": "0.0"})
     with pytest.raises((ArtifactError, MissingDependencyError), match=r"model\.engine: this .*engine was built"):
-        open_checked(path, artifact)
+        backend_of(artifact).open(ArtifactFiles(artifact, path), OpenOptions())

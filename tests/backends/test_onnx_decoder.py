@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from edgeformer.backends import OpenOptions
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decoder import decode_windows, step_decoder
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepParts
-from edgeformer.backends.opening import open_decoder
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.crt.graphs import compose_decode, step_specs
 from edgeformer.families.crt.network import build_crt
 from edgeformer.families.saving import load_model
@@ -47,12 +47,12 @@ def uncached(bundle: Path, ids: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def artifact_of(bundle: Path, id_: str) -> ArtifactManifest:
-    return next(a for a in read_bundle(bundle).artifacts if a.id == id_)
+    return next(a for a in Bundle.open(bundle).artifacts if a.id == id_)
 
 
 def opened(bundle: Path, id_: str) -> Decoder[Any]:
     exits = (EXIT, LOOPS) if id_.endswith("step") else (LOOPS,)
-    return open_decoder(bundle, artifact_of(bundle, id_), exits, threads=1)
+    return Bundle.open(bundle).decoder(artifact_of(bundle, id_), exits, OpenOptions(threads=1))
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -143,14 +143,14 @@ def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> 
 def test_what_cannot_write_is_refused(bundle: Path) -> None:
     for id_ in ("onnx-fp32", "onnx-fp32-exit1"):
         with pytest.raises(InputError, match=f"'{id_}' keeps nothing of earlier tokens"):
-            open_decoder(bundle, artifact_of(bundle, id_), (LOOPS,))
+            Bundle.open(bundle).decoder(artifact_of(bundle, id_), (LOOPS,))
     with pytest.raises(InputError, match="'onnx-fp32-decode' always runs all 2 loops; use a step artifact"):
-        open_decoder(bundle, artifact_of(bundle, "onnx-fp32-decode"), (EXIT,))
+        Bundle.open(bundle).decoder(artifact_of(bundle, "onnx-fp32-decode"), (EXIT,))
     with pytest.raises(InputError, match="no exit after loop 7"):
-        open_decoder(bundle, artifact_of(bundle, "onnx-fp32-step"), (7,))
+        Bundle.open(bundle).decoder(artifact_of(bundle, "onnx-fp32-step"), (7,))
     rejected = artifact_of(bundle, "onnx-fp32-step").model_copy(update={"status": "rejected", "reason": "overflow"})
     with pytest.raises(ArtifactError, match=r"was not built \(rejected: overflow\)"):
-        open_decoder(bundle, rejected, (LOOPS,))
+        Bundle.open(bundle).decoder(rejected, (LOOPS,))
 
 
 @pytest.mark.parametrize("kind", ["step", "decode"])

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from edgeformer.backends.opening import open_artifact
 
-from edgeformer.backends import backend_of, cannot_estimate
+from edgeformer.backends import OpenOptions, backend_of, cannot_estimate
 from edgeformer.backends.onnxruntime.session import OnnxSession, placement_note
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.estimating.estimate import estimate
@@ -55,8 +54,8 @@ def test_a_provider_that_takes_nothing_is_found_out(graph: Path) -> None:
 
 def test_every_graph_of_a_step_bundle_says_it() -> None:
     require_azure()
-    step = next(artifact for artifact in read_bundle(OLD).artifacts if artifact.id == "onnx-int8-step")
-    with open_artifact(OLD, step, provider=AZURE, threads=1) as session:
+    step = next(artifact for artifact in Bundle.open(OLD).artifacts if artifact.id == "onnx-int8-step")
+    with Bundle.open(OLD).session(step, OpenOptions(AZURE, threads=1)) as session:
         placement, notes = session.placement(), session.caveats()
     assert placement is not None and set(placement) == {"CPUExecutionProvider"}
     assert {note.partition(":")[0] for note in notes} == set(step.parts) & {"embed", "loop", "readout"}
@@ -74,7 +73,7 @@ def test_notes_name_what_went_elsewhere_the_most_frequent_first() -> None:
 
 @pytest.mark.parametrize("id_", ["onnx-int8", "onnx-int8-exit1", "onnx-int8-step", "onnx-int8-trim"])
 def test_int8_products_are_not_estimated_for_cards(id_: str) -> None:
-    artifact = next(known for known in read_bundle(OLD).artifacts if known.id == id_)
+    artifact = next(known for known in Bundle.open(OLD).artifacts if known.id == id_)
     reason = cannot_estimate(artifact, load_profile("rtx4050"))
     assert reason is not None
     assert f"its {artifact.quantized['MatMulInteger']} products in INT8 (MatMulInteger, uint8 × int8)" in reason
@@ -82,7 +81,7 @@ def test_int8_products_are_not_estimated_for_cards(id_: str) -> None:
 
 
 def test_rows_of_int8_products_on_a_card_are_unavailable() -> None:
-    manifest = read_bundle(OLD)
+    manifest = Bundle.open(OLD).manifest
     artifact = next(known for known in manifest.artifacts if known.id == "onnx-int8")
     (row,) = estimate(OLD, manifest, artifact, load_profile("rtx4050"), [("steady", 1, 16)])
     assert (row.where, row.provider) == ("device", "CUDAExecutionProvider")
@@ -91,7 +90,7 @@ def test_rows_of_int8_products_on_a_card_are_unavailable() -> None:
 
 
 def test_other_graphs_are_estimated_for_cards() -> None:
-    for artifact in read_bundle(OLD).artifacts:
+    for artifact in Bundle.open(OLD).artifacts:
         if artifact.is_graph and artifact.precision != "int8":
             assert cannot_estimate(artifact, load_profile("rtx4050")) is None
 

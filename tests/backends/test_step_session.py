@@ -11,10 +11,10 @@ import onnx
 import pytest
 import torch
 
+from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import Early, StepSession
-from edgeformer.backends.opening import check_artifact, open_artifact
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.encoder.config import EncoderConfig
 from edgeformer.families.encoder.graphs import step_specs
 from edgeformer.families.encoder.model import EncoderClassifier
@@ -152,14 +152,14 @@ class TestLanguageModel:
         with torch.inference_mode():
             expected = load_model(bundle.parent).logits(torch.from_numpy(ids)).numpy()
         for role in ("step", "decode"):
-            artifact = next(a for a in read_bundle(bundle).artifacts if a.id == f"onnx-{precision}-{role}")
-            with open_artifact(bundle, artifact, threads=1) as session:
+            artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == f"onnx-{precision}-{role}")
+            with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
                 found = session.run({"input_ids": ids})["logits"]
             assert found.shape == expected.shape and found.dtype == np.float32
             assert np.abs(found - expected).max() < tolerance * max(1.0, expected.std())
 
     def test_an_early_exit(self, bundle: Path) -> None:
-        artifact = next(a for a in read_bundle(bundle).artifacts if a.id == "onnx-fp32-step")
+        artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == "onnx-fp32-step")
         paths = {part: bundle / file for part, file in artifact.parts.items()}
         ids = np.arange(24, dtype=np.int64).reshape(2, 12)
         with torch.inference_mode():
@@ -171,8 +171,8 @@ class TestLanguageModel:
 
     @pytest.mark.parametrize("role", ["step", "decode"])
     def test_refuses_what_it_cannot_read(self, bundle: Path, role: str) -> None:
-        artifact = next(a for a in read_bundle(bundle).artifacts if a.id == f"onnx-fp32-{role}")
-        with open_artifact(bundle, artifact, threads=1) as session:
+        artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == f"onnx-fp32-{role}")
+        with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
             with pytest.raises(InputError, match=f"at most {POSITIONS}"):
                 session.run({"input_ids": np.zeros((1, POSITIONS + 1), np.int64)})
             with pytest.raises(InputError):
@@ -181,21 +181,21 @@ class TestLanguageModel:
                 session.run({})
 
     def test_changed_parts_and_weights_are_noticed(self, bundle: Path, tmp_path: Path) -> None:
-        manifest = read_bundle(bundle)
+        manifest = Bundle.open(bundle).manifest
         artifact = next(a for a in manifest.artifacts if a.id == "onnx-fp32-step")
         for number, name in enumerate([*artifact.parts.values(), artifact.weights_file]):
             assert name is not None
             other = tmp_path / str(number)
             shutil.copytree(bundle, other)
-            check_artifact(other, manifest, artifact)
+            Bundle.open(other).check(artifact)
             content = bytearray((other / name).read_bytes())
             content[len(content) // 2] ^= 1
             (other / name).write_bytes(bytes(content))
             with pytest.raises(ArtifactError, match=f"{Path(name).name}: changed since it was exported"):
-                open_artifact(other, artifact)
+                Bundle.open(other).session(artifact)
         unlisted = {name: sha for name, sha in manifest.files.items() if name != artifact.parts["embed"]}
         with pytest.raises(ArtifactError, match=r"onnx-fp32-step needs onnx/step_embed\.onnx, which is not listed"):
-            check_artifact(bundle, manifest.model_copy(update={"files": unlisted}), artifact)
+            Bundle(bundle, manifest.model_copy(update={"files": unlisted})).check(artifact)
 
 
 def test_only_what_is_kept_may_be_empty(bundle: Path) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from edgeformer.backends.opening import cannot_run, open_artifact
+from edgeformer.backends import cannot_run
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.builders import TorchTensorRTBuilder
 from edgeformer.backends.tensorrt.state import TensorRTState
+from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import ArtifactManifest
@@ -72,7 +73,7 @@ def test_a_pickled_program_of_an_earlier_version_is_never_loaded(tmp_path: Path,
     about = {"id": "torch-tensorrt-fp16", "format": "torch-tensorrt", "precision": "fp16", "built_for": built_for}
     artifact = artifact_of(bundle, "engines/model_fp16.rtx4050.ep", **about)
     with pytest.raises(ArtifactError, match=r"rtx4050\.ep: was written by an earlier version as a pickled program"):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
     assert "export again" in str(cannot_run(artifact))
     assert not marker.exists()
     # The file is a live one: torch's own reader runs its code.

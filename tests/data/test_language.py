@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from edgeformer.data.batching import text_batch
-from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set
+from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.families import recipe_type
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import Silent
+from edgeformer.formats.progress import SILENT, Silent
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
@@ -42,8 +42,8 @@ def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> Lang
     return recipe_type("language-modeling", "crt").model_validate(document)
 
 
-def prepared_text(found, cache, progress=None):
-    return prepare_text(found.data, found.tokenizer, found.model.vocab_size, cache, progress or Silent())
+def prepared(made, cache, progress=SILENT) -> PreparedText:
+    return prepare_text(made.data, made.tokenizer, made.model.vocab_size, cache, progress)
 
 
 def file(path, texts, **source):
@@ -70,7 +70,7 @@ def words_of(texts):
 
 def test_a_recipe_becomes_rows_and_a_summary(tmp_path):
     made = recipe(parts_of(tmp_path, test=TEXTS[350:], other=TEXTS[:30]))
-    data = prepared_text(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     assert list(data.tests) == ["test", "other"]
     kept = {"train": TEXTS[:300], "validation": TEXTS[300:350], "test": TEXTS[350:], "other": TEXTS[:30]}
     kept = {name: [text for text in texts if text in LONG] for name, texts in kept.items()}
@@ -96,10 +96,10 @@ def test_paragraphs_are_stripped_and_filtered_before_first_n(tmp_path):
     exactly, more = "x" * 50, "y " * 25 + "zz"
     lines = [f"  {exactly}  ", f"  {more}\t", "", LONG[0], LONG[1]]
     parts = parts_of(tmp_path, train=lines, validation=lines)
-    data = prepared_text(recipe(parts, first_n=2, vocab_size=257), tmp_path / "cache")
+    data = prepared(recipe(parts, first_n=2, vocab_size=257), tmp_path / "cache")
     assert texts_of(data.train, data.tokenizer) == [more, LONG[0]]
     assert texts_of(data.validation, data.tokenizer) == [more, *LONG[:2]]
-    every = prepared_text(recipe(parts, min_characters=49, vocab_size=257), tmp_path / "cache")
+    every = prepared(recipe(parts, min_characters=49, vocab_size=257), tmp_path / "cache")
     assert texts_of(every.train, every.tokenizer) == [exactly, more, *LONG[:2]]
 
 
@@ -109,7 +109,7 @@ def test_sources_of_a_part_follow_each_other_and_labels_do_not_matter(tmp_path):
     parts = parts_of(tmp_path, train=LONG[3:6])
     parts["train"].append({"kind": "file", "path": str(jsonl), "text": "body"})
     parts["made"] = [{"kind": "synthetic-reviews", "rows": 100}]
-    data = prepared_text(recipe(parts, vocab_size=300), tmp_path / "cache")
+    data = prepared(recipe(parts, vocab_size=300), tmp_path / "cache")
     assert texts_of(data.train, data.tokenizer) == [*LONG[3:6], *LONG[:3]]
     assert data.summary.synthetic
 
@@ -118,7 +118,7 @@ def test_a_cut_paragraph_counts_the_words_that_are_predicted_in_full(tmp_path):
     texts = [" ".join(["kitchen"] * 60), "supercalifragilistic" * 10, *LONG[:20]]
     parts = parts_of(tmp_path, validation=texts)
     made = recipe(parts, "paragraphs", min_characters=10, vocab_size=300)
-    data = prepared_text(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     rows = data.validation
     assert rows.starts is None
     total = truncated = 0
@@ -138,9 +138,9 @@ def test_a_cut_paragraph_counts_the_words_that_are_predicted_in_full(tmp_path):
 
 def test_preparing_again_reads_the_cache_and_gives_the_same(tmp_path):
     made, cache = recipe(parts_of(tmp_path, test=TEXTS[350:])), tmp_path / "cache"
-    one = prepared_text(made, cache)
+    one = prepared(made, cache)
     stamps = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    again = prepared_text(made, cache)
+    again = prepared(made, cache)
     assert len(stamps) == 3
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == stamps
     assert again.summary == one.summary
@@ -149,17 +149,17 @@ def test_preparing_again_reads_the_cache_and_gives_the_same(tmp_path):
     victim = min(stamps)
     victim.write_bytes(victim.read_bytes()[:-40])
     progress = Recorder()
-    repaired = prepared_text(made, cache, progress)
+    repaired = prepared(made, cache, progress)
     assert [message.split("(")[0] for message in progress.messages] == [f"{victim}: damaged token cache "]
     assert np.array_equal(repaired.train.ids, one.train.ids)
-    changed = prepared_text(recipe(parts_of(tmp_path, test=TEXTS[349:])), cache)
+    changed = prepared(recipe(parts_of(tmp_path, test=TEXTS[349:])), cache)
     assert changed.summary.fingerprint != one.summary.fingerprint
     assert changed.summary.fingerprints["train"] == one.summary.fingerprints["train"]
 
 
 def test_evaluation_finds_the_sets_of_training_again(tmp_path):
     made = recipe(parts_of(tmp_path, other=TEXTS[:80], test=TEXTS[350:]))
-    data = prepared_text(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     recorded = data.summary.fingerprints
     (tmp_path / "train.txt").unlink()  # not needed
     for name, expected in {"validation": data.validation, **data.tests}.items():
@@ -179,7 +179,7 @@ def test_evaluation_finds_the_sets_of_training_again(tmp_path):
 def test_what_the_test_split_is(tmp_path, tests, meant):
     own = {name: LONG[10 * number : 10 * number + 10] for number, name in enumerate(tests)}
     made = recipe(parts_of(tmp_path, **own))
-    data = prepared_text(made, tmp_path / "cache")
+    data = prepared(made, tmp_path / "cache")
     found = prepare_text_set(made.data, data.tokenizer, None, "test", data.summary.fingerprints)
     assert np.array_equal(found.ids, {"validation": data.validation, **data.tests}[meant].ids)
 
@@ -191,19 +191,19 @@ def test_a_set_without_long_paragraphs_is_refused(tmp_path):
             DataError,
             match=rf"data\.parts\.{part}: none of its 2 paragraphs has more than 50 .*data\.min_characters",
         ):
-            prepared_text(recipe(parts), tmp_path / "cache")
+            prepared(recipe(parts), tmp_path / "cache")
     (tmp_path / "test.txt").write_text("\n\n")
     with pytest.raises(DataError, match=r"test\.txt: no rows in it"):
-        prepared_text(recipe(parts), tmp_path / "cache")
+        prepared(recipe(parts), tmp_path / "cache")
     (tmp_path / "test.txt").unlink()
     with pytest.raises(DataError, match=r"test\.txt: no such file"):
-        prepared_text(recipe(parts), tmp_path / "cache")
+        prepared(recipe(parts), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_file_of_ones_own(tmp_path):
     made = recipe(parts_of(tmp_path))
-    tokenizer = prepared_text(made, tmp_path / "cache").tokenizer
+    tokenizer = prepared(made, tmp_path / "cache").tokenizer
     plain = "\n".join(TEXTS[:40]) + "\n"
     table = "".join(json.dumps({"id": 1, "content": text}) + "\n" for text in TEXTS[:40])
     contents = {
@@ -232,7 +232,7 @@ def test_too_much_text_is_not_compared_and_that_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr(language, "OVERLAP_WORDS", 100)
     progress = Recorder()
-    summary = prepared_text(recipe(parts_of(tmp_path)), tmp_path / "cache", progress).summary
+    summary = prepared(recipe(parts_of(tmp_path)), tmp_path / "cache", progress).summary
     assert summary.overlap == ()
     assert any("not compared for duplicates" in message for message in progress.messages)
 
@@ -278,7 +278,7 @@ def test_wikitext_2_by_its_published_size(data_folder, tmp_path):
     shorter = [{"kind": "file", "path": str(data_folder / "wikitext-2" / "valid.txt")}]
     parts = {"train": shorter, "validation": shorter, "test": [{"kind": "file", "path": str(source)}]}
     made = recipe(parts, "packed", tokenizer, 50_257, min_characters=0, first_n=20)
-    data = prepared_text(made, tmp_path)
+    data = prepared(made, tmp_path)
     assert data.train.paragraphs == 20
     # The data set's authors count 245,569: one more for each line, those without a word included.
     lines = source.read_text(encoding="utf-8").split("\n")

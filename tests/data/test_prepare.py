@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from edgeformer.data.prepare import encode_file, prepare, prepare_test
+from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.families import recipe_type
@@ -36,8 +36,8 @@ def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **dat
     return recipe_type("classification", "encoder").model_validate(document)
 
 
-def prepared(found, cache):
-    return prepare(found.data, found.tokenizer, found.model.vocab_size, cache)
+def prepared(made, cache) -> PreparedData:
+    return prepare(made.data, made.tokenizer, made.model.vocab_size, cache)
 
 
 def synthetic(rows, seed):

@@ -13,7 +13,7 @@ import torch
 
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
@@ -26,7 +26,7 @@ from edgeformer.stages.exporting.numerics import FP16_LARGEST, largest_activatio
 
 @pytest.fixture(scope="module")
 def artifacts(finished_run: Path) -> dict[str, ArtifactManifest]:
-    return {a.id: a for a in read_bundle(finished_run / "bundle").artifacts}
+    return {a.id: a for a in Bundle.open(finished_run / "bundle").artifacts}
 
 
 def test_both_precisions_are_built_and_close(artifacts: dict[str, ArtifactManifest]) -> None:
@@ -110,7 +110,7 @@ def test_fp16_weights_are_half_the_bytes(artifacts: dict[str, ArtifactManifest])
 
 def test_manifest_lists_every_file_with_its_hash(finished_run: Path) -> None:
     bundle = finished_run / "bundle"
-    manifest = read_bundle(bundle)
+    manifest = Bundle.open(bundle).manifest
     listed = {**manifest.files, **{str(a.file): a.sha256 for a in manifest.artifacts}}
     present = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()} - {"bundle.json"}
     assert set(listed) == present

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.variants import ExportOptions
@@ -138,7 +138,7 @@ def test_after_a_rejected_artifact_nothing_is_built(
     assert stopped.artifacts[0].status == "rejected"
     assert "above the tolerance" in str(stopped.artifacts[0].reason)
     assert stopped.artifacts[0].file is None
-    listed = {*read_bundle(run / "bundle").files, "bundle.json"}
+    listed = {*Bundle.open(run / "bundle").manifest.files, "bundle.json"}
     assert {p.relative_to(run / "bundle").as_posix() for p in (run / "bundle").rglob("*") if p.is_file()} == listed
 
 
@@ -147,9 +147,8 @@ def test_what_cannot_be_asked_for_is_refused_with_what_can(
 ) -> None:
     with pytest.raises(InputError, match=r"--exit 3: .* has exits after the loops 1, 2"):
         export(finished_run, ExportOptions(exits=(3,)))
-    with pytest.raises(
-        InputError, match=r"--vocab-trim: only a classifier.* a language model's vocabulary is what it predicts"
-    ):
+    reason = r"--vocab-trim: only a classifier.* a language model's vocabulary is what it predicts"
+    with pytest.raises(InputError, match=reason):
         export(exported_language_run(tmp_path_factory), ExportOptions(vocab_trim=True))
     for options, said in ((("--exit", "two"), "--exit 'two'"), (("--trt-via", "x"), "--trt-via 'x'")):
         outcome = edgeformer("export", str(finished_run), *options, cwd=tmp_path)

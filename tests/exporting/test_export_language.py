@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.saving import load_model
 from edgeformer.formats.data_config import TextConfig
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def artifacts(run: Path) -> dict[str, ArtifactManifest]:
-    return {artifact.id: artifact for artifact in read_bundle(run / "bundle").artifacts}
+    return {artifact.id: artifact for artifact in Bundle.open(run / "bundle").artifacts}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_scores_are_those_of_the_last_exit_on_the_golden_targets(
 
 
 def test_manifest_says_what_a_device_needs_to_know(run: Path) -> None:
-    bundle = read_bundle(run / "bundle")
+    bundle = Bundle.open(run / "bundle").manifest
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     assert bundle.task == "language-modeling" and isinstance(bundle.data, TextConfig)
     assert (bundle.labels, bundle.exits, bundle.leaks) == ((), (EXIT, LOOPS), False)
@@ -175,7 +175,7 @@ def test_a_leak_that_was_allowed_is_written_on_the_bundle_and_said_by_the_comman
     outcome = edgeformer("export", "tiny-leak", "--allow-leak", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert "leaks future tokens" in outcome.out and "--allow-leak" in outcome.out
-    bundle = read_bundle(run / "bundle")
+    bundle = Bundle.open(run / "bundle").manifest
     assert bundle.leaks
     (artifact,) = bundle.artifacts
     assert artifact.status == "built", artifact.reason

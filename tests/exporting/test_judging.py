@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
@@ -41,7 +41,7 @@ def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> No
     artifacts = by_id(export(run, ExportOptions(fp16=True, keep_going=True)).artifacts)
     assert artifacts["onnx-fp32"].status == "built"
     assert artifacts["onnx-fp16"].status == "rejected" and "overflow" in str(artifacts["onnx-fp16"].reason)
-    assert read_bundle(run / "bundle").artifacts[-1].status == "rejected"  # it could be written, and read again
+    assert Bundle.open(run / "bundle").artifacts[-1].status == "rejected"  # it could be written, and read again
     assert not list((run / "bundle" / "onnx").glob("*fp16.onnx")), "a client would open it by its name"
 
 

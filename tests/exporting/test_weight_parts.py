@@ -10,7 +10,7 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.saving import load_model
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.exporting.audit import weight_parts
@@ -23,7 +23,7 @@ def by_name(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, dict[str, int]
 
 def test_parts_of_a_classifier_are_those_of_its_modules(finished_run: Path) -> None:
     """The graph's weights have lost their names; the model still knows which is which."""
-    bundle = read_bundle(finished_run / "bundle")
+    bundle = Bundle.open(finished_run / "bundle").manifest
     model = load_model(finished_run)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     tables = sum(size for name, size in sizes.items() if name.startswith(("tokens.", "positions.", "types.")))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.reporting.caution import LEAKS
+from edgeformer.formats.caution import LEAKS
 from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from tests.cli.run_cli import edgeformer
 from tests.families.crt_oracle import public_weights, small_config

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
+from edgeformer.families.card import model_card
 from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
@@ -52,6 +53,9 @@ def test_logits_of_the_run_equal_the_plain_equations(
 ) -> None:
     """Acceptance: random weights in the public layout, an oracle written from the equations, 1e-5 at every exit."""
     run = imported(tmp_path, weights, tokenizer)
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert card == model_card(read_run(run), load_recipe(str(run / "recipe.yaml")))
+    assert "imported from checkpoint.pt" in card
     model = load_model(run)
     ids = torch.randint(0, VOCABULARY, (2, 128), generator=torch.Generator().manual_seed(1))
     expected = Oracle(weights).logits(ids)

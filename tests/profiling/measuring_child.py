@@ -26,7 +26,6 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     files = ArtifactFiles(artifact, bundle / "onnx" / "model.onnx", max_positions=24)
     return MeasureSpec(
         checked=CheckedArtifact.of(files, bundle),
-        size_bytes=artifact.size_bytes or 0,
         provider="CPUExecutionProvider",
         threads=1,
         shapes=((1, 8), (2, 8)),

@@ -33,7 +33,6 @@ def measured(bundle: Path, id_: str, *shapes: tuple[int, int]) -> list[Row]:
     artifact = next(one for one in manifest.artifacts if one.id == id_)
     spec = MeasureSpec(
         checked=check_files(bundle, manifest, artifact),
-        size_bytes=artifact.size_bytes or 0,
         provider="CPUExecutionProvider",
         threads=1,
         phases=phases_of(artifact, task_named(manifest.task)),

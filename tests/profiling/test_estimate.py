@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeformer.backends.opening import open_artifact
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.formats.documents import load_profile, shipped_names
 from edgeformer.formats.errors import EdgeformerError
@@ -36,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def listed(bundle: Path) -> listing.Listing:
-    return list_artifact(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), ITEMS)
+    return list_artifact(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), ITEMS)
 
 
 def fact(value: Any) -> Any:
@@ -76,7 +75,7 @@ def rows_for(bundle: Path, listed: listing.Listing, target: DeviceProfile, **cha
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: str) -> None:
-    found = estimate(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
+    found = estimate(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
     assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
     for row in found:
         assert row.where == "device" and row.provider.startswith("CPU" if kind == "cpu" else "CUDA")
@@ -137,7 +136,7 @@ def test_a_precision_that_was_not_calibrated_has_the_wide_range(bundle: Path, li
 
 
 def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | None = None, **options: Any) -> str:
-    manifest = read_bundle(bundle)
+    manifest = Bundle.open(bundle).manifest
     found = estimate(bundle, manifest, artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS, **options)
     assert {row.latency_ms.status for row in found} == {row.memory_bytes.status for row in found} == {"unavailable"}
     assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
@@ -177,7 +176,7 @@ def test_a_calibration_of_another_processor_is_refused(bundle: Path) -> None:
     assert "another processor (Another Processor 9000, not" in reason(bundle, device(calibration=elsewhere))
     # a profile that stands for that very processor may use it
     theirs = device(match="Processor 9000", calibration=elsewhere)
-    (row, _) = estimate(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), theirs, ITEMS)
+    (row, _) = estimate(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), theirs, ITEMS)
     assert row.latency_ms.status == "estimated"
 
 
@@ -194,7 +193,7 @@ def engine(**changes: Any) -> ArtifactManifest:
 
 
 def test_an_engine_is_estimated_from_the_graph_of_its_exit(bundle: Path) -> None:
-    manifest = read_bundle(bundle)
+    manifest = Bundle.open(bundle).manifest
     card = device("cuda", compute_capability=fact("8.9"))
     (row, _) = estimate(bundle, manifest, engine(), card, ITEMS)
     assert (row.artifact, row.provider, row.precision) == ("engine", "tensorrt-rtx", "fp16")
@@ -213,6 +212,16 @@ def test_an_engine_runs_on_its_own_kind_of_card_only(bundle: Path) -> None:
     assert "run on NVIDIA GPUs only" in reason(bundle, device("cpu"), engine())
 
 
+def test_int8_products_that_the_card_cannot_run_are_not_estimated_for_it(bundle: Path) -> None:
+    """The rows would say what an INT8 graph costs on a card that leaves its products to the processor."""
+    int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
+    assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
+    manifest = read_bundle(bundle)
+    assert estimate(bundle, manifest, int8, device("cpu"), ITEMS)[0].latency_ms.status == "estimated"
+    tables = int8.model_copy(update={"quantized": {"Gather": 1}})
+    assert estimate(bundle, manifest, tables, device("cuda"), ITEMS)[0].latency_ms.status == "estimated"
+
+
 @pytest.mark.parametrize("name", [name for name in shipped_names("profiles") if name != "host"])
 def test_every_shipped_device_gives_an_estimate(bundle: Path, listed: listing.Listing, name: str) -> None:
     for row in rows_for(bundle, listed, load_profile(name)):
@@ -222,7 +231,9 @@ def test_every_shipped_device_gives_an_estimate(bundle: Path, listed: listing.Li
 
 def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -> None:
     items: list[Item] = [("steady", 1, 999), ("steady", 1, 8)]
-    refused, fine = estimate(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), items)
+    refused, fine = estimate(
+        bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), device(), items
+    )
     assert refused.latency_ms.status == "unavailable" and "refuses" in str(refused.latency_ms.reason)
     assert fine.latency_ms.status == "estimated"
 
@@ -274,6 +285,6 @@ def test_an_unknown_input_is_named() -> None:
 def test_listing_changes_nothing_in_the_bundle(bundle: Path) -> None:
     write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")])
     before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
-    list_artifact(bundle, read_bundle(bundle), artifact_of(bundle, "onnx/model.onnx"), ITEMS[:1])
+    list_artifact(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), ITEMS[:1])
     assert before == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
-    open_artifact(bundle, artifact_of(bundle, "onnx/model.onnx")).close()
+    Bundle.open(bundle).session(artifact_of(bundle, "onnx/model.onnx")).close()

@@ -7,14 +7,15 @@ import pytest
 from tiny_bundle import write_golden
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.stages.profiling.inputs import GoldenRows, fit_row, make_buffers, read_golden
+from edgeformer.formats.golden import Golden, read_golden
+from edgeformer.stages.profiling.inputs import fit_row, make_buffers
 
 
 def test_rows_lose_their_padding(tmp_path: Path) -> None:
     write_golden(tmp_path / "golden.npz", rows=5)
-    golden = read_golden(tmp_path)
-    assert [row.size for row in golden.rows] == [4, 5, 6, 7, 8]
-    assert all(row[0] == 1 and (row != 0).all() for row in golden.rows)
+    golden = read_golden(tmp_path / "golden.npz")
+    assert [row.size for row in golden.texts()] == [4, 5, 6, 7, 8]
+    assert all(row[0] == 1 and (row != 0).all() for row in golden.texts())
 
 
 def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first() -> None:
@@ -28,9 +29,9 @@ def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first() -> None:
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (1, 16), (16, 128), (3, 5)])
 def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, seq: int) -> None:
     write_golden(tmp_path / "golden.npz")
-    golden = read_golden(tmp_path)
+    golden = read_golden(tmp_path / "golden.npz")
     buffers = make_buffers(golden, batch, seq, count=3)
-    real = {int(token) for row in golden.rows for token in row}
+    real = {int(token) for row in golden.texts() for token in row}
     for buffer in buffers:
         assert buffer["input_ids"].shape == buffer["attention_mask"].shape == (batch, seq)
         assert buffer["input_ids"].dtype == buffer["attention_mask"].dtype == np.int64
@@ -44,8 +45,8 @@ def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, se
 def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> None:
     """A language model's: its graph takes token ids only."""
     np.savez(tmp_path / "golden.npz", input_ids=np.arange(8, dtype=np.int64).reshape(2, 4))
-    golden = read_golden(tmp_path)
-    assert [row.tolist() for row in golden.rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    golden = read_golden(tmp_path / "golden.npz")
+    assert [row.tolist() for row in golden.texts()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
     assert list(buffer) == ["input_ids"]
     assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]
@@ -97,11 +98,11 @@ def damage(path: Path, how: str) -> None:
 def test_damaged_golden_inputs_are_named_with_a_remedy(tmp_path: Path, how: str) -> None:
     damage(tmp_path / "golden.npz", how)
     with pytest.raises(ArtifactError, match=r"golden\.npz: .*export the run again"):
-        read_golden(tmp_path)
+        read_golden(tmp_path / "golden.npz")
 
 
 def test_more_rows_than_golden_ones_are_used_in_turn() -> None:
-    golden = GoldenRows((np.array([1, 2]), np.array([1, 3])))
+    golden = Golden(Path("golden.npz"), {"input_ids": np.array([[1, 2], [1, 3]])})
     (first, second) = make_buffers(golden, batch=3, seq=2, count=2)
     assert first["input_ids"].tolist() == [[1, 2], [1, 3], [1, 2]]
     assert second["input_ids"].tolist() == [[1, 3], [1, 2], [1, 3]]

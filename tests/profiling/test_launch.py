@@ -3,7 +3,6 @@ finds the same median."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,6 @@ from edgeformer.stages.profiling import launch, process
 from edgeformer.stages.profiling.launch import confirmed, item_of, measure_in_child, stable_items
 from edgeformer.stages.profiling.measure import MeasureRules, summarise
 from edgeformer.stages.profiling.messages import FinishedRow, Refusal, Start, unavailable_row
-from edgeformer.stages.profiling.process import child_environment
 from tests.profiling.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as
 
 
@@ -140,16 +138,6 @@ def test_an_interrupt_ends_the_child_too(bundle: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure_in_child(make_spec(bundle), RULES.longest_s, Impatient())
     assert {child.pid for child in psutil.Process().children()} <= before
-
-
-def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    environment = child_environment(threads=2, gpu_uuid="GPU-1")
-    assert environment["OMP_PROC_BIND"] == "true"
-    assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
-    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
-    assert "OMP_PROC_BIND" not in os.environ
 
 
 def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:

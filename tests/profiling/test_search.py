@@ -199,6 +199,15 @@ def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_d
     assert (picked(known), known.basis) == (("slower", None), "estimated")
 
 
+def test_what_cannot_be_estimated_for_the_device_is_not_picked_by_this_hosts_times() -> None:
+    cannot = Latency(status="unavailable", reason="its products cannot run on the card")
+    rows = [row("int8", 0.1), row("fp16", 9.0), estimate("int8", 1, 2).model_copy(update={"latency_ms": cannot})]
+    rows.append(estimate("fp16", 4.0, 6.0))
+    found = run(bundle(artifact("int8"), artifact("fp16")), rows, kind="cuda", on_target=False)
+    assert picked(found) == ("fp16", None)
+    assert found.candidates[0].reason == "no time is known: its products cannot run on the card"
+
+
 def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> None:
     rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
     found = run(bundle(artifact("model")), rows, kind="cuda")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgeformer.families import load_recipe
+from edgeformer.families.card import model_card
 from edgeformer.formats.report import Check, Energy, Latency, Memory, Report, Row, Verdict
 from edgeformer.reporting.compare import compare_runs, format_comparison
 from edgeformer.reporting.learning_curve import draw_learning_curve
-from edgeformer.reporting.model_card import model_card
 from edgeformer.reporting.report_files import as_csv, as_markdown, write_report
-from edgeformer.reporting.report_words import in_words
+from edgeformer.reporting.words import in_words
 from edgeformer.run import locate, read_run
 
 
@@ -94,6 +94,13 @@ def test_learning_curve(finished_run: Path) -> None:
     path = draw_learning_curve(finished_run)
     assert path == finished_run / "plots" / "learning_curve.png"
     assert path.stat().st_size > 10_000
+
+
+def test_training_and_export_write_the_card(finished_run: Path) -> None:
+    """Neither was run by a command."""
+    card = model_card(read_run(finished_run), load_recipe(str(finished_run / "recipe.yaml")))
+    for folder in ("model", "bundle"):
+        assert (finished_run / folder / "README.md").read_text(encoding="utf-8") == card
 
 
 def test_model_card_names_protocol_scores_and_overlap(finished_run: Path) -> None:

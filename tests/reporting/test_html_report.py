@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.formats.report import Report
 from edgeformer.reporting.html_report import as_html
-from edgeformer.reporting.report_words import estimate_words
+from edgeformer.reporting.words import estimate_words
 from tests.reporting.made_reports import (
     ERROR_ON_CPU,
     estimated,
@@ -146,7 +146,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_without_matplotlib_the_page_says_so_and_holds_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = ("canvas", "report_panels", "trade_panels")
+    drawing = ("canvas", "panels", "trade_panels")
     for module in drawing:
         monkeypatch.delitem(sys.modules, f"edgeformer.reporting.{module}", raising=False)
         monkeypatch.delattr(sys.modules["edgeformer.reporting"], module, raising=False)

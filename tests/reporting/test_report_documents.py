@@ -18,13 +18,12 @@ from edgeformer.cli.app import app
 from edgeformer.formats.errors import ArtifactError, EdgeformerError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.report import Check, Report, Verdict
-from edgeformer.reporting.badge import badge_markdown, badge_svg
 from edgeformer.reporting.compare_reports import compare_reports, format_pairs, report_of
-from edgeformer.reporting.report_files import as_csv, as_markdown
-from edgeformer.reporting.report_plot import draw_report
+from edgeformer.reporting.pictures import draw_report
+from edgeformer.reporting.report_files import as_csv, as_markdown, badge_svg
 from edgeformer.reporting.report_tables import print_report
-from edgeformer.reporting.report_words import estimate_words, in_words, numbered
 from edgeformer.reporting.trade_panels import named_below
+from edgeformer.reporting.words import badge_markdown, estimate_words, in_words, numbered
 from edgeformer.run import Location
 from tests.reporting.made_reports import (
     LATENCY,

@@ -34,7 +34,7 @@ def in_batches(losses, confidence, sizes) -> LanguageMeter:
     ends = np.cumsum(sizes)
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         part = slice(start, end)
-        meter.add(cut(losses, part), None if confidence is None else cut(confidence, part))
+        meter.add_tokens(cut(losses, part), None if confidence is None else cut(confidence, part))
     return meter
 
 
@@ -124,7 +124,7 @@ def test_all_or_nobody_leaves_early(value, leaves):
 def test_words_make_another_perplexity():
     losses = {8: np.array([1.0, 2.0, 3.0, 6.0])}
     meter = LanguageMeter([8])
-    meter.add(losses)
+    meter.add_tokens(losses)
     score = meter.score(words=3)
     assert (score.n, score.words, score.loss) == (4, 3, 3.0)
     assert score.perplexity == pytest.approx(math.exp(3.0))
@@ -134,7 +134,7 @@ def test_words_make_another_perplexity():
 
 def test_a_hopeless_model_has_a_score_that_can_be_written():
     meter = LanguageMeter([1])
-    meter.add({1: np.array([6e4])})
+    meter.add_tokens({1: np.array([6e4])})
     score = meter.score(words=1)
     assert score.loss == 6e4
     assert math.isfinite(score.perplexity)
@@ -145,7 +145,7 @@ def test_a_hopeless_model_has_a_score_that_can_be_written():
 def test_sums_are_double_precision():
     meter = LanguageMeter([1])
     for _ in range(4):
-        meter.add({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
+        meter.add_tokens({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
     assert meter.score().loss == (2**24 + 3) / 4
 
 
@@ -156,12 +156,12 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="exits must rise"):
         LanguageMeter([4, 2])
     with pytest.raises(ValueError, match="losses of the same tokens"):
-        LanguageMeter(EXITS).add({2: losses[2]})
+        LanguageMeter(EXITS).add_tokens({2: losses[2]})
     with pytest.raises(ValueError, match="losses of the same tokens"):
-        LanguageMeter(EXITS).add({**losses, 4: losses[4][:5]})
+        LanguageMeter(EXITS).add_tokens({**losses, 4: losses[4][:5]})
     with pytest.raises(ValueError, match="confidence of the same tokens at exit 4"):
-        LanguageMeter(EXITS).add(losses, {**confidence, 4: confidence[4][:5]})
+        LanguageMeter(EXITS).add_tokens(losses, {**confidence, 4: confidence[4][:5]})
     meter = LanguageMeter(EXITS)
-    meter.add(losses, confidence)
+    meter.add_tokens(losses, confidence)
     with pytest.raises(ValueError, match="every batch comes with confidence, or none"):
-        meter.add(losses)
+        meter.add_tokens(losses)

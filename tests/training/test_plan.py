@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.units import parse_bytes
+from edgeformer.formats.units import format_bytes, parse_bytes
+from edgeformer.stages.training import train
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision
 from edgeformer.stages.training.suggestions import suggest
 
 MIB = 2**20
 RTX = load_profile("rtx4050")
+assert RTX.context_bytes is not None
+CONTEXT = RTX.context_bytes.value
 
 
 def with_budget(size_bytes: int) -> DeviceProfile:
-    fact = Fact[int](value=size_bytes, source="this test", verified=True)
+    """A card that leaves so much to the tensors of a process."""
+    fact = Fact[int](value=size_bytes + CONTEXT, source="this test", verified=True)
     return RTX.model_copy(update={"usable_memory_bytes": fact})
 
 
@@ -27,7 +34,7 @@ def test_the_light_model_fits() -> None:
     found = plan(recipe, RTX)
     assert found.parameters == count_offline(recipe) == 10_972_162
     assert found.breakdown.weights == pytest.approx(4 * 10_972_162, rel=0.01)  # and the rotary table
-    assert found.budget_bytes == parse_bytes("5.4 GiB")
+    assert found.budget_bytes == parse_bytes("5.4 GiB") - CONTEXT
     assert (found.status, found.fits, found.precision, found.suggestions) == ("pass", True, "fp32", ())
     assert found.peak_bytes == sum(found.breakdown.model_dump().values()) < found.budget_bytes
 
@@ -35,15 +42,41 @@ def test_the_light_model_fits() -> None:
 def test_what_does_not_fit_comes_with_changes_that_do() -> None:
     large = ["training.batch_size=1024", "model.layers=1", "model.iterations=1"]
     recipe = load_recipe("quickstart", large)
-    device = with_budget(plan(recipe, RTX).peak_bytes // 2)
+    budget = plan(recipe, RTX).peak_bytes // 2
+    device = with_budget(budget)
     found = plan(recipe, device)
     assert (found.status, found.fits) == ("fail", False)
     best = found.suggestions[0]
-    assert best.fits and best.peak_bytes <= device.usable_memory_bytes.value  # type: ignore[union-attr]
+    assert best.fits and best.peak_bytes <= budget == found.budget_bytes
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in best.set)}
     assert sizes["training.batch_size"] * sizes["training.accumulation"] == 1024
     again = plan(load_recipe("quickstart", [*large, *best.set]), device)
     assert again.fits and again.peak_bytes == best.peak_bytes
+
+
+def test_the_context_of_cuda_is_taken_before_the_first_tensor() -> None:
+    recipe = load_recipe("quickstart")
+    peak = plan(recipe, RTX).peak_bytes
+    assert plan(recipe, with_budget(peak)).fits
+    short = plan(recipe, with_budget(peak - 1))
+    assert (short.status, short.fits, short.budget_bytes) == ("fail", False, peak - 1)
+    assert f"less {format_bytes(CONTEXT)} for CUDA's context" in short.budget_source
+    without = RTX.model_copy(update={"context_bytes": None})
+    assert plan(recipe, without).budget_bytes == plan(recipe, RTX).budget_bytes + CONTEXT
+    assert "for CUDA's context" not in plan(recipe, without).budget_source
+
+
+def test_as_device_leaves_the_context_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a larger card would be capped to; its driver is the only part that is not here."""
+    total, capped = 16 * 2**30, list[float]()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", capped.append)
+    assert RTX.usable_memory_bytes is not None
+    usable = RTX.usable_memory_bytes.value
+    free, what = train._cap(RTX, "cuda", 15 * 2**30)
+    assert free == usable - CONTEXT and capped == [(usable - CONTEXT) / total]
+    assert what == f"what rtx4050 leaves to a process, less {format_bytes(CONTEXT)} for CUDA's context"
+    assert train._cap(RTX, "cuda", 2**30)[0] == 2**30  # others are on the card already
 
 
 def test_the_host_is_asked_for_its_memory() -> None:

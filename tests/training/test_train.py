@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from edgeformer.families.encoder.layers import SwiGLU
 from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
+from edgeformer.formats.scores import Score
 from edgeformer.run import read_run
 from edgeformer.stages.training import run_folder
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.conftest import SMALL
@@ -160,6 +164,56 @@ def test_max_steps(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     run = train(small_recipe, TrainOptions(tmp_path, max_steps=4))
     assert read_run(run).steps == 4
     assert read_run(run).status == "finished"
+
+
+FEW = ["data.parts.train.0.rows=400", "training.epochs=2"]
+"""Ten steps of 32 rows in each of two epochs."""
+
+
+def state_of(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where training stood at its last checkpoint, and its schedule."""
+    folder = run / "checkpoints" / "last"
+    return json.loads((folder / "state.json").read_text(encoding="utf-8")), torch.load(folder / "schedule.pt")
+
+
+@pytest.mark.parametrize("steps", [4, 14])
+def test_a_part_of_an_epoch_is_none(tmp_path: Path, steps: int) -> None:
+    """Neither the schedule nor early stopping nor the best epoch's number knows what was validated in its middle."""
+    stopping = ["training.schedule={kind: plateau, patience: 0}", "training.early_stopping={patience: 1, min_delta: 9}"]
+    recipe = load_recipe("quickstart", [*SMALL, *FEW, *stopping])
+    run = train(recipe, TrainOptions(tmp_path, max_steps=steps))
+    manifest, (position, schedule) = read_run(run), state_of(run)
+    complete = steps // 10
+    assert (manifest.status, manifest.steps, manifest.epochs) == ("finished", steps, complete)
+    assert manifest.reason == f"stopped by --max-steps {steps}"
+    assert position["epoch"] == complete and position["epochs_without_improvement"] == 0
+    assert (position["stopping_loss"] is None) == (complete == 0)
+    assert schedule["last_epoch"] == complete
+    epochs = records(run, "epoch")
+    assert [record["epoch"] for record in epochs] == [*[1.0][:complete], steps / 10]
+    best = min(epochs, key=lambda record: -record["val_accuracy"])
+    assert manifest.validation is not None and manifest.validation.accuracy == best["val_accuracy"]
+    assert manifest.best_epoch == (1 if best["epoch"] == 1.0 else None)
+
+
+def test_max_steps_at_the_end_of_an_epoch_counts_it(tmp_path: Path) -> None:
+    run = train(load_recipe("quickstart", [*SMALL, *FEW]), TrainOptions(tmp_path, max_steps=10))
+    assert (read_run(run).epochs, read_run(run).best_epoch) == (1, 1)
+
+
+def test_throughput_is_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate, pause = Objective.evaluate, 0.5
+
+    def slow(self: Objective, *arguments: Any) -> Score:
+        time.sleep(pause)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Objective, "evaluate", slow)
+    run = train(load_recipe("quickstart", [*SMALL, *FEW]), TrainOptions(tmp_path))
+    manifest = read_run(run)
+    assert manifest.samples_per_second is not None and manifest.seconds is not None
+    training_seconds = 2 * 320 / manifest.samples_per_second
+    assert manifest.seconds >= training_seconds + 2 * pause - 0.01  # of every epoch; both figures are rounded
 
 
 def test_accumulation_clipping_and_token_dropout_train(tmp_path: Path) -> None:

@@ -90,12 +90,10 @@ class OnnxRuntimeBackend(Backend):
         return ProviderFacts(label, _KINDS.get(label), counts_threads=label == "CPU")
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import ONNX Runtime, and what runs an artifact of this role."""
+        """Import ONNX Runtime and the sessions of every role."""
+        import edgeformer.backends.onnxruntime.decoder
         import edgeformer.backends.onnxruntime.session
-
-        if artifact.role in ("step", "decode"):
-            import edgeformer.backends.onnxruntime.decoder
-            import edgeformer.backends.onnxruntime.step_session  # noqa: F401
+        import edgeformer.backends.onnxruntime.step_session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """ONNX Runtime itself and every provider that is built in or worth knowing."""

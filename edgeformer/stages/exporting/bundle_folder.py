@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.backends.backend import ENGINES_FOLDER
+from edgeformer.families.card import CARD_FILE, write_model_card
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of, write_json
@@ -19,17 +20,29 @@ from edgeformer.stages.exporting.exportable import Exportable, read_json
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write_companions(folder: Path, run: Path, subject: Exportable) -> None:
-    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs. Raises ArtifactError."""
+def write_companions(folder: Path, run: Path, manifest: RunManifest, subject: Exportable) -> None:
+    """Everything beside the graphs: tokenizer, configuration, model card, golden inputs.
+
+    Args:
+        folder: of the bundle.
+        run: that becomes it; its card, where it has one, may have been edited by hand and is taken as it is.
+        manifest: of the run.
+        subject: what is exported of it.
+
+    Raises:
+        ArtifactError: a file of the run is missing or damaged.
+    """
     for name in COMPANIONS:
         source = run / MODEL_FOLDER / name
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
     write_json(folder / "config.json", read_json(run / MODEL_FOLDER / "config.json", subject.family.client_config))
-    card = run / MODEL_FOLDER / "README.md"
+    card = run / MODEL_FOLDER / CARD_FILE
     if card.is_file():
-        shutil.copyfile(card, folder / "README.md")
+        shutil.copyfile(card, folder / CARD_FILE)
+    else:
+        write_model_card(folder, manifest, subject.recipe)
     write_golden(folder, subject.golden)
 
 

@@ -14,7 +14,7 @@ from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families import read_recipe_of
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.documents import load_profile
+from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
@@ -72,7 +72,8 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     subject = _open(run, manifest, options.allow_leak)
     exits = _exits(options, subject)
     tokenizer = _tokenizer(run / MODEL_FOLDER / "tokenizer.json")
-    device = _device(builders, options.target or subject.recipe.target)
+    name = options.target or subject.recipe.target
+    device = _device(builders, name, options.profiles or own_profiles(run.parent))
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / "config.json", dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
@@ -83,7 +84,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         largest_activation(subject.network.exits(subject.model), *subject.inputs.values()) if options.fp16 else 0.0
     )
     with replacing_folder(run / "bundle") as folder:
-        write_companions(folder, run, subject)
+        write_companions(folder, run, manifest, subject)
         if trimmed is not None:
             (folder / TRIMMED_FOLDER).mkdir()
         if options.fp16:
@@ -200,12 +201,12 @@ def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[
             job.notes.append(judge.step_note(written))
 
 
-def _device(builders: Sequence[Builder], target: str | None) -> DeviceProfile | None:
+def _device(builders: Sequence[Builder], target: str | None, profiles: Path) -> DeviceProfile | None:
     """The device to build for; None where nothing needs one. Raises InputError where one is needed or not known."""
     needing = next((builder for builder in builders if builder.needs_device), None)
     if target is None and needing is not None:
         raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    return load_profile(target) if target is not None and builders else None
+    return load_profile(target, profiles) if target is not None and builders else None
 
 
 def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:

@@ -32,6 +32,7 @@ class ExportOptions:
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that looks ahead; its bundle says so.
         cache: where encoded data is kept between runs.
+        profiles: the user's own device profiles; None: those beside the run.
     """
 
     fp16: bool = False
@@ -43,6 +44,7 @@ class ExportOptions:
     keep_going: bool = False
     allow_leak: bool = False
     cache: Path | None = None
+    profiles: Path | None = None
 
 
 @dataclass(frozen=True)

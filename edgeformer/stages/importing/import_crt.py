@@ -17,6 +17,7 @@ from edgeformer.data.language import PreparedText, prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
+from edgeformer.families.card import write_model_card
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.checkpoint import config_of, convert
 from edgeformer.families.crt.config import CRTConfig
@@ -76,6 +77,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
     with replacing_folder(folder) as temporary:
         (temporary / MODEL_FOLDER).mkdir()
         save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
+        write_model_card(temporary / MODEL_FOLDER, manifest, recipe)
         header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
         write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
         write_json(temporary / RUN_FILE, manifest)

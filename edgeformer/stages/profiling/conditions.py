@@ -181,12 +181,22 @@ def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] 
 
 
 def counted_threads(provider: str, threads: int) -> int | None:
-    """The threads that may compute in this process; None where the provider brings threads of its own."""
+    """The threads that may compute in this process; None where the provider brings threads of its own.
+
+    Args:
+        provider: as a session names it.
+        threads: of one operator, as the session was opened with.
+    """
     return threads if counts_threads(provider) else None
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
-    """The circumstances as they are now; what this system does not tell is absent."""
+    """The circumstances as they are now; what this system does not tell is absent.
+
+    Args:
+        threads: of one operator.
+        gpu_uuid: the card that computes, where NVML knows one.
+    """
     frequency = _safely(psutil.cpu_freq)
     conditions: dict[str, Any] = {
         "threads": threads,
@@ -213,7 +223,12 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
 
 
 def doubts(described: Mapping[str, Any], provider: str) -> list[str]:
-    """What of :func:`describe` should make a reader doubt the figures."""
+    """What should make a reader doubt the figures.
+
+    Args:
+        described: as :func:`describe` gives it.
+        provider: what computes; a card's troubles are none of a processor's.
+    """
     noted: list[str] = []
     if str(described.get("power", "")).startswith("battery"):
         noted.append(f"measured on {described['power']}: many laptops are slower than on mains")

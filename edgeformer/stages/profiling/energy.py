@@ -78,7 +78,12 @@ class NoCounter:
 
 
 def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCounter:
-    """The counter of what the provider computes on."""
+    """The counter of what a provider computes on.
+
+    Args:
+        provider: as a session names it.
+        gpu_uuid: the card that NVML knows; None: it knows none.
+    """
     if on_gpu(provider):
         if gpu_uuid is None:
             return NoCounter("no card was found through NVML")
@@ -97,7 +102,15 @@ def measure_energy(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Energy:
-    """Millijoules per call above idle, from at least ``rules.energy_s`` seconds of calls."""
+    """Millijoules per call above idle.
+
+    Args:
+        call: runs the artifact once, blocking; its argument counts calls from 0.
+        counter: what is read, or why nothing is.
+        rules: how long to idle and to call.
+        clock: seconds.
+        sleep: idles for so many seconds; injected, as the clock is, so that tests need not wait.
+    """
     if isinstance(counter, NoCounter):
         return Energy(status="unavailable", reason=counter.reason)
     try:

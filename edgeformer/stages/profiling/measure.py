@@ -127,7 +127,12 @@ def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = t
 
 
 def windows_agree(times_ms: Sequence[float], rules: MeasureRules) -> bool:
-    """Whether the medians of the last ``rules.windows`` windows lie within the tolerance of the smallest."""
+    """Whether the medians of the last windows lie within the tolerance of the smallest.
+
+    Args:
+        times_ms: one time per call, in order.
+        rules: how many windows, of how many calls, and the tolerance.
+    """
     size, count = rules.window_calls, rules.windows
     if len(times_ms) < size * count:
         return False
@@ -142,6 +147,10 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     The sample is cut into up to ten parts, in the order of the calls, of at least as many calls as a warm-up window:
     where single calls vary by 10 %, the medians of ten of them differ by that much without any drift. Samples of fewer
     than fifty calls are cut in halves; fewer than twenty calls cannot drift.
+
+    Args:
+        samples_ms: one time per call, in order.
+        tolerance: by which share the parts' medians may differ.
     """
     if len(samples_ms) < _FEWEST_CALLS:
         return None

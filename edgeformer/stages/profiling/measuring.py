@@ -51,7 +51,7 @@ def work(told: bytes, send: Send) -> None:
     Raises:
         EdgeformerError: the artifact cannot be measured at all.
     """
-    _Measuring(MeasureSpec.model_validate_json(told, strict=False), send).run()
+    _Measurement(MeasureSpec.model_validate_json(told, strict=False), send).run()
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _MemoryFigures:
     named: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Measuring:
+class _Measurement:
     """One artifact over its shapes and phases. The first one's opening and first call are the cold row."""
 
     def __init__(self, spec: MeasureSpec, send: Send) -> None:

@@ -209,7 +209,13 @@ def gpu_memory_by_name(before: GpuMemoryBefore) -> dict[str, int]:
 
 
 def gpu_memory(provider: str, before: GpuMemoryBefore, found: Mapping[str, int]) -> Memory | None:
-    """The best of ``found`` as a measurement; None where the provider computes on no GPU."""
+    """The best figure as a measurement; None where the provider computes on no GPU.
+
+    Args:
+        provider: what computes.
+        before: in use before anything was opened.
+        found: as :func:`gpu_memory_by_name` gives it.
+    """
     if not on_gpu(provider):
         return None
     hidden = before.uuid is not None and PROCESS not in found and nvidia.hides_process_memory(before.uuid)

@@ -90,7 +90,6 @@ class MeasureSpec(Frozen):
 
     kind: Literal["measure"] = "measure"
     checked: CheckedArtifact
-    size_bytes: int
     provider: str | None = Field(description="None: the backend's choice for this machine")
     threads: int
     phases: tuple[Phase, ...] = Field(("steady",), strict=False)
@@ -103,6 +102,11 @@ class MeasureSpec(Frozen):
     def artifact(self) -> ArtifactManifest:
         """What is measured."""
         return self.checked.artifact
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what is measured."""
+        return self.checked.size_bytes
 
     @property
     def items(self) -> tuple[Item, ...]:

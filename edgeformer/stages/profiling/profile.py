@@ -91,7 +91,6 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
     for threads in request.threads:
         spec = MeasureSpec(
             checked=checked,
-            size_bytes=checked.size_bytes,
             provider=request.provider,
             threads=threads,
             phases=phases_of(artifact, task_named(here.manifest.task)),

@@ -12,6 +12,7 @@ from torch import nn
 
 from edgeformer.backends import library_versions
 from edgeformer.families import read_recipe_of
+from edgeformer.families.card import write_model_card
 from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.families.weights import count_parameters
 from edgeformer.formats.data_config import NAME_PATTERN
@@ -217,7 +218,6 @@ class RunRecord:
             tests[name] = objective.evaluate(model, name, device)
             progress.advance()
         progress.finish()
-        self._write_model(model)
         validation = objective.task.score_type.model_validate(position.validation)
         update = {
             "status": "finished",
@@ -228,6 +228,7 @@ class RunRecord:
             "tests": tests,
         }
         final = trained.model_copy(update=update)
+        self._write_model(model, final)
         scores = {"validation": validation, **tests}
         rows = [
             row
@@ -237,6 +238,7 @@ class RunRecord:
         merge_rows(self.folder, rows)
         write_run(self.folder, final)
 
-    def _write_model(self, model: nn.Module) -> None:
+    def _write_model(self, model: nn.Module, manifest: RunManifest) -> None:
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
             save_model(folder, model, self._recipe, self._objective.prepared)
+            write_model_card(folder, manifest, self._recipe)

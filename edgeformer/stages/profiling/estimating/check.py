@@ -231,7 +231,6 @@ class _Comparison:
     def _measured(self, checked: CheckedArtifact, shapes: Sequence[Shape]) -> dict[Shape, Latency]:
         spec = MeasureSpec(
             checked=checked,
-            size_bytes=checked.size_bytes,
             provider=self.calibration.provider,
             threads=self.calibration.threads,
             shapes=tuple(shapes),

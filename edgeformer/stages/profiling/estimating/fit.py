@@ -54,7 +54,15 @@ class CallSample:
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """x ≥ 0 with the least |matrix · x − target|² (Lawson and Hanson's active sets). matrix [n, k], k small."""
+    """x ≥ 0 with the least |matrix · x − target|² (Lawson and Hanson's active sets).
+
+    Args:
+        matrix: float64 [n, k], k small.
+        target: float64 [n].
+
+    Returns:
+        float64 [k].
+    """
     columns = matrix.shape[1]
     found, passive = np.zeros(columns), np.zeros(columns, dtype=bool)
     scale = float(np.abs(matrix.T @ target).max(initial=0.0)) or 1.0
@@ -122,6 +130,11 @@ def fit_efficiency(samples: Sequence[NodeSample], rates: Rates, ratio: float) ->
     """Overhead and shares of the rates with the least relative error; a byte from memory takes ``ratio`` times longer.
 
     A sample counts by its share of its call: what matters is that sums come out right.
+
+    Args:
+        samples: of one operator, or of one class of them.
+        rates: what the shares are of.
+        ratio: as :func:`memory_ratio` gives it.
     """
     rows = [(*row[:2], row[2] + ratio * row[3]) for row in (_four(sample, rates) for sample in samples)]
     overhead, of_peak, near = (float(value) for value in _coefficients(samples, rows))

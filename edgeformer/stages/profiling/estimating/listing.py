@@ -1,7 +1,7 @@
 """Which nodes one call of an artifact executes, with their shapes and, where asked, their times; never the result.
 
-A process of its own does it, so that a graph that crashes the runtime takes nothing with it, and so that what is timed
-has the machine's threads for itself. Both sides are here: what the parent asks, and what the child does.
+A process of its own does it: a graph that crashes the runtime takes nothing with it, and what is timed has the
+machine's threads for itself. Both sides are here: what the parent asks, and what the child does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 
 
 class ListSpec(Frozen):
-    """One artifact and the items to list. ``timed`` items are also timed: node by node, and whole calls."""
+    """One artifact and the items to list; ``timed``: also time them, node by node, and whole calls."""
 
     kind: Literal["list"] = "list"
     checked: CheckedArtifact
@@ -209,7 +209,7 @@ def _nodes(spec: ListSpec, graph: _Graph, item: Item) -> GraphNodes:
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
     """Real token ids int64 [batch, tokens of one call]."""
     phase, batch, seq = item
-    ids: Tokens = make_buffers(read_golden(Path(spec.checked.golden)), batch, seq, count=1)[0]["input_ids"]
+    ids = make_buffers(read_golden(Path(spec.checked.golden)), batch, seq, count=1)[0]["input_ids"]
     return ids[:, -1:] if phase == "decode" else ids
 
 
@@ -283,8 +283,7 @@ def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
 
 
 def _session_inputs(spec: ListSpec, session: OnnxSession, item: Item) -> dict[str, Array]:
-    declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
-    return feed_for(declared, item, _golden_ids(spec, item))
+    return feed_for(dict.fromkeys(session.inputs, ("tensor(int64)", (None, None))), item, _golden_ids(spec, item))
 
 
 def _median_us(session: OnnxSession, inputs: dict[str, Array]) -> float:

@@ -99,7 +99,7 @@ def refused_calibration(device: DeviceProfile, threads: int | None = None) -> st
 def _gpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
     """The highest and the surest peak of matrix products."""
     fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
-    known = device.peaks.rates(precision)
+    known = [fact.value for fact in device.peaks.of(precision)]
     if not known:
         raise MissingFact(f"device profile {device.name!r} does not say peaks.{precision}")
     # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.

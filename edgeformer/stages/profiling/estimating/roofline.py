@@ -73,6 +73,10 @@ def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
     times the cache on, and between them with the logarithm.
 
     Seen in chains of 4 to 96 MiB of weights on a CPU with 32 MiB: their time per byte rises from 8 to 40 MiB like that.
+
+    Args:
+        total_bytes: of everything that is read in turn.
+        cache_bytes: of the cache; 0: none is known.
     """
     if cache_bytes <= 0:
         return 1.0

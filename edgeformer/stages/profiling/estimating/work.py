@@ -110,7 +110,12 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
 
 
 def count_nodes(nodes: Sequence[ExecutedNode], float_bytes: int | None = None) -> list[NodeWork]:
-    """The work of a whole call. With ``float_bytes`` the casts that only CPUs need for FP16 are left out."""
+    """The work of a whole call.
+
+    Args:
+        nodes: of the call.
+        float_bytes: as :func:`count_node` takes it; with it the casts that only CPUs need for FP16 are left out.
+    """
     kept = [node for node in known_weights(nodes) if float_bytes is None or _CPU_CAST not in node.name]
     return [count_node(node, float_bytes) for node in kept]
 
@@ -234,6 +239,11 @@ def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork]
 
     The profiler does not name weights, but the manifest says how many bytes the file stores: what is left of them
     without the tables is what the products share.
+
+    Args:
+        nodes: of one call.
+        works: theirs, as :func:`count_nodes` gives it.
+        artifact: whose nodes they are.
     """
     read = sum(work.weight_bytes for work in works)
     if artifact.sharing is None:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundle import artifact_of, write_bundle, write_manifest
 
-from edgeformer.backends import default_provider
-from edgeformer.backends.opening import check_artifact, check_companion, open_artifact
-from edgeformer.bundle import read_bundle
+from edgeformer.backends import OpenOptions, default_provider
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
+from tests.backends.tiny_bundle import artifact_of, write_bundle, write_manifest
 
 
 @pytest.fixture
@@ -21,9 +20,9 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_opens_what_the_manifest_lists(bundle: Path) -> None:
-    artifact = read_bundle(bundle).artifacts[0]
+    artifact = Bundle.open(bundle).artifacts[0]
     ids = np.ones((1, 4), np.int64)
-    with open_artifact(bundle, artifact, threads=1) as session:
+    with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
         assert session.provider == default_provider()
         assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
         with pytest.raises(InputError, match="at most 24"):
@@ -31,28 +30,28 @@ def test_opens_what_the_manifest_lists(bundle: Path) -> None:
 
 
 def test_a_truncated_file_says_how_much_is_there(bundle: Path) -> None:
-    artifact = read_bundle(bundle).artifacts[0]
+    artifact = Bundle.open(bundle).artifacts[0]
     file = bundle / "onnx" / "model.onnx"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ArtifactError, match=r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
 
 
 def test_a_changed_file_of_the_same_size_is_noticed(bundle: Path) -> None:
-    artifact = read_bundle(bundle).artifacts[0]
+    artifact = Bundle.open(bundle).artifacts[0]
     file = bundle / "onnx" / "model.onnx"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
     with pytest.raises(ArtifactError, match=r"model\.onnx: changed since it was exported.*copy the whole bundle"):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
 
 
 def test_a_missing_file_is_named(bundle: Path) -> None:
-    artifact = read_bundle(bundle).artifacts[0]
+    artifact = Bundle.open(bundle).artifacts[0]
     (bundle / "onnx" / "model.onnx").unlink()
     with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read"):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
 
 
 def test_changed_weights_beside_the_graph_are_noticed(bundle: Path) -> None:
@@ -60,10 +59,10 @@ def test_changed_weights_beside_the_graph_are_noticed(bundle: Path) -> None:
     weights.write_bytes(b"shared")
     files = {"onnx/weights.bin": sha256_of(weights)}
     manifest = write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")], files=files)
-    check_artifact(bundle, manifest, manifest.artifacts[0])
+    Bundle.open(bundle).check(manifest.artifacts[0])
     weights.write_bytes(b"Shared")
     with pytest.raises(ArtifactError, match=r"weights\.bin: changed"):
-        check_artifact(bundle, manifest, manifest.artifacts[0])
+        Bundle.open(bundle).check(manifest.artifacts[0])
 
 
 def test_a_manifest_cannot_point_outside_its_bundle(bundle: Path) -> None:
@@ -71,13 +70,13 @@ def test_a_manifest_cannot_point_outside_its_bundle(bundle: Path) -> None:
     outside.write_bytes(b"")
     artifact = artifact_of(bundle, "onnx/model.onnx", file="../outside.onnx")
     with pytest.raises(ArtifactError, match="outside the bundle"):
-        check_artifact(bundle, read_bundle(bundle), artifact)
+        Bundle.open(bundle).check(artifact)
 
 
 def test_what_was_not_built_is_refused_with_its_reason(bundle: Path) -> None:
     artifact = artifact_of(bundle, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None)
     with pytest.raises(ArtifactError, match=r"not built \(rejected: parity 0\.4"):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
 
 
 def test_an_engine_is_refused_with_what_it_was_built_for(bundle: Path) -> None:
@@ -86,21 +85,20 @@ def test_an_engine_is_refused_with_what_it_was_built_for(bundle: Path) -> None:
     with pytest.raises(
         MissingDependencyError, match=r"engine was built for compute capability 8\.9 and cannot run here"
     ):
-        open_artifact(bundle, artifact)
+        Bundle.open(bundle).session(artifact)
 
 
 def test_a_companion_that_the_manifest_lists_is_checked(bundle: Path) -> None:
-    manifest = read_bundle(bundle)
-    check_companion(bundle, manifest, "golden.npz")
+    Bundle.open(bundle).companion("golden.npz")
     with (bundle / "golden.npz").open("ab") as file:
         file.write(b"x")
     with pytest.raises(ArtifactError, match=r"golden\.npz: changed"):
-        check_companion(bundle, manifest, "golden.npz")
+        Bundle.open(bundle).companion("golden.npz")
 
 
 def test_importing_the_runtime_loads_neither_torch_nor_onnxruntime() -> None:
     program = (
-        "import sys, edgeformer.backends.opening, edgeformer.backends.session; edgeformer.backends.all_backends()\n"
+        "import sys, edgeformer.bundle, edgeformer.backends.session; edgeformer.backends.all_backends()\n"
         "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

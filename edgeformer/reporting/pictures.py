@@ -1,13 +1,19 @@
-"""Pictures as SVG that stands inside a page: no file beside it, no network, colours from the page's style sheet."""
+"""The pictures of a profile report: as SVG that stands inside a page, and as one PNG. Without matplotlib: none.
+
+The SVG has no file beside it, needs no network, and takes its colours from the page's style sheet.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report
+from edgeformer.reporting.words import has_estimates
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,11 @@ def draw_pictures(report: Report) -> list[Picture]:
     """The pictures of a report, in order; one that cannot be drawn says why."""
     wanted = {"search": report.search is not None, "estimates": not report.on_target}
     names = [name for name in _CAPTIONS if wanted.get(name, True)]
-    try:
-        from edgeformer.reporting import report_panels as panels
-        from edgeformer.reporting import trade_panels as trades
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
+    if not _can_draw():
         return [Picture(name, *_CAPTIONS[name], missing=_NO_MATPLOTLIB) for name in names]
+    from edgeformer.reporting import panels
+    from edgeformer.reporting import trade_panels as trades
+
     rows, guesses = len(panels.timed_rows(report, "measured")), len(panels.timed_rows(report, "estimated"))
     artifacts = len({row.artifact for row in report.rows})
     peaks = sum(map(len, panels.memory_peaks(report).values()))
@@ -88,6 +92,48 @@ def draw_pictures(report: Report) -> list[Picture]:
         svg = None if missing else _svg(name, lambda axis, draw=draw: draw(axis, report), height)
         pictures.append(Picture(name, *_CAPTIONS[name], svg=svg, missing=missing))
     return pictures
+
+
+def _can_draw() -> bool:
+    """Is matplotlib installed?"""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        return False
+    return True
+
+
+def draw_report(report: Report, path: Path) -> Path | None:
+    """Write the PNG: measured times, estimated ones, sizes, and what a search compared.
+
+    Args:
+        report: what `profile` found.
+        path: of the PNG.
+
+    Returns:
+        ``path``; None where matplotlib is not installed.
+    """
+    if not _can_draw():
+        return None
+    from edgeformer.reporting import panels
+    from edgeformer.reporting.canvas import drawing
+    from edgeformer.reporting.trade_panels import draw_search
+
+    host = f"solid: measured on {report.host.get('cpu')}, not on it"
+    where = "measured on this device" if report.on_target else host
+    estimated = ["hatched: estimated"] if has_estimates(report) else []
+    title = " · ".join((f"{report.run} for {report.device_title}", where, *estimated, *cautions(report)))
+    measured, guesses = panels.timed_rows(report, "measured"), panels.timed_rows(report, "estimated")
+    drawn = [panels.draw_latency] if measured else []
+    drawn += [panels.draw_estimates] if guesses else []
+    drawn += [panels.draw_sizes, *([draw_search] if report.search is not None else [])]
+    height = max(4.2, 1.4 + 0.27 * max(len(measured), len(guesses)))
+    with drawing(path, panels.plain(title), len(drawn), (5.8 * len(drawn), height)) as axes:
+        for axis, draw in zip(axes, drawn, strict=True):
+            draw(axis, report)
+    return path
 
 
 def _svg(name: str, draw: object, height: float) -> str:
@@ -117,6 +163,10 @@ def for_page(svg: str, name: str) -> str:
 
     Its declarations and references to other addresses go, its ids get the picture's name, its size is the page's
     business, and its colours become the variables ``--c0``…, ``--ink``, ``--faint``, ``--paper`` and ``--limit``.
+
+    Args:
+        svg: a whole file.
+        name: of the picture, unique in the page.
     """
     from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED
 

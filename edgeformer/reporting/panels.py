@@ -12,7 +12,7 @@ from typing import Any
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED
-from edgeformer.reporting.report_words import ABOUT, shape_words, split_sizes
+from edgeformer.reporting.words import ABOUT, shape_words, split_sizes
 
 MOST_ROWS = 24
 """More rows than a reader can compare: the tables hold the rest."""
@@ -53,13 +53,23 @@ def colours(report: Report) -> dict[str, str]:
 
 
 def timed_rows(report: Report, status: str) -> list[Row]:
-    """Rows whose time is ``measured`` or ``estimated``, cold starts left out; as many as a picture can hold."""
+    """Rows with a time, cold starts left out; as many as a picture can hold.
+
+    Args:
+        report: what `profile` found.
+        status: ``measured`` or ``estimated``.
+    """
     rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50 is not None]
     return [row for row in rows if row.latency_ms.status == status][:MOST_ROWS]
 
 
 def draw_latency(axis: Any, report: Report) -> None:
-    """One line per measured row: its sample as nested bars (all, 5–95 %, the middle half), the median marked."""
+    """One line per measured row: its sample as nested bars (all, 5–95 %, the middle half), the median marked.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
+    """
     rows, of = timed_rows(report, "measured"), colours(report)
     ends: list[float] = []
     for y, row in enumerate(rows):
@@ -73,7 +83,12 @@ def draw_latency(axis: Any, report: Report) -> None:
 
 
 def draw_estimates(axis: Any, report: Report) -> None:
-    """One hatched bar per estimated row, as wide as its range, against the device's budget."""
+    """One hatched bar per estimated row, as wide as its range, against the device's budget.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
+    """
     rows, of = timed_rows(report, "estimated"), colours(report)
     ends: list[float] = []
     for y, row in enumerate(rows):
@@ -189,7 +204,12 @@ def memory_peaks(report: Report) -> dict[str, list[_Peak]]:
 
 
 def draw_memory(axis: Any, report: Report) -> None:
-    """Peak memory of each artifact against the device's budget."""
+    """Peak memory of each artifact against the device's budget.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
+    """
     of, bars = colours(report), [(name, peak) for name, peaks in memory_peaks(report).items() for peak in peaks]
     bars.sort(key=lambda bar: bar[1].estimated)
     for y, (name, peak) in enumerate(bars):
@@ -209,7 +229,12 @@ PARTS = ("embeddings", "block", "heads", "other")
 
 
 def draw_sizes(axis: Any, report: Report) -> None:
-    """File size of each artifact, by what its bytes are for where the bundle says so, against the device's budget."""
+    """File size of each artifact, by what its bytes are for where the bundle says so, against the device's budget.
+
+    Args:
+        axis: to draw on.
+        report: what `profile` found.
+    """
     sizes = {row.artifact: row.size_bytes for row in report.rows}
     parts = {part.artifact: part for part in split_sizes(report)}
     labelled: set[str] = set()

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from edgeformer.formats.device import Calibration, EstimateError, FittedCase
 from edgeformer.formats.report import Candidate, Search
-from edgeformer.reporting.calibration_tables import print_calibration
-from edgeformer.reporting.search_tables import print_search
+from edgeformer.reporting.report_tables import print_search
+from edgeformer.reporting.verification import print_calibration
 
 
 def candidate(name: str, **changes: Any) -> Candidate:

@@ -7,21 +7,32 @@ from pathlib import Path
 import yaml
 from tabulate import tabulate
 
-from edgeformer.families import family_of, read_recipe_of
+from edgeformer.families import family_of
+from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
 from edgeformer.formats.units import format_duration
-from edgeformer.reporting.caution import overlaps, warnings
-from edgeformer.run import read_run
 from edgeformer.tasks import Task, task_named
 
+CARD_FILE = "README.md"
+"""Where model hubs look for it: beside the weights, and beside the graphs."""
 
-def write_model_card(run: Path) -> Path:
-    """Write ``model/README.md``; returns its path."""
-    path = run / "model" / "README.md"
-    write_text(path, model_card(read_run(run), read_recipe_of(run)))
+
+def write_model_card(folder: Path, manifest: RunManifest, recipe: Recipe) -> Path:
+    """Write the card into a folder of weights or graphs.
+
+    Args:
+        folder: a run's ``model``, or a bundle.
+        manifest: of the run, finished.
+        recipe: that it was trained with.
+
+    Returns:
+        The card's path.
+    """
+    path = folder / CARD_FILE
+    write_text(path, model_card(manifest, recipe))
     return path
 
 
@@ -45,11 +56,39 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     items = "".join(f"- {line}\n" for line in lines)
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {manifest.run}\n\n{recipe.description}.\n\n"
-        f"{warnings(manifest)}{items}\n"
+        f"{_warnings(manifest)}{items}\n"
         f"## Scores\n\n{_scores(manifest, task)}\n"
-        f"## Seen in training\n\n{overlaps(manifest)}\n"
+        f"## Seen in training\n\n{_overlaps(manifest)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )
+
+
+def _warnings(manifest: RunManifest) -> str:
+    """What a reader must know before any figure."""
+    text = ""
+    if manifest.leaks:
+        text += (
+            f"> **{LEAKS}.** This model sees the tokens that it is asked to predict. Its loss and perplexity say "
+            "nothing about how well it predicts text.\n\n"
+        )
+    if manifest.synthetic:
+        text += (
+            "> **Synthetic data.** This model was trained and tested on reviews written by a generator. "
+            "Its scores say nothing about real text.\n\n"
+        )
+    return text
+
+
+def _overlaps(manifest: RunManifest) -> str:
+    """How much of the test sets training has seen, as a list."""
+    if not manifest.data.overlap:
+        return "Not counted.\n"
+    lines = [
+        f"- `{o.test_set}`: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and {o.contained:,} "
+        "more share a whole phrase with one.\n"
+        for o in manifest.data.overlap
+    ]
+    return "".join(lines)
 
 
 def _causality(manifest: RunManifest) -> str:
@@ -66,10 +105,11 @@ def _causality(manifest: RunManifest) -> str:
 def _training(manifest: RunManifest, recipe: Recipe, task: Task) -> str:
     if not manifest.steps:
         return f"not here; {manifest.reason}"
-    best = f"weights of epoch {manifest.best_epoch}, " if manifest.best_epoch is not None else "weights "
+    epoch = manifest.best_epoch
+    best = f"weights of epoch {epoch}" if epoch is not None else "weights of the last step, stopped in mid-epoch"
     return (
         f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
-        f"{manifest.precision} on {manifest.host.get('cpu')}; {best}chosen by validation "
+        f"{manifest.precision} on {manifest.host.get('cpu')}; {best}, chosen by validation "
         f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
     )
 

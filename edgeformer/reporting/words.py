@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
 from edgeformer.formats.units import format_bytes, format_milliseconds
+from edgeformer.reporting.columns import DASH
+from edgeformer.tasks import Metric, all_tasks
 
-DASH = "–"
 ABOUT = "≈"
 """Stands before every estimated figure; its range follows."""
 
@@ -35,7 +37,12 @@ def memory_words(memory: Memory) -> str:
 
 
 def quantity(value: float | None, check: Check) -> str:
-    """A check's limit in its unit; a dash where there is none."""
+    """A figure in the unit of its check; a dash where there is none.
+
+    Args:
+        value: a limit, a value, or an end of its range.
+        check: that it belongs to.
+    """
     if value is None:
         return DASH
     return format_bytes(value) if check.unit == "bytes" else f"{format_milliseconds(value)} {check.unit}"
@@ -51,16 +58,29 @@ def value_words(check: Check) -> str:
 
 
 def shape_words(row: Row, report: Report) -> str:
-    """Batch × tokens; ``per token`` of a decode row, and the threads where the report has several counts."""
+    """Batch × tokens; ``per token`` of a decode row, and the threads where the report has several counts.
+
+    Args:
+        row: of the report.
+        report: whose other rows say what has to be told apart.
+    """
     decode = " per token" if row.phase == "decode" else ""
     sweep = len({other.threads for other in report.rows if other.threads is not None}) > 1
-    threads = f", {row.threads} thread{'s' if row.threads != 1 else ''}" if sweep and row.threads is not None else ""
+    threads = f", {thread_words(row.threads)}" if sweep and row.threads is not None else ""
     return f"{row.batch} × {row.seq}{decode}{threads}"
 
 
-def runtime_words(provider: str) -> str:
-    """ONNX Runtime's ``CPUExecutionProvider`` is ``CPU`` to a reader."""
-    return provider.removesuffix("ExecutionProvider")
+def thread_words(threads: int) -> str:
+    """``1 thread``, ``2 threads``."""
+    return f"{threads} thread{'s' if threads != 1 else ''}"
+
+
+def metric_named(name: str) -> Metric:
+    """The metric that a search was about. Raises ArtifactError for one of a task that this edgeformer does not know."""
+    for task in all_tasks():
+        if task.metric.name == name:
+            return task.metric
+    raise ArtifactError(f"metric {name!r} is of no task that is known here")
 
 
 def state_words(row: Row) -> str:
@@ -188,3 +208,19 @@ def numbered(search: Search) -> list[tuple[int, int, Candidate]]:
         enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
     )
     return [(number, position, c) for number, (position, c) in enumerate(order, start=1)]
+
+
+def badge_text(report: Report) -> str:
+    """``rtx4050: fail``; a verdict that rests on estimates says so."""
+    rests = any(check.basis == "estimated" for check in report.verdict.checks) and report.verdict.status != "unknown"
+    return f"{report.device}: {report.verdict.status}{' (estimated)' if rests and has_estimates(report) else ''}"
+
+
+def badge_markdown(report: Report, file: str) -> str:
+    """One line of GitHub-flavoured Markdown that shows the badge.
+
+    Args:
+        report: whose verdict it is.
+        file: the badge, as the document that shows it sees it.
+    """
+    return f"![edgeformer {badge_text(report)}]({file})"

@@ -1,0 +1,199 @@
+"""One table of columns per kind of row; terminal, Markdown, HTML and CSV are four renderings of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from edgeformer.formats.units import format_bytes, format_milliseconds
+
+R = TypeVar("R")
+"""What a row is made of."""
+
+DASH = "–"
+_COLOURS = {
+    **dict.fromkeys(("pass", "built", "available", "verified", "yes"), "green"),
+    **dict.fromkeys(("fail", "rejected", "failed", "damaged"), "red"),
+}
+
+Unit = Literal["", "ms", "bytes", "mj", "per_s", "share"]
+_WRITTEN: dict[Unit, Callable[[Any], str]] = {
+    "ms": lambda value: f"{format_milliseconds(value)} ms",
+    "bytes": format_bytes,
+    "mj": lambda value: f"{format_milliseconds(value)} mJ",
+    "per_s": lambda value: f"{value:,.0f}",
+    "share": lambda value: f"{value:.1%}",
+    "": lambda value: written(value),
+}
+"""How people read a value of each unit."""
+
+
+def written(value: object) -> str:
+    """A bare value for people: yes and no, thousands apart, four decimals; a dash where there is none."""
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def coloured(status: str) -> Text:
+    """A status word in its colour."""
+    return Text(status, _COLOURS.get(status, "yellow"))
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """One figure of every row.
+
+    Attributes:
+        name: as scripts know it, without its unit.
+        cell: row → the bare value, in ``unit``; None: there is none.
+        unit: of the value; it ends the column's name in CSV.
+        heading: what people read above it; None: the name.
+        text: row → what people read, where that is more than the value in its unit. Only the terminal shows the
+            colours of a ``Text``.
+        number: stands on the right of its column.
+        wraps: long text, which HTML breaks into lines.
+        mark: a status word, in its colour.
+    """
+
+    name: str
+    cell: Callable[[R], object]
+    unit: Unit = ""
+    heading: str | None = None
+    text: Callable[[R], str | Text] | None = None
+    number: bool = False
+    wraps: bool = False
+    mark: bool = False
+
+    @property
+    def title(self) -> str:
+        """What people read above the column."""
+        return self.name.replace("_", " ") if self.heading is None else self.heading
+
+    @property
+    def key(self) -> str:
+        """The column's name in CSV; a share has no unit."""
+        return f"{self.name}_{self.unit}" if self.unit not in ("", "share") else self.name
+
+    @property
+    def right(self) -> bool:
+        """Does it hold numbers?"""
+        return self.number or bool(self.unit)
+
+    def shown(self, row: R) -> Text:
+        """A row's cell for people."""
+        if self.text is not None:
+            found = self.text(row)
+            return found if isinstance(found, Text) else Text(found)
+        value = self.cell(row)
+        if value is None:
+            return Text(DASH)
+        return coloured(str(value)) if self.mark else Text(_WRITTEN[self.unit](value))
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """A row of an HTML table: its class in the style sheet, and its cells."""
+
+    kind: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table for the HTML template."""
+
+    columns: tuple[Column[Any], ...]
+    rows: tuple[PageRow, ...]
+
+
+class Columns(Generic[R]):
+    """The columns of one kind of row, in order."""
+
+    def __init__(self, columns: Iterable[Column[R]]) -> None:
+        self._columns = tuple(columns)
+
+    def pick(self, *names: str) -> Columns[R]:
+        """The columns of these names, in this order."""
+        known = {column.name: column for column in self._columns}
+        return Columns(known[name] for name in names)
+
+    def known_in(self, rows: Sequence[R], *optional: str) -> Columns[R]:
+        """Without those of ``optional`` that have no value in any of ``rows``."""
+        empty = {c.name for c in self._columns if c.name in optional and all(c.cell(row) is None for row in rows)}
+        return Columns(column for column in self._columns if column.name not in empty)
+
+    def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> Table:
+        """A table in the house style; nothing in the title or the rows is read as markup.
+
+        Args:
+            title: above the table.
+            rows: one line each.
+            caption: below the table.
+        """
+        style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+        table = Table(title=escape(title), caption=caption, caption_justify="left", pad_edge=False, **style)
+        for column in self._columns:
+            table.add_column(escape(column.title), justify="right" if column.right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(column.shown(row) for column in self._columns))
+        return table
+
+    def plain(self, rows: Iterable[R]) -> str:
+        """Columns of text, for a terminal of any width."""
+        return self._tabulated([self._texts(row) for row in rows], "simple")
+
+    def markdown(self, rows: Iterable[R], strong: Callable[[R], bool] | None = None) -> str:
+        """A table of GitHub-flavoured Markdown.
+
+        Args:
+            rows: one line each; no text of theirs can break the table.
+            strong: which rows are in bold.
+        """
+        found = []
+        for row in rows:
+            cells = [text.replace("|", "\\|").replace("\n", " ") for text in self._texts(row)]
+            bold = strong is not None and strong(row)
+            found.append([f"**{cell}**" if bold and cell else cell for cell in cells])
+        return self._tabulated(found, "pipe")
+
+    def _tabulated(self, rows: list[list[str]], style: str) -> str:
+        from tabulate import tabulate
+
+        align = ["right" if column.right else "left" for column in self._columns]
+        heads = [column.title for column in self._columns]
+        return tabulate(rows, heads, tablefmt=style, disable_numparse=True, colalign=align if rows else None)
+
+    def csv(self, rows: Iterable[R]) -> str:
+        """Bare values, units in the names of the columns; an absent value is an empty cell."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([column.key for column in self._columns])
+        writer.writerows([column.cell(row) for column in self._columns] for row in rows)
+        return text.getvalue()
+
+    def page(self, rows: Sequence[R], kind: Callable[[R], str] | None = None) -> PageTable:
+        """A table for the HTML template.
+
+        Args:
+            rows: one line each.
+            kind: row → its class in the style sheet.
+        """
+        kinds = [kind(row) if kind is not None else "" for row in rows]
+        cells = [tuple(self._texts(row)) for row in rows]
+        return PageTable(self._columns, tuple(PageRow(kind, cell) for kind, cell in zip(kinds, cells, strict=True)))
+
+    def _texts(self, row: R) -> list[str]:
+        return [column.shown(row).plain for column in self._columns]

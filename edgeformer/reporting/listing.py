@@ -1,0 +1,164 @@
+"""Records and tables of what there is: recipes, device profiles, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.table import Table
+
+from edgeformer.families import load_recipe
+from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
+from edgeformer.formats.errors import ArtifactError, RecipeError
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.units import format_bytes
+from edgeformer.formats.workspace import BUNDLE_FILE
+from edgeformer.reporting.columns import Column, Columns, written
+from edgeformer.run import read_run, run_folders
+from edgeformer.tasks import task_named
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+
+def recipe_records() -> list[Record]:
+    """The shipped recipes."""
+    recipes = [load_recipe(name) for name in shipped_names("recipes")]
+    return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
+
+
+def device_records(artifacts: Path) -> list[Record]:
+    """The shipped profiles; a calibrated one among the user's own stands for its shipped namesake."""
+    rows: list[Record] = []
+    folder = own_profiles(artifacts)
+    for name in profile_names(folder):
+        try:
+            rows.append(_device(load_profile(name, folder)))
+        except RecipeError as error:  # a file of the user's: the others are still worth a list
+            rows.append({"name": name, "device": f"unreadable: {error}"})
+    return rows
+
+
+def _device(profile: DeviceProfile) -> Record:
+    """What one looks for when choosing a device. Bytes, bytes and operations per second, watts."""
+    power, calibration = _value(profile.power), profile.calibration
+    return {
+        "name": profile.name,
+        "device": profile.title,
+        "kind": profile.kind,
+        "compute_capability": _value(profile.compute_capability),
+        "memory_bytes": _value(profile.memory_bytes),
+        "usable_memory_bytes": _value(profile.usable_memory_bytes),
+        "bandwidth_bytes_per_s": _value(profile.bandwidth_bytes_per_s),
+        "fp32_ops_per_s": _value(profile.peaks.fp32),
+        "fp16_ops_per_s": _value(profile.peaks.fp16),
+        "int8_ops_per_s": _value(profile.peaks.int8),
+        "power_w": [power.low_w, power.high_w] if power is not None else None,
+        "calibrated": calibration.created if calibration is not None else None,
+        "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
+    }
+
+
+def _value(fact: Fact[T] | None) -> T | None:
+    return fact.value if fact is not None else None
+
+
+def run_records(artifacts: Path) -> list[Record]:
+    """The runs below a folder, oldest first; one whose manifest cannot be read says so."""
+    rows: list[Record] = []
+    for folder in run_folders(artifacts):
+        try:
+            manifest = read_run(folder)
+        except ArtifactError as error:
+            rows.append({"run": folder.name, "status": f"unreadable: {error}"})
+            continue
+        rows.append(
+            {
+                "run": manifest.run,
+                "status": manifest.status,
+                "started": manifest.started,
+                "split": manifest.data.split,
+                "synthetic": manifest.data.synthetic,
+                "parameters": manifest.parameters,
+                **_scores(manifest),
+                "bundle": (folder / "bundle" / BUNDLE_FILE).is_file(),
+            }
+        )
+    return rows
+
+
+def _scores(manifest: RunManifest) -> Record:
+    """Accuracy and F1 of every run, which scripts rely on, and its own metric; a leak where there can be one."""
+    test, task = manifest.test, task_named(manifest.task)
+    found: Record = {name: getattr(test, name, None) for name in ("accuracy", "f1")}
+    value = task.metric.of(test)
+    if value is not None:
+        found[task.metric.name] = value
+    return {**found, "leaks": manifest.leaks} if manifest.leaks or (test is not None and test.by_exit) else found
+
+
+def record_table(title: str, rows: Sequence[Record]) -> Table:
+    """Any list of records; names are there to be copied, and never broken.
+
+    Args:
+        title: what they are.
+        rows: one line each.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Columns([_column(name) for name in names]).terminal(title, rows)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _column(name: str) -> Column[Record]:
+    size = name.endswith("_bytes")
+    heading = name.replace("_bytes", "").replace("_", " ")
+    return Column(name, lambda row: row.get(name), "", heading, lambda row: _shown(row.get(name), size))
+
+
+def _shown(value: Any, size: bool) -> str:
+    return format_bytes(value) if size and value is not None else written(value)
+
+
+def device_table(rows: Sequence[Record]) -> Table:
+    """Devices as the terminal shows them, 80 columns wide: fewer figures, with units."""
+    columns: Columns[Record] = Columns(
+        [
+            Column("name", lambda row: row["name"]),
+            Column("kind", lambda row: row.get("kind")),
+            Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB")),
+            Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9)),
+            Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12)),
+            Column("W", lambda row: _watts(row.get("power_w"))),
+            Column("calibrated", _calibrated),
+            Column("problem", lambda row: None if "kind" in row else row["device"]),
+        ]
+    )
+    table = columns.known_in(rows, "problem").terminal("devices", rows)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _scaled(value: float | None, unit: float, name: str = "") -> str | None:
+    if value is None:
+        return None
+    return f"{value / unit:,.0f}{name}" if value >= 100 * unit else f"{value / unit:.3g}{name}"
+
+
+def _watts(power: Sequence[float] | None) -> str | None:
+    if power is None:
+        return None
+    low, high = power
+    return f"{low:g}" if low == high else f"{low:g}–{high:g}"
+
+
+def _calibrated(row: Mapping[str, Any]) -> str | None:
+    """``no``, or the day, with how far estimates were off typically."""
+    if "kind" not in row:
+        return None
+    created, median = row["calibrated"], row["median_log2_error"]
+    if created is None:
+        return "no"
+    return str(created[:10]) if median is None else f"{created[:10]}, median error {2**median - 1:.0%}"

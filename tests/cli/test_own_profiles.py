@@ -1,0 +1,72 @@
+"""A profile in ``<artifacts>/profiles`` is found by every command that takes a device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeformer.cli import main
+from edgeformer.formats.documents import own_profiles, shipped_folder
+
+OLD = Path(__file__).resolve().parents[1] / "old_format"
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    """A folder of runs with a profile that nobody ships: an RTX 4050 with 1 MiB of memory beside its CUDA context."""
+    profile = yaml.safe_load((shipped_folder("profiles") / "rtx4050.yaml").read_text(encoding="utf-8"))
+    profile |= {"name": "mine", "title": "My own card"}
+    profile["usable_memory_bytes"]["value"] = "301MiB"
+    folder = own_profiles(tmp_path / "elsewhere")
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    shutil.copytree(OLD / "classifier-v1", tmp_path / "elsewhere" / "old")
+    return tmp_path / "elsewhere"
+
+
+def run(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, dict[str, object]]:
+    monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments, "--artifacts", str(artifacts), "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    code = stop.value.code
+    assert isinstance(code, int)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_plan(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(artifacts, monkeypatch, capsys, "plan", "quickstart", "--device", "mine")
+    assert code == 3 and found["device"] == "mine" and found["budget_bytes"] == 2**20
+
+
+def test_train(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
+    code, found = run(artifacts, monkeypatch, capsys, *arguments)
+    assert code == 2 and str(found["error"]).startswith("--as-device")
+    assert "no device profile" not in str(found["error"])
+
+
+def test_export(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it before
+    code, found = run(artifacts, monkeypatch, capsys, "export", "old", "--trt", "--target", "mine")
+    assert code in (0, 3) and "artifacts" in found, found
+    assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")
+
+
+def test_profile(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(artifacts, monkeypatch, capsys, "profile", "old", "--device", "mine", "--max-size", "1")
+    assert code == 2 and str(found["error"]).startswith("--max-size"), "the profile is read before the limits are"
+
+
+def test_list(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(artifacts, monkeypatch, capsys, "list", "devices")
+    devices = found["devices"]
+    assert code == 0 and isinstance(devices, list)
+    (mine,) = [device for device in devices if device["name"] == "mine"]
+    assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20

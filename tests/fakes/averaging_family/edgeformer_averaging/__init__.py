@@ -1,0 +1,54 @@
+"""A second family of classifiers, complete: the average of a text's embeddings, refined by one shared block.
+
+This folder is what a package brings that adds a family to edgeformer: a module with a ``FAMILY``, its torch half, and
+its entry point (in the ``dist-info`` folder beside it). Put the folder that holds both on the path to install it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from edgeformer.families.family import Family
+from edgeformer.formats.data_config import PositiveInt, Probability
+from edgeformer.formats.manifest import Precision
+from edgeformer.formats.recipe import ModelConfig
+
+
+class AveragingConfig(ModelConfig):
+    """One residual block, applied ``rounds`` times to the average of a text's embeddings. It has no positions."""
+
+    kind: Literal["averaging"]
+    width: PositiveInt
+    inner_width: PositiveInt
+    rounds: PositiveInt
+    dropout: Probability = 0.1
+    max_positions: PositiveInt = Field(512, description="the longest input it takes")
+
+
+class Averaging(Family):
+    """See this module."""
+
+    kind: ClassVar[str] = "averaging"
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    config_type: ClassVar[type[ModelConfig]] = AveragingConfig
+    model_type: ClassVar[str] = "averaging"
+    architecture: ClassVar[str] = "AveragingClassifier"
+    network_module: ClassVar[str] = "edgeformer_averaging.network"
+
+    def loops(self, config: AveragingConfig) -> int:
+        """Rounds."""
+        return config.rounds
+
+    def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
+        """The run's, and how often a host runs the loop graph."""
+        return {**config, "iterations": config["rounds"]}
+
+    def card_line(self, config: AveragingConfig) -> str:
+        """See :meth:`Family.card_line`."""
+        return f"averaged embeddings of width {config.width}, one block ({config.inner_width}) × {config.rounds} rounds"
+
+
+FAMILY = Averaging()

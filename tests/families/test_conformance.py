@@ -1,0 +1,91 @@
+"""Every family does what a family must: the built-in ones, and one that another package brings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.families import Family, all_families, recipe_type
+from edgeformer.formats.errors import RecipeError
+from tests.fakes.install import installed
+from tests.families import conformance
+from tests.families.conformance import Case, make_case
+
+BUILT_IN = [family.kind for family in all_families()]
+KINDS = [*BUILT_IN, "averaging"]
+CHECKS = {name: check for name, check in vars(conformance).items() if name.startswith("check_")}
+
+SIZES: dict[str, dict[str, Any]] = {
+    "averaging": {"width": 16, "inner_width": 24, "rounds": 3},
+    "encoder": {
+        "hidden_size": 16, "layers": 2, "iterations": 3, "heads": 2, "ffn_size": 24, "residual_scale": 0.5,
+    },
+    "crt": {
+        "hidden_size": 32, "embedding_size": 16, "embedding_cycles": 1, "attention_heads": 4, "ffn_size": 48,
+        "loops": 3, "cycles": 2, "dilations": [1, 4], "exits": [1, 2], "heads": "separate",
+    },
+}  # fmt: skip
+"""A tiny model of each family; a new one gets its line here."""
+
+REVIEWS = {"kind": "synthetic-reviews", "rows": 150}
+LABELLED = {"parts": {"train": [REVIEWS]}, "split": "random-split", "labels": ["a", "b"], "max_length": 32}
+TEXT = {
+    "parts": {"train": [REVIEWS], "validation": [{**REVIEWS, "seed": 1}]},
+    "mode": "packed", "sequence_length": 32, "min_characters": 20,
+}  # fmt: skip
+TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
+DATA = {"classification": (LABELLED, "wordpiece"), "language-modeling": (TEXT, "bpe")}
+
+
+def recipe_of(family: Family, task: str) -> Any:
+    data, algorithm = DATA[task]
+    document = {
+        "name": f"tiny-{family.kind}",
+        "task": task,
+        "data": data,
+        "tokenizer": {"kind": "trained", "algorithm": algorithm},
+        "model": {"kind": family.kind, "vocab_size": 320, "max_positions": 80, **SIZES[family.kind]},
+        "training": TRAINING,
+    }
+    return recipe_type(task, family.kind).model_validate(document, strict=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _averaging() -> Iterator[None]:
+    with installed("averaging_family"):
+        yield
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    family = next(family for family in all_families() if family.kind == request.param)
+    return make_case(recipe_of(family, family.tasks[0]), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_family(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
+    check(case, *([tmp_path] if len(inspect.signature(check).parameters) > 1 else []))
+
+
+def test_every_family_is_checked_and_an_announced_one_comes_last() -> None:
+    assert [family.kind for family in all_families()] == KINDS
+    assert set(SIZES) == set(KINDS)
+
+
+def test_without_its_package_a_family_is_unknown() -> None:
+    family = all_families()[-1]
+    recipe = recipe_of(family, "classification")
+    from edgeformer import discovery
+    from edgeformer.families import family_of
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery.metadata, "entry_points", lambda group: [])
+        discovery.announced.cache_clear()
+        with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is no family .*: crt, encoder"):
+            family_of(recipe)
+    discovery.announced.cache_clear()
+    assert family_of(recipe) is family

@@ -1,0 +1,26 @@
+"""Peak rates of a device, by the precision of what runs on it."""
+
+from __future__ import annotations
+
+from edgeformer.formats.device import Fact, Peaks
+from edgeformer.reporting.trade_panels import bandwidth, peak_rate
+from tests.reporting.made_reports import made_report
+
+
+def test_one_table_of_peaks_the_surest_first() -> None:
+    slow, fast = (Fact[float](value=value, source="a test", verified=False) for value in (1e12, 2e12))
+    peaks = Peaks(fp32=slow, fp16=fast, fp16_fp32_accumulate=slow)
+    assert peaks.of("fp16") == (slow, fast)
+    assert peaks.of("fp32") == (slow,)
+    assert peaks.of("int8") == () == Peaks().of("fp16")
+
+
+def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
+    def fact(value: float) -> dict[str, object]:
+        return {"value": value, "source": "a test", "verified": False}
+
+    peaks = {"fp32": fact(9e12), "fp16": fact(4e13), "fp16_fp32_accumulate": fact(2e13), "int8": None}
+    report = made_report(profile={"bandwidth_bytes_per_s": fact(192e9), "peaks": peaks})
+    assert [peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
+    assert bandwidth(report) == 192e9
+    assert bandwidth(made_report(profile={})) is None and peak_rate(made_report(profile={}), "fp32") is None

@@ -1,0 +1,155 @@
+"""The rules that keep the house: a noun is known in its own room only. There is no list of exceptions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeformer.backends import all_backends
+
+PACKAGE = Path(__file__).resolve().parents[1] / "edgeformer"
+LONGEST_FILE, LONGEST_FUNCTION = 300, 40
+
+TYPES = re.compile(
+    r"(Recipe|Score|TextConfig|DataConfig|ModelConfig|EncoderConfig|CRTConfig|CRT|EncoderClassifier"
+    r"|Classification\w*|Language\w*|Crt\w*)$"
+)
+"""Recipes, scores and models: what they are, only their task and their family ask."""
+FORMATS = {format_ for backend in all_backends() for format_ in backend.formats} - {"onnx"} | {
+    "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
+}  # fmt: skip
+"""Formats of artifacts, those of earlier bundles and of runtimes to come among them. Everybody may know a graph by ``formats.manifest.ONNX``: it is what export writes."""
+BUNDLE_FILE = "bundle.json"
+
+Rule = Callable[[ast.Module], Iterator[ast.AST]]
+
+
+def sources(*rooms_left_out: str) -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package outside some rooms: its path in the package, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(rooms_left_out or ("\0",)):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def places(rule: Rule, *rooms_left_out: str) -> list[str]:
+    """Where the rule finds something."""
+    return [
+        f"{name}:{found.lineno}"  # type: ignore[attr-defined]
+        for name, tree in sources(*rooms_left_out)
+        for found in rule(tree)
+    ]
+
+
+def name_of(node: ast.AST) -> str:
+    """``Score`` of ``Score`` and of ``scores.Score``."""
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def docstrings(tree: ast.Module) -> set[ast.AST]:
+    """Expressions that only say something."""
+    return {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def told_apart_by_type(tree: ast.Module) -> Iterator[ast.AST]:
+    """``isinstance``, ``issubclass`` or a ``match`` on a recipe, score or model."""
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Call) and name_of(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
+            asked = list(ast.walk(node.args[1]))
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        if any(TYPES.search(name_of(part)) for part in asked):
+            yield node
+
+
+def provider_or_format(tree: ast.Module) -> Iterator[ast.AST]:
+    """A literal that names an execution provider or the format of an artifact."""
+    said = docstrings(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or node in said:
+            continue
+        if "ExecutionProvider" in node.value or node.value in FORMATS:
+            yield node
+
+
+def bundle_file(tree: ast.Module) -> Iterator[ast.AST]:
+    """Reading bundle.json: ``read_manifest(BundleManifest, …)``, or its name beside something that reads a file."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        names = {name_of(part) for part in ast.walk(node)}
+        written = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+        reads = {"read_manifest", "read_text", "read_bytes", "load", "loads", "open", "model_validate_json"}
+        if name_of(node.func) in reads and (names & {"BUNDLE_FILE", "BundleManifest"} or BUNDLE_FILE in written):
+            yield node
+
+
+def test_recipes_scores_and_models_are_told_apart_by_their_tasks_and_families_alone() -> None:
+    assert places(told_apart_by_type, "tasks/", "families/") == []
+
+
+def test_providers_and_formats_are_named_by_backends_and_formats_alone() -> None:
+    assert places(provider_or_format, "backends/", "formats/") == []
+
+
+def test_one_file_reads_a_bundles_manifest() -> None:
+    assert {place.split(":")[0] for place in places(bundle_file)} == {"bundle.py"}
+
+
+def test_files_are_short_enough_to_be_read_at_once() -> None:
+    lengths = {name: len((PACKAGE / name).read_text(encoding="utf-8").splitlines()) for name, _ in sources()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_functions_do_one_thing() -> None:
+    """Docstrings, and the declarations of a command's options, are no work that a function does."""
+    long = {
+        f"{name}:{node.lineno} {node.name}": lines
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := body_lines(node)) > LONGEST_FUNCTION
+    }
+    assert long == {}
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's statements, without its signature and its docstring."""
+    first = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - first[0].lineno + 1 if first else 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "program"),
+    [
+        (told_apart_by_type, "isinstance(x, LanguageRecipe)"),
+        (told_apart_by_type, "isinstance(x, (int, scores.ClassificationScore))"),
+        (told_apart_by_type, "isinstance(x, DataConfig | TextConfig)"),
+        (told_apart_by_type, "match x:\n    case CRT():\n        pass"),
+        (provider_or_format, "x = 'CUDAExecutionProvider'"),
+        (provider_or_format, "f'{y}ExecutionProvider'"),
+        (provider_or_format, "x.format == 'tensorrt-rtx'"),
+        (bundle_file, "read_manifest(BundleManifest, folder / BUNDLE_FILE)"),
+        (bundle_file, "json.loads((folder / 'bundle.json').read_text())"),
+    ],
+)
+def test_the_rules_see_what_they_are_for(rule: Rule, program: str) -> None:
+    assert list(rule(ast.parse(program)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "program"),
+    [
+        (told_apart_by_type, "isinstance(x, PlateauSchedule | str)"),
+        (provider_or_format, "def f():\n    'tensorrt'\nx = 'onnx'"),
+        (bundle_file, "write_json(folder / BUNDLE_FILE, bundle)\n(folder / BUNDLE_FILE).is_file()"),
+    ],
+)
+def test_the_rules_leave_the_rest_alone(rule: Rule, program: str) -> None:
+    assert not list(rule(ast.parse(program)))
