@@ -4,12 +4,13 @@ into it; a language model's text without special tokens."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
 from edgeformer.formats.files import replacing
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 
 FORMAT_VERSION = 1
 _CHUNK = 2048
@@ -62,35 +63,34 @@ def encode(
         labels: int64 [n], stored as they are.
         advance: called with the number of rows done since the last call.
     """
+    encoded, _ = encode_texts(tokenizer, texts, max_length, advance)
+    return replace(encoded, labels=np.asarray(labels, dtype=np.int64))
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int, advance: Callable[[int], None] = lambda rows: None
+) -> tuple[Encoded, NDArray[np.bool_]]:
+    """Encode texts that nobody labelled, and say which of them were cut to ``max_length`` tokens, bool [n].
+
+    Args:
+        tokenizer: cuts its texts here and nowhere else.
+        max_length: tokens, special ones included.
+        advance: called with the number of rows done since the last call.
+    """
     pieces: list[NDArray[np.int32]] = []
     lengths: list[int] = []
-    truncated = 0
+    cut: list[bool] = []
     with cutting(tokenizer, max_length):
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
-            truncated += sum(bool(encoding.overflowing) for encoding in encodings)
             lengths.extend(map(len, rows))
-            pieces.append(np.fromiter((token for row in rows for token in row), dtype=np.int32))
-            advance(len(rows))
-    ids = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    return Encoded(ids, _offsets(lengths), np.asarray(labels, dtype=np.int64), truncated)
-
-
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> tuple[Encoded, NDArray[np.bool_]]:
-    """Encode a few texts that nobody labelled, and say which of them were cut to ``max_length`` tokens, bool [n].
-
-    Args:
-        tokenizer: cuts its texts here and nowhere else.
-        texts: one or more.
-        max_length: tokens, special ones included.
-    """
-    with cutting(tokenizer, max_length):
-        encodings = tokenizer.encode_batch_fast(list(texts))
-    cut = np.array([bool(encoding.overflowing) for encoding in encodings])
-    ids = np.array([token for encoding in encodings for token in encoding.ids], dtype=np.int32)
-    offsets = _offsets([len(encoding.ids) for encoding in encodings])
-    return Encoded(ids, offsets, np.zeros(len(texts), dtype=np.int64), int(cut.sum())), cut
+            pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
+            cut.extend(bool(encoding.overflowing) for encoding in encodings)
+            advance(len(encodings))
+    ids = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
+    labels = np.zeros(len(texts), dtype=np.int64)
+    return Encoded(ids, _offsets(lengths), labels, sum(cut)), np.array(cut, dtype=bool)
 
 
 @contextmanager
@@ -104,9 +104,7 @@ def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def cache_key(texts: LabelledTexts, tokenizer_fingerprint: str, max_length: int) -> str:
@@ -120,13 +118,12 @@ def encode_cached(
     tokenizer: Tokenizer,
     max_length: int,
     cache: Path | None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Encoded:
     """Encode a set, or take it from ``cache`` (None: no cache).
 
     A damaged cache file is made again, with a message.
     """
-    progress = progress or Silent()
     if cache is None:
         return encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
     key = cache_key(texts, fingerprint(tokenizer), max_length)
@@ -142,14 +139,7 @@ def encode_cached(
     encoded = encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file,
-                key=np.array(key),
-                ids=encoded.ids,
-                offsets=encoded.offsets,
-                labels=encoded.labels,
-                truncated=np.array(encoded.truncated, dtype=np.int64),
-            )
+            np.savez(file, key=key, **vars(encoded))
     except OSError as error:
         # A cache that cannot be written (full or read-only disk) costs time, not the run.
         progress.message(f"{path}: token cache not written: {error.strerror}")
@@ -160,9 +150,9 @@ def _read(path: Path, key: str, texts: LabelledTexts) -> Encoded:
     """Read and check a file; the archive's own checksums find flipped bits. Raises one of ``_UNREADABLE``."""
     # Opened here: np.load leaves a file open that it cannot make sense of.
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        stored = {name: file[name] for name in ("key", "ids", "offsets", "labels", "truncated")}
-    encoded = Encoded(stored["ids"], stored["offsets"], stored["labels"], int(stored["truncated"]))
-    if str(stored["key"]) != key:
+        stored_key = str(file["key"])
+        encoded = Encoded(file["ids"], file["offsets"], file["labels"], int(file["truncated"]))
+    if stored_key != key:
         raise ValueError("it is for other data")
     kinds = (encoded.ids.dtype, encoded.offsets.dtype, encoded.labels.dtype)
     if kinds != (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.int64)):
@@ -198,7 +188,7 @@ class PlainText:
         finally:
             self._tokenizer.encode_special_tokens = False
 
-    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress | None = None) -> Encoded:
+    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT) -> Encoded:
         """Many texts, or what ``cache`` (None: no cache) holds of them; labels are all 0."""
         encoded = encode_cached(LabelledTexts.unlabelled(texts), self._tokenizer, _NEVER_CUT, cache, progress)
         places = np.flatnonzero(encoded.ids == self.boundary)
@@ -207,4 +197,4 @@ class PlainText:
         rows = [encoded.row(index) for index in range(len(encoded))]
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
             rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
-        return Encoded(np.concatenate(rows), _offsets([len(row) for row in rows]), encoded.labels, 0)
+        return Encoded(np.concatenate(rows), _offsets(list(map(len, rows))), encoded.labels, 0)

@@ -19,7 +19,7 @@ from edgeformer.data.tokenization import SpecialIds, load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary, OverlapCount
-from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.progress import SILENT, Progress, bar
 
 OVERLAP_WORDS = 10_000_000
 """Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
@@ -30,21 +30,13 @@ class PreparedText:
     """Everything that training needs to know of the text; the paragraphs themselves are gone."""
 
     tokenizer: Tokenizer
-    boundary: int
+    pad: int
     train: TextRows
     validation: TextRows
     tests: dict[str, TextRows]
     summary: DataSummary
-
-    @property
-    def pad(self) -> int:
-        """The token that fills up rows."""
-        return self.boundary
-
-    @property
-    def special(self) -> SpecialIds | None:
-        """None: the only special token is the boundary."""
-        return None
+    special: SpecialIds | None = None
+    """The only special token is the boundary, which also fills up rows."""
 
 
 def prepare_text(
@@ -52,7 +44,7 @@ def prepare_text(
     tokenizer_config: TokenizerConfig,
     vocab_size: int,
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> PreparedText:
     """Read and encode the parts of a recipe, and count what the other sets share with the training set.
 
@@ -65,7 +57,6 @@ def prepare_text(
         DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    progress = progress or Silent()
     texts: dict[str, list[str]] = {}
     with bar(progress, "Reading data", len(config.parts), "parts"):
         for part in ("train", "validation", *_tests(config)):
@@ -77,7 +68,7 @@ def prepare_text(
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
     return PreparedText(
         tokenizer=tokenizer,
-        boundary=plain.boundary,
+        pad=plain.boundary,
         train=rows["train"],
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},
@@ -137,9 +128,7 @@ def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> Te
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
-    texts, seen = _long_enough(config, (text_source(path),), None)
-    if not texts:
-        raise DataError(f"{path}: {_too_short(seen, config)}")
+    texts = _long_enough(config, (text_source(path),), str(path))
     return _rows(config, PlainText(tokenizer), texts, None)
 
 
@@ -149,18 +138,16 @@ def _tests(config: TextConfig) -> tuple[str, ...]:
 
 def _paragraphs(config: TextConfig, part: str) -> list[str]:
     """The stripped paragraphs of a part that are long enough; first_n of them for training. Raises DataError."""
-    texts, seen = _long_enough(config, config.parts[part], config.first_n if part == "train" else None)
-    if not texts:
-        raise DataError(f"data.parts.{part}: {_too_short(seen, config)}")
-    return texts
+    first_n = config.first_n if part == "train" else None
+    return _long_enough(config, config.parts[part], f"data.parts.{part}", first_n)
 
 
-def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | None) -> tuple[list[str], int]:
-    """Stripped texts with more than min_characters characters, and how many were looked at."""
-    seen = 0
-    texts: list[str] = []
+def _long_enough(config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None) -> list[str]:
+    """The first stripped texts with more than min_characters characters. Raises DataError where there is none."""
     no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
     plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
+    seen = 0
+    texts: list[str] = []
     for row in itertools.chain.from_iterable(map(read, plain)):
         seen += 1
         text = row.text.strip()
@@ -168,18 +155,16 @@ def _long_enough(config: TextConfig, sources: Sequence[Source], first_n: int | N
             texts.append(text)
         if len(texts) == first_n:
             break
-    return texts, seen
-
-
-def _too_short(seen: int, config: TextConfig) -> str:
-    return (
-        f"none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer ones (a text "
-        "file has one paragraph per line), or lower data.min_characters"
-    )
+    if not texts:
+        raise DataError(
+            f"{where}: none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer "
+            "ones (a text file has one paragraph per line), or lower data.min_characters"
+        )
+    return texts
 
 
 def _rows(
-    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress | None = None
+    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT
 ) -> TextRows:
     encoded = plain.encode_all(texts, cache, progress)
     words = [len(text.split()) + 1 for text in texts]

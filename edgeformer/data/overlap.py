@@ -7,6 +7,7 @@ them; every hit is compared word by word, so a hash collision costs time, never 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,9 +75,7 @@ def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, I
 
 def _runs(texts: WordTexts, width: int) -> tuple[NDArray[np.uint64], Int64s]:
     """Hash and start of every run of ``width`` words that lies inside one text."""
-    count = len(texts.words) - width + 1
-    if count <= 0:
-        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    count = max(0, len(texts.words) - width + 1)
     words = texts.words.astype(np.uint64)
     hashes = np.zeros(count, dtype=np.uint64)
     for offset in range(width):
@@ -98,7 +97,10 @@ def _search(needles: WordTexts, group: Int64s, haystacks: WordTexts, width: int)
     group, anchors, first, counts = group[known], anchors[known], first[known], counts[known]
     text_of = np.repeat(np.arange(len(haystacks)), haystacks.lengths)
     found = []
-    for part in _chunks(counts):
+    # A bounded number of places at a time.
+    windows = (np.cumsum(counts) - counts) // _CHUNK
+    edges = [0, *(np.flatnonzero(np.diff(windows)) + 1).tolist(), len(counts)]
+    for part in itertools.starmap(slice, itertools.pairwise(edges)):
         which = np.repeat(np.arange(part.start, part.stop), counts[part])
         ends = np.cumsum(counts[part])
         within = np.arange(len(which)) - np.repeat(ends - counts[part], counts[part])
@@ -131,18 +133,6 @@ def _rarest_runs(
     of_needle[text_of[best]] = best
     chosen = of_needle[group]
     return starts[chosen] - needles.starts[group], first[chosen], last[chosen]
-
-
-def _chunks(counts: Int64s) -> list[slice]:
-    """Slices over the needles, each with a bounded number of places to compare."""
-    edges = [0]
-    total = 0
-    for index, count in enumerate(counts.tolist()):
-        if total and total + count > _CHUNK:
-            edges.append(index)
-            total = 0
-        total += count
-    return [slice(a, b) for a, b in zip(edges, [*edges[1:], len(counts)], strict=True) if b > a]
 
 
 def _equal(needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int64s, text_of: Int64s) -> Int64s:

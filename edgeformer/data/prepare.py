@@ -20,7 +20,7 @@ from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.progress import SILENT, Progress, bar
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PreparedData:
 
 
 def prepare(
-    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress | None = None
+    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress = SILENT
 ) -> PreparedData:
     """Read, split and encode the data of a recipe, and count what its test sets share with its training set.
 
@@ -54,7 +54,6 @@ def prepare(
         DataError: anything about files, rows, labels, splits or the tokenizer.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    progress = progress or Silent()
     with bar(progress, "Reading data", None, "parts"):
         sets = split(data, load_parts(data))
     training_texts = sets["train"].texts

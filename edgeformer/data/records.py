@@ -12,7 +12,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from edgeformer.data.rows import Record
 from edgeformer.formats.data_config import HubSource
@@ -151,11 +151,8 @@ def _named(values: Mapping[str, object], names: Mapping[str, list[str]], labels:
 
 
 def _open(path: Path) -> BinaryIO:
-    openers: dict[str, Callable[[Path], object]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
-    opener = openers.get(path.suffix.lower())
-    if opener is None:
-        return path.open("rb")
-    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, opener(path)), 1 << 18))
+    opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
+    return path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18)
 
 
 Line = tuple[int, str]

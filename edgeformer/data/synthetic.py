@@ -8,7 +8,7 @@ it to be awful"), so that counting good and bad words is a poor guide and readin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgeformer.data.rows import Row
@@ -68,19 +68,12 @@ class _Writer:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._structures: dict[Callable[[_Domain, int], str], int] = {
-            self._clause: 6,
-            self._agreement: 9,
-            self._contrast: 3,
-            self._concession: 1,
-            self._aftermath: 1,
-            self._expectation: 2,
-        }
 
     def review(self, label: int) -> str:
         domain = self._random.choice(_DOMAINS)
-        structures, weights = list(self._structures), list(self._structures.values())
-        (structure,) = self._random.choices(structures, weights)
+        simple = [self._clause, self._agreement, self._contrast]
+        involved = [self._concession, self._aftermath, self._expectation]
+        (structure,) = self._random.choices([*simple, *involved], (6, 9, 3, 1, 1, 2))
         body = structure(domain, label)
         if self._chance(0.25):
             body = f"{self._pick(_PREFIXES)} , {body}"
@@ -93,8 +86,7 @@ class _Writer:
         return self._random.random() < probability
 
     def _pick(self, choices: tuple[str, ...]) -> str:
-        choice: str = self._random.choice(choices)
-        return choice
+        return str(self._random.choice(choices))
 
     def _adjective(self, domain: _Domain, polarity: int) -> str:
         own, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)

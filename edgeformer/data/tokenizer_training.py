@@ -34,8 +34,10 @@ def train_tokenizer(
             f"model.vocab_size: {vocab_size} is too small for a trained tokenizer: it holds "
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
-    make = _bpe if algorithm == "bpe" else _wordpiece
-    tokenizer = make(vocab_size, texts, front)
+    if algorithm == "bpe":
+        tokenizer = _byte_level(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
+    else:
+        tokenizer = _wordpiece(vocab_size, texts, front)
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     specials = [(CLS, tokenizer.token_to_id(CLS)), (SEP, tokenizer.token_to_id(SEP))]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -46,31 +48,31 @@ def train_tokenizer(
 
 def train_language_tokenizer(vocab_size: int, texts: Sequence[str]) -> Tokenizer:
     """A byte-level BPE tokenizer that gives back every text exactly; its one special token is ``BOUNDARY``."""
-    tokenizer = Tokenizer(models.BPE())
-    _learn_from_bytes(tokenizer, vocab_size, texts, [BOUNDARY], add_prefix_space=False)
-    return tokenizer
+    return _byte_level(vocab_size, texts, [BOUNDARY], (), add_prefix_space=False)
 
 
-def _bpe(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
+def _byte_level(
+    vocab_size: int,
+    texts: Sequence[str],
+    special_tokens: list[str],
+    front: Sequence[normalizers.Normalizer],
+    *,
+    add_prefix_space: bool,
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if front:
         tokenizer.normalizer = normalizers.Sequence(list(front))
-    _learn_from_bytes(tokenizer, vocab_size, texts, SPECIAL_TOKENS, add_prefix_space=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = _trainer(vocab_size, special_tokens, pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
     return tokenizer
 
 
-def _learn_from_bytes(
-    tokenizer: Tokenizer, vocab_size: int, texts: Sequence[str], special_tokens: list[str], *, add_prefix_space: bool
-) -> None:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special_tokens,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+def _trainer(vocab_size: int, special_tokens: list[str], alphabet: list[str]) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
 
 
 def _wordpiece(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
@@ -98,8 +100,7 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
     """
     letters: Counter[str] = Counter()
     for word, count in words.items():
-        for letter in word:
-            letters[letter] += count
+        letters.update({letter: count * times for letter, times in Counter(word).items()})
     kept = sorted(sorted(letters), key=letters.__getitem__, reverse=True)[:_LETTERS]
     # Both forms of every letter, so that a word never seen is spelled out and not [UNK].
     symbols = [form + letter for letter in sorted(kept) for form in ("", _PREFIX)]
@@ -114,24 +115,16 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
 
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=list(character.values()),
-        show_progress=False,
-    )
-    learner.train_from_iterator(mapped_words(), trainer)
-    by_number = sorted(learner.get_vocab().items(), key=lambda item: item[1])
-    names = [
-        token if token in SPECIAL_TOKENS else _joined([symbols[ord(mapped) - _FIRST_SYMBOL] for mapped in token])
-        for token, _ in by_number
-    ]
-    return {name: number for number, name in enumerate(names)}
+    learner.train_from_iterator(mapped_words(), _trainer(vocab_size, SPECIAL_TOKENS, list(character.values())))
+
+    def name(token: str) -> str:
+        if token in SPECIAL_TOKENS:
+            return token
+        first, *others = (symbols[ord(mapped) - _FIRST_SYMBOL] for mapped in token)
+        return first + "".join(symbol.removeprefix(_PREFIX) for symbol in others)
+
+    return {name(token): number for token, number in sorted(learner.get_vocab().items(), key=lambda item: item[1])}
 
 
 def _symbols(word: str) -> list[str]:
     return [word[0], *(_PREFIX + letter for letter in word[1:])]
-
-
-def _joined(symbols: list[str]) -> str:
-    return symbols[0] + "".join(symbol.removeprefix(_PREFIX) for symbol in symbols[1:])

@@ -8,7 +8,7 @@ token has becomes [UNK] (WordPiece); bytes are always kept (byte-level BPE).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,9 +96,9 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
     after = encode(trimmed.tokenizer, texts.texts, texts.labels, max_length)
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(before.ids, trimmed.kept)
-    unknown = _unknown_name(original)
+    unknown = json.loads(original.to_str())["model"].get("unk_token")
     lost = 0
-    if unknown is not None:
+    if unknown in numbers:
         old = _per_row(before, before.ids == numbers[unknown])
         new = _per_row(after, after.ids == trimmed.tokenizer.token_to_id(unknown))
         lost = int(np.maximum(new - old, 0).sum())
@@ -118,17 +118,14 @@ def _per_row(encoded: Encoded, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.add.reduceat(marked.astype(np.int64), encoded.offsets[:-1])
 
 
-def _unknown_name(tokenizer: Tokenizer) -> str | None:
-    name = json.loads(tokenizer.to_str())["model"].get("unk_token")
-    return name if isinstance(name, str) and tokenizer.token_to_id(name) is not None else None
-
-
 def _closed(document: Document, keep: set[str]) -> set[str]:
     """``keep`` with what these tokens are made of, and what replaces those that are gone."""
     model = document["model"]
     if model["type"] == "WordPiece":
         return _with_letters(model, keep)
-    if model["type"] == "BPE" and _is_byte_level(document) and not model.get("continuing_subword_prefix"):
+    splitter = document["pre_tokenizer"] or {}
+    by_bytes = any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
+    if model["type"] == "BPE" and by_bytes and not model.get("continuing_subword_prefix"):
         return _with_parts(model, keep)
     name = "BPE that does not start from bytes" if model["type"] == "BPE" else model["type"]
     raise DataError(
@@ -158,16 +155,9 @@ def _with_parts(model: Document, keep: set[str]) -> set[str]:
     return closed
 
 
-def _merges(model: Document) -> Iterator[tuple[str, str]]:
+def _merges(model: Document) -> list[tuple[str, str]]:
     """Merges in their order; older files hold them as one string each."""
-    for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
-
-
-def _is_byte_level(document: Document) -> bool:
-    splitter = document["pre_tokenizer"] or {}
-    return any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
+    return [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
 
 
 def _renumbered(document: Document, numbers: Mapping[str, int]) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,23 +18,14 @@ class Frozen(BaseModel):
 class Recognised(Frozen):
     """A base whose subclasses, each a task's own, are told apart on disk by their fields once the task was imported."""
 
-    known: ClassVar[list[type[Any]]]
     called: ClassVar[str]
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        if Recognised in cls.__bases__:
-            cls.known = []
-        else:
-            cls.known.append(cls)
 
     @classmethod
     def recognise(cls, value: object) -> object:
         """A saved object as its own type: the one that has exactly such fields. Raises ValueError where none has."""
         if not isinstance(value, Mapping):
             return value
-        for kind in cls.known:
+        for kind in cls.__subclasses__():
             fields = kind.model_fields
             needed = {name for name, info in fields.items() if info.is_required()}
             if needed <= value.keys() <= fields.keys():

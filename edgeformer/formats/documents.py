@@ -98,15 +98,11 @@ def read_yaml(path: Path) -> YamlDocument:
         raise RecipeError(f"{path}: cannot be read: {reason}") from None
     document = YamlDocument(str(path), {})
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if not isinstance(node, yaml.MappingNode):
-                raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
-            _index(node, (), document)
-            document.content = loader.construct_document(node)
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, Loader=_Loader)
+        if not isinstance(node, yaml.MappingNode):
+            raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
+        _index(node, (), document)
+        document.content = _Loader("").construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None

@@ -32,6 +32,9 @@ class Silent:
     start = advance = finish = message = _nothing
 
 
+SILENT = Silent()
+
+
 @contextmanager
 def bar(progress: Progress, description: str, total: int | None, unit: str = "") -> Iterator[None]:
     """A bar that ends with the block, however that ends; the arguments are those of :meth:`Progress.start`."""

@@ -12,23 +12,15 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
 from edgeformer.formats.units import format_bytes
-from edgeformer.machine import cuda_driver, nvidia
-from edgeformer.machine.host import (
-    container_quota,
-    cpu_name,
-    default_threads,
-    power_source,
-    rapl_domains,
-    usable_cores,
-)
+from edgeformer.machine import cuda_driver, host, nvidia
 
 _CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -88,11 +80,9 @@ def ask_all(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer]:
     Returns:
         name → answer, for every script.
     """
-    started = {name: _start(script) for name, script in scripts.items()}
-    deadline = time.monotonic() + timeout_s
-    return {
-        name: _collect(process, max(0.1, deadline - time.monotonic()), timeout_s) for name, process in started.items()
-    }
+    with ThreadPoolExecutor(max(1, len(scripts))) as pool:
+        answers = pool.map(lambda script: _ask(script, timeout_s), scripts.values())
+        return dict(zip(scripts, answers, strict=True))
 
 
 def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
@@ -120,30 +110,23 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
     return Capability(name, "available", answer.facts.get("version"), detail)
 
 
-def _start(script: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-    )
-
-
-def _collect(process: subprocess.Popen[str], timeout_s: float, limit_s: float) -> Answer:
+def _ask(script: str, timeout_s: float) -> Answer:
     try:
-        stdout, _ = process.communicate(timeout=timeout_s)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, script],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"},
+            timeout=timeout_s,
+        )
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return Answer(error=f"the import did not finish within {limit_s:.0f} s")
-    lines = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+        return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
-        return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
+        return Answer(error=f"the import ended the process ({exit_text(done.returncode)})")
     facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
     return Answer(facts, facts.pop("error", None))
 
@@ -161,7 +144,7 @@ def machine_capabilities() -> list[Capability]:
     problem = cuda_driver.problem()
     remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
     runs = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
-    domains, reason = rapl_domains()
+    domains, reason = host.rapl_domains()
     names = ", ".join(domain.name for domain in domains)
     return [
         Capability("python", "available", platform.python_version(), platform.python_implementation()),
@@ -171,14 +154,14 @@ def machine_capabilities() -> list[Capability]:
         else Capability("cuda driver", "available", nvidia.driver_version(), runs),
         *_cards(),
         Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
-        Capability("power", "available", None, power_source()),
+        Capability("power", "available", None, host.power_source()),
     ]
 
 
 def _processor() -> list[Capability]:
-    quota = container_quota()
+    quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
-    threads = f"{default_threads()} threads by default ({usable_cores()} cores usable{limit})"
+    threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
     try:
         flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
@@ -188,7 +171,7 @@ def _processor() -> list[Capability]:
         fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
         note = "" if fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
         features = Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note)
-    return [Capability("cpu", "available", None, f"{cpu_name()}; {threads}"), features]
+    return [Capability("cpu", "available", None, f"{host.cpu_name()}; {threads}"), features]
 
 
 def _cards() -> list[Capability]:

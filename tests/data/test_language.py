@@ -13,7 +13,7 @@ from edgeformer.families import recipe_type
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import Silent
+from edgeformer.formats.progress import SILENT, Silent
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
@@ -42,7 +42,7 @@ def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> Lang
     return recipe_type("language-modeling", "crt").model_validate(document)
 
 
-def prepared(made, cache, progress=None) -> PreparedText:
+def prepared(made, cache, progress=SILENT) -> PreparedText:
     return prepare_text(made.data, made.tokenizer, made.model.vocab_size, cache, progress)
 
 
