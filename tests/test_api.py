@@ -15,7 +15,7 @@ import pytest
 
 import edgeformer
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.verification import Verification
+from edgeformer.formats.report import Verification
 from edgeformer.stages.profiling.measure import MeasureRules
 from tests.cli.run_cli import edgeformer as command
 
