@@ -1,6 +1,6 @@
 """How long one waits for the first answer: `edgeformer predict` from process start, beside the runtime's own import.
 
-    python benchmarks/predict_start.py artifacts/<run>/bundle [--rounds 15] [--out benchmarks/results/predict_start.json]
+    python benchmarks/predict_start.py artifacts/<run>/bundle [--rounds 15] [--out FILE.json]
 
 A B A B: a fresh process each, the file cache warm. The figure to watch is what edgeformer adds to the import of ONNX
 Runtime: both wait for the same disk and the same processor.
