@@ -18,12 +18,8 @@ LOGITS_BYTES = 256 * 10**6
 """Logits that one call may return: of 50,257 words, those of 1,273 tokens."""
 
 
-def _nothing(rows: int) -> None:
-    """Nobody watches."""
-
-
 def run_rows(
-    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = _nothing
+    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = lambda rows: None
 ) -> NDArray[np.float32]:
     """Logits [n, C] of every row, in the order of the rows. Batches hold rows of similar length, longest first."""
     logits: NDArray[np.float32] | None = None
@@ -59,7 +55,7 @@ class Calls:
 
 
 def score_calls(
-    run: Run, calls: Calls, meter: Meter, *, warm_up: bool = True, advance: Callable[[int], None] = _nothing
+    run: Run, calls: Calls, meter: Meter, *, warm_up: bool = True, advance: Callable[[int], None] = lambda rows: None
 ) -> float:
     """Add a model's answers on a whole set to ``meter``.
 
