@@ -47,6 +47,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
     from accelerate import Accelerator
     from edgeformer.families.build import build_crt
+    from edgeformer.stages.training. import StopRequest
     from edgeformer.stages.training.language import LanguageObjective
     from edgeformer.stages.training.metrics_log import MetricsLog
     from edgeformer.stages.training.precision import resolve_precision
@@ -57,7 +58,6 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import Silent
     from edgeformer.stages.training.checkpoints import Checkpoints
-    from edgeformer.stages.training.interrupt import StopRequest
     from edgeformer.stages.training.loop import TrainingLoop
 
     rows_per_step = recipe.training.batch_size * recipe.training.accumulation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,32 +10,15 @@ from typing import Any
 from pydantic import create_model
 
 from edgeformer.discovery import Room
-from edgeformer.families.family import Family
-from edgeformer.formats.documents import YamlDocument, apply_overrides, find, read_yaml, validate
+from edgeformer.families.family import Family as Family
+from edgeformer.formats.documents import apply_overrides, find, read_yaml, validate
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import RECIPE_FILE
 from edgeformer.tasks import Task, all_tasks, task_named
 
-__all__ = [
-    "ROOM",
-    "Family",
-    "all_families",
-    "family_of",
-    "load_recipe",
-    "read_recipe_of",
-    "recipe_document",
-    "recipe_type",
-    "validate_recipe",
-]
-
-
 ROOM: Room[Family] = Room(__name__, "FAMILY", Family, lambda family: (family.kind,))
-
-
-def all_families() -> tuple[Family, ...]:
-    """Every family: the built-in ones, then those that other packages announce."""
-    return ROOM.all()
+"""Every family: the built-in ones, then those that other packages announce."""
 
 
 def family_of(recipe: Recipe) -> Family:
@@ -46,55 +30,8 @@ def _named(kind: str) -> Family:
     family = ROOM.find(kind)
     if family is not None:
         return family
-    known = ", ".join(family.kind for family in all_families())
+    known = ", ".join(family.kind for family in ROOM.all())
     raise RecipeError(f"model.kind {kind!r} is no family that is known here: {known}")
-
-
-@cache
-def _recipe_type(task: Task, family: Family) -> type[Recipe]:
-    """A task's recipe with a family's ``model``."""
-    own = task.recipe_type
-    return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(family.config_type, ...))
-
-
-def validate_recipe(document: YamlDocument) -> Recipe:
-    """Validate a raw recipe by its ``task`` and its model's ``kind``. Raises RecipeError."""
-    content = document.content
-    name = content.get("task")
-    tasks = {task.name: task for task in all_tasks()}
-    if name is not None and name not in tasks:
-        raise RecipeError(f"{document.where(('task',))}: task must be one of {_listed(tasks)}, not {name!r}")
-    task = tasks[name] if name is not None else next(iter(tasks.values()))  # validation then says what is missing
-    families = {family.kind: family for family in all_families() if task.name in family.tasks}
-    model = content.get("model")
-    kind = model.get("kind") if isinstance(model, dict) else None
-    if kind is None:
-        return validate(_recipe_type(task, next(iter(families.values()))), document)
-    if kind not in families:
-        where = document.where(("model", "kind"))
-        raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
-    return validate(_recipe_type(task, families[kind]), document)
-
-
-def _listed(names: dict[str, Task] | dict[str, Family]) -> str:
-    return ", ".join(map(repr, names))
-
-
-def recipe_document(name: str, overrides: list[str]) -> YamlDocument:
-    """The raw recipe that ``name`` (a path or a shipped name) stands for, with overrides applied, not validated yet."""
-    document = read_yaml(find("recipes", name))
-    apply_overrides(document, overrides)
-    return document
-
-
-def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Find, read, override and validate a recipe. Raises RecipeError."""
-    return validate_recipe(recipe_document(name, overrides or []))
-
-
-def read_recipe_of(run: Path) -> Recipe:
-    """The resolved recipe of a run's folder. Raises RecipeError."""
-    return load_recipe(str(run / RECIPE_FILE))
 
 
 def recipe_type(task: str, kind: str) -> Any:
@@ -105,3 +42,40 @@ def recipe_type(task: str, kind: str) -> Any:
         kind: the family's.
     """
     return _recipe_type(task_named(task), _named(kind))
+
+
+@cache
+def _recipe_type(task: Task, family: Family) -> type[Recipe]:
+    own = task.recipe_type
+    return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(family.config_type, ...))
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Find, read, override and validate a recipe, by its ``task`` and its model's ``kind``. Raises RecipeError.
+
+    Args:
+        name: a path, or a shipped recipe's name.
+        overrides: ``key=value`` each.
+    """
+    document = read_yaml(find("recipes", name))
+    apply_overrides(document, overrides or [])
+    asked, model = document.content.get("task"), document.content.get("model")
+    tasks = {task.name: task for task in all_tasks()}
+    if asked is not None and asked not in tasks:
+        raise RecipeError(f"{document.where(('task',))}: task must be one of {_listed(tasks)}, not {asked!r}")
+    task = tasks[asked or next(iter(tasks))]  # where there is none, validation says what is missing
+    families = {family.kind: family for family in ROOM.all() if task.name in family.tasks}
+    kind = model.get("kind") if isinstance(model, dict) else None
+    if kind is not None and kind not in families:
+        where = document.where(("model", "kind"))
+        raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
+    return validate(_recipe_type(task, families[kind or next(iter(families))]), document)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def read_recipe_of(run: Path) -> Recipe:
+    """The resolved recipe of a run's folder. Raises RecipeError."""
+    return load_recipe(str(run / RECIPE_FILE))

@@ -30,13 +30,12 @@ class Composer:
     def add(self, name: str, piece: onnx_ir.Model) -> None:
         """Make a traced graph callable as ``name``. It is left as it was; its weights are shared, not copied."""
         body = piece.clone().graph
-        stored = list(body.initializers.values())
+        stored, self._weights[name] = list(body.initializers.values()), []
         body.initializers.clear()
-        self._weights[name] = [
-            onnx_ir.val(f"{name}.{value.name}", const_value=_renamed(value.const_value, f"{name}.{value.name}"))
-            for value in stored
-        ]
         for value in stored:  # a function has no weights of its own: they become arguments
+            assert value.const_value is not None
+            weight = onnx_ir.tensor(np.asarray(value.const_value.numpy()), name=f"{name}.{value.name}")
+            self._weights[name].append(onnx_ir.val(weight.name, const_value=weight))
             value.const_value = None
             body.inputs.append(value)
         self._outputs[name] = list(piece.graph.outputs)
@@ -95,8 +94,3 @@ class Composer:
 def like(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
     """A graph input with the type and shape of a piece's input."""
     return onnx_ir.Value(name=name, shape=value.shape, type=value.type)
-
-
-def _renamed(tensor: onnx_ir.TensorProtocol | None, name: str) -> onnx_ir.TensorProtocol:
-    assert tensor is not None
-    return onnx_ir.tensor(np.asarray(tensor.numpy()), name=name)

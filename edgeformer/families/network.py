@@ -29,7 +29,7 @@ class Losses:
 
 
 Loss = Callable[[nn.Module, Batch], Losses]
-"""A model, perhaps wrapped for several processes, and a micro-batch → summed losses, with gradients."""
+"""A model, perhaps wrapped for a number format, and a micro-batch → summed losses, with gradients."""
 
 
 @dataclass(frozen=True)
@@ -59,43 +59,15 @@ class Exits(Protocol):
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
 
 
-class Scorer(Protocol):
-    """A module that is scored: it answers with ``logits``, or with losses by name.
-
-    Attributes:
-        inputs: arguments that it must be given, int64 [B, S] each.
-        optional: arguments that it takes where they are given.
-    """
-
-    inputs: tuple[str, ...]
-    optional: tuple[str, ...]
-
-
-class LoopedModel(Protocol):
-    """A causal model that keeps what it computed for earlier tokens; who waits where is the decoder's business."""
-
-    loops: int
-    max_positions: int
-
-    def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
-        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
-
-    def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
-        """Tokens [B, n, C] through the loop ``number``, from 0."""
-
-    def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
-
-
 class Network(ABC):
-    """The torch half of a family. ``model`` is always a module that :meth:`build` made."""
+    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it."""
 
     @abstractmethod
     def build(self, recipe: Any, place: Place) -> tuple[nn.Module, AttentionUse]:
         """The model with fresh weights, from torch's global generator, and which attention it computes with."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, recipe: Any, prepared: Prepared | None) -> Loss:
+    def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
         """The loss that training minimises; settings of the recipe that act on the model are made.
 
         Args:
@@ -103,19 +75,23 @@ class Network(ABC):
         """
 
     @abstractmethod
-    def scorer(self, model: nn.Module) -> nn.Module:
-        """A module that is a :class:`Scorer`, on the same weights."""
+    def scorer(self, model: Any) -> nn.Module:
+        """A module on the same weights that is scored: it answers with logits, or with losses by name.
+
+        Its ``inputs`` are the arguments that it must be given, int64 [B, S] each; its ``optional`` those that it takes
+        where they are given.
+        """
 
     @abstractmethod
-    def exits(self, model: nn.Module) -> nn.Module:
+    def exits(self, model: Any) -> nn.Module:
         """A module that is :class:`Exits`, on the same weights."""
 
     @abstractmethod
-    def needed(self, model: nn.Module) -> dict[int, int]:
+    def needed(self, model: Any) -> dict[int, int]:
         """Exit → parameters that its graph needs, each counted once."""
 
     @abstractmethod
-    def trace(self, model: nn.Module, inputs: Sequence[str], *, steps: bool) -> Graphs:
+    def trace(self, model: Any, inputs: Sequence[str], *, steps: bool) -> Graphs:
         """The model as it is now (FP32, or made FP16 in place) as ONNX graphs.
 
         Args:
@@ -126,11 +102,12 @@ class Network(ABC):
             EdgeformerError: torch cannot export it.
         """
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def whole(self, model: Any) -> nn.Module:
         """The model as one module from inputs to the last exit's logits."""
-        return model
+        module: nn.Module = model
+        return module
 
-    def causality(self, model: nn.Module, seed: int = 0) -> Causality | None:
+    def causality(self, model: Any, seed: int = 0) -> Causality | None:
         """What the probe for leaks finds; None for a model that is meant to see the whole text.
 
         Raises:
@@ -138,11 +115,15 @@ class Network(ABC):
         """
         return None
 
-    def decoder(self, model: nn.Module) -> LoopedModel:
-        """The model, ready to write a text. Raises InputError for a family that writes none, or a model that leaks."""
+    def decoder(self, model: Any) -> Any:
+        """The model as :class:`~edgeformer.backends.torch.decoder.CachedModel`, ready to write a text.
+
+        Raises:
+            InputError: the family writes none, or the model leaks.
+        """
         raise InputError("this model reads whole texts and writes none")
 
-    def trim(self, model: nn.Module, kept: Tensor) -> nn.Module:
+    def trim(self, model: Any, kept: Tensor) -> nn.Module:
         """A model whose token table has the rows ``kept`` (int64 [n]) only, all else shared with ``model``.
 
         Raises:
@@ -150,29 +131,16 @@ class Network(ABC):
         """
         raise InputError("--vocab-trim: the vocabulary of this model family cannot be trimmed")
 
-    def as_on_cuda(self, model: nn.Module) -> nn.Module:
-        """The model with what takes other memory on a CUDA card than where memory is planned put in place."""
-        return model
-
-
-def drop_tokens(ids: Tensor, share: float, unk_id: int, special: Tensor) -> Tensor:
-    """``ids`` with about ``share`` of the ordinary tokens replaced by [UNK].
-
-    Args:
-        ids: int64 [B, S].
-        share: 0 … 1.
-        special: ids that are never replaced ([CLS], [SEP], [PAD], …).
-    """
-    chosen = (torch.rand(ids.shape, device=ids.device) < share) & ~torch.isin(ids, special.to(ids.device))
-    return torch.where(chosen, unk_id, ids)
+    def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models have nothing of the kind
+        """Put in place, in the model, what takes other memory on a CUDA card than where memory is planned."""
 
 
 def classification_loss(training: TrainingConfig, prepared: Prepared | None) -> Loss:
     """Cross-entropy summed over the rows, for models from input_ids and attention_mask to logits [B, C].
 
     Args:
-        training: with ``label_smoothing`` and ``token_dropout``.
-        prepared: says which tokens are special; None: no token is dropped.
+        training: with ``label_smoothing`` and ``token_dropout``, the share of tokens that becomes [UNK].
+        prepared: says which tokens are special and are never dropped; None: no token is.
     """
     smoothing, dropout = float(getattr(training, "label_smoothing", 0)), float(getattr(training, "token_dropout", 0))
     summed = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
@@ -185,16 +153,20 @@ def classification_loss(training: TrainingConfig, prepared: Prepared | None) -> 
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids = batch["input_ids"]
         if dropout and prepared is not None:
-            ids = drop_tokens(ids, dropout, unk, special)
+            chosen = torch.rand(ids.shape, device=ids.device) < dropout
+            ids = torch.where(chosen & ~torch.isin(ids, special.to(ids.device)), unk, ids)
         logits = model(ids, batch.get("attention_mask"))
         return Losses(summed(logits.float(), batch["labels"]))
 
     return loss
 
 
-def run_scorer(scorer: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Call a :class:`Scorer` with what it takes of a batch; a single tensor becomes ``logits``."""
-    optional: tuple[str, ...] = scorer.optional  # type: ignore[assignment]
-    taken: tuple[str, ...] = (*scorer.inputs, *(name for name in optional if name in batch))  # type: ignore[misc]
-    answer = scorer(**{name: batch[name] for name in taken})
+def count_parameters(model: nn.Module) -> int:
+    """Parameters, each shared one counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def run_scorer(scorer: Any, batch: Batch) -> dict[str, Tensor]:
+    """Give what :meth:`Network.scorer` made what it takes of a batch; a single tensor becomes ``logits``."""
+    answer = scorer(**{name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch})
     return dict(answer) if isinstance(answer, Mapping) else {"logits": answer}

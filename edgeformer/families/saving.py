@@ -1,21 +1,48 @@
-"""A run's ``model/`` folder: everything that export and other programs need of a trained model. The names are those
-that Hugging Face clients look for."""
+"""A trained model on disk: a folder for its run, and the run's ``model/`` folder with everything that export and other
+programs need of it. The names are those that Hugging Face clients look for."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.families.network import Place
-from edgeformer.families.weights import load_weights, save_weights
-from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.data_config import NAME_PATTERN
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import replacing, write_json, write_text
 from edgeformer.formats.recipe import Recipe
 from edgeformer.tasks import Prepared, task_named
 
 MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
+
+
+def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "") -> Path:
+    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+
+    Args:
+        or_else: what to do but choose another name, for the message.
+
+    Raises:
+        InputError: ``name`` is taken, or cannot be a folder's name.
+    """
+    if name is None:
+        for number in range(1, 10_000):
+            folder = artifacts / f"{recipe}-{number:03d}"
+            if not folder.exists():
+                return folder
+        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    folder = artifacts / name
+    if folder.exists():
+        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
+    return folder
 
 
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
@@ -45,3 +72,35 @@ def load_model(run: Path) -> nn.Module:
     model, _ = family_of(recipe).network.build(recipe, Place(for_export=True))
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)
     return model
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Plain safetensors with the names of the module's parameters; every tensor on the CPU and contiguous."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    # Through `replacing`, because safetensors makes files that only their owner can read.
+    with replacing(path) as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load ``path`` into ``model`` and put it into evaluation mode.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or holds other tensors than the model has.
+    """
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy or train it again") from None
+    expected = model.state_dict()
+    problems = [f"missing {name}" for name in expected.keys() - state.keys()]
+    problems += [f"unexpected {name}" for name in state.keys() - expected.keys()]
+    problems += [
+        f"{name} is {list(state[name].shape)}, not {list(expected[name].shape)}"
+        for name in expected.keys() & state.keys()
+        if state[name].shape != expected[name].shape
+    ]
+    if problems:
+        raise ArtifactError(f"{path}: does not fit the recipe beside it: {'; '.join(sorted(problems)[:5])}")
+    model.load_state_dict(state)
+    model.eval()

@@ -6,8 +6,9 @@ import functools
 import importlib
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -75,6 +76,20 @@ class Graphs:
     steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
     decode: onnx_ir.Model | None = None
     shared_weights: bool = False
+
+
+class Piece(nn.Module):
+    """A part of a model as a module of its own, which is what can be traced.
+
+    Args:
+        model: whose weights it has.
+        forward: what it computes: a method of the model, or a function around it.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.forward = forward
 
 
 def text_spec(

@@ -30,17 +30,29 @@ def measure_parity(
     ``n`` are rows of a classifier, tokens of a language model.
     """
     error = np.abs(logits - reference)  # in float32: the difference of close numbers is exact
-    spread = float(reference.std())
+    return as_parity(error, float(reference.std()), logits.argmax(-1) == reference.argmax(-1), precision, provider)
+
+
+def as_parity(
+    error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
+) -> Parity:
+    """Errors of logits in a manifest's form.
+
+    Args:
+        error: absolute; a value that is not finite makes all of them None.
+        spread: standard deviation of the reference logits.
+        agrees: of every row or token, whether the same class or word is the likeliest, [n].
+    """
     finite = bool(np.isfinite(error).all())
     kind, tolerance = TOLERANCES[precision]
     return Parity(
         status="measured",
-        n=len(reference),
+        n=len(agrees),
         provider=provider,
         max_abs_error=float(error.max()) if finite else None,
         mean_abs_error=float(error.mean(dtype=np.float64)) if finite else None,
         relative_error=float(error.max()) / spread if spread and finite else None,
-        top1_agreement=float((logits.argmax(-1) == reference.argmax(-1)).mean()),
+        top1_agreement=float(agrees.mean()),
         tolerance=tolerance,
         tolerance_kind=kind,
     )

@@ -18,19 +18,15 @@ LOGITS_BYTES = 256 * 10**6
 """Logits that one call may return: of 50,257 words, those of 1,273 tokens."""
 
 
-def _nothing(rows: int) -> None:
-    """Nobody watches."""
-
-
 def run_rows(
-    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = _nothing
+    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = lambda rows: None
 ) -> NDArray[np.float32]:
     """Logits [n, C] of every row, as :func:`answer_rows` gives them."""
     return answer_rows(run, encoded, pad, batch, advance)["logits"]
 
 
 def answer_rows(
-    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = _nothing
+    run: Run, encoded: Encoded, pad: int, batch: int, advance: Callable[[int], None] = lambda rows: None
 ) -> dict[str, NDArray[Any]]:
     """All outputs [n, …] of a model, in the order of the rows; every row goes through it once.
 
@@ -74,7 +70,7 @@ class Calls:
 
 
 def score_calls(
-    run: Run, calls: Calls, meter: Meter, *, warm_up: bool = True, advance: Callable[[int], None] = _nothing
+    run: Run, calls: Calls, meter: Meter, *, warm_up: bool = True, advance: Callable[[int], None] = lambda rows: None
 ) -> float:
     """Add a model's answers on a whole set to ``meter``.
 

@@ -169,6 +169,7 @@ class Task(ABC):
         can_trim: whether its vocabulary can be trimmed.
         pipeline_tag: how model hubs call it.
         use: the command that uses such a model, for messages.
+        golden_names: names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers.
         score_note: what a reader of its scores must know.
     """
 
@@ -184,6 +185,7 @@ class Task(ABC):
     can_trim: ClassVar[bool] = False
     pipeline_tag: ClassVar[str]
     use: ClassVar[str]
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
     score_note: ClassVar[str]
 
     # Data
@@ -314,11 +316,6 @@ class Task(ABC):
     @abstractmethod
     def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
         """Real validation inputs with their right answers, int64 [n, …], for export and device to check by."""
-
-    @property
-    @abstractmethod
-    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers."""
 
     @abstractmethod
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:

@@ -15,13 +15,13 @@ from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import Early, StepSession
 from edgeformer.bundle import Bundle
-from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.families.encoder.graphs import step_specs
+from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.encoder.network import step_specs
+from edgeformer.families.network import count_parameters
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import write_graph

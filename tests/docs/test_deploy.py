@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from edgeformer.families.network import count_parameters
 from edgeformer.families.saving import load_model
-from edgeformer.families.weights import count_parameters
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.predict import Prediction, predict
 from edgeformer.stages.exporting.export import export

@@ -12,9 +12,9 @@ from edgeformer.data.language import PreparedText, prepare_text
 from edgeformer.families import recipe_type
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.network import build_crt
+from edgeformer.families.network import count_parameters
 from edgeformer.families.norms import TokenBatchNorm
 from edgeformer.families.saving import save_model
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, RunManifest
 from edgeformer.formats.progress import Silent

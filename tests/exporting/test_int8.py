@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.network import count_parameters
 from edgeformer.families.tracing import cut_out, export_graph, text_spec
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice

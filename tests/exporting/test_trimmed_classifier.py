@@ -16,7 +16,7 @@ from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
 from edgeformer.families.encoder.model import EncoderClassifier
 from edgeformer.families.encoder.network import NETWORK
-from edgeformer.families.weights import count_parameters
+from edgeformer.families.network import count_parameters
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.stages.exporting.trimming import trimmed_companions
 

@@ -26,12 +26,11 @@ from edgeformer.backends.onnxruntime.decoder import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.step_session import StepSession
 from edgeformer.backends.torch.decoder import torch_decoder
-from edgeformer.families import Family, all_families, family_of
-from edgeformer.families.network import Losses, Place, run_scorer
+from edgeformer.families import ROOM, Family, family_of
+from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.saving import load_model, save_model
 from edgeformer.families.tracing import Graphs, cut_out, logits_name, state_name
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Silent
@@ -122,7 +121,7 @@ def torch_answers(case: Case, inputs: Arrays, model: nn.Module | None = None) ->
 def check_identity(case: Case) -> None:
     """It is found by its kind, takes it from no other, and names a task that there is."""
     family = case.family
-    assert [other.kind for other in all_families()].count(family.kind) == 1
+    assert [other.kind for other in ROOM.all()].count(family.kind) == 1
     assert family.tasks and all(task_named(name).name == name for name in family.tasks)
     assert case.recipe.task in family.tasks and isinstance(case.recipe.model, family.config_type)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeformer.families.crt.config import CRTConfig
+from edgeformer.families.crt import CRTConfig
 
 HEADS = 8
 DILATIONS = (1, 2, 4, 8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from edgeformer.families.crt import CRTConfig
 from edgeformer.families.crt.causality import TOLERANCE, probe_causality
 from edgeformer.families.crt.checkpoint import convert
-from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.model import CRT, TRM
 from edgeformer.families.crt.network import build_crt

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from edgeformer.families import load_recipe
+from edgeformer.families.crt import CRTConfig
 from edgeformer.families.crt.checkpoint import convert
-from edgeformer.families.crt.config import CRTConfig
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.loss import exit_losses, weighted
 from edgeformer.families.crt.model import CRT, Checkpointing

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from edgeformer.families import family_of, load_recipe
-from edgeformer.families.encoder.config import EncoderConfig
+from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.flash import choose_attention
-from edgeformer.families.encoder.layers import MASKED, sdpa
-from edgeformer.families.encoder.model import EncoderClassifier
-from edgeformer.families.network import Place
-from edgeformer.families.weights import count_parameters, load_weights
+from edgeformer.families.encoder.model import MASKED, EncoderClassifier, sdpa
+from edgeformer.families.network import Place, count_parameters
+from edgeformer.families.saving import load_weights
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks.classification.recipe import ClassificationRecipe

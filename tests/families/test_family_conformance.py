@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edgeformer.families import Family, all_families, recipe_type
+from edgeformer.families import ROOM, Family, recipe_type
 from edgeformer.formats.errors import RecipeError
 from tests.fakes.install import installed
 from tests.families import conformance
 from tests.families.conformance import Case, make_case
 
-BUILT_IN = [family.kind for family in all_families()]
+BUILT_IN = [family.kind for family in ROOM.all()]
 KINDS = [*BUILT_IN, "averaging"]
 CHECKS = {name: check for name, check in vars(conformance).items() if name.startswith("check_")}
 
@@ -62,7 +62,7 @@ def _averaging() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    family = next(family for family in all_families() if family.kind == request.param)
+    family = next(family for family in ROOM.all() if family.kind == request.param)
     return make_case(recipe_of(family, family.tasks[0]), tmp_path_factory.mktemp("cache"))
 
 
@@ -72,12 +72,12 @@ def test_family(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
 
 
 def test_every_family_is_checked_and_an_announced_one_comes_last() -> None:
-    assert [family.kind for family in all_families()] == KINDS
+    assert [family.kind for family in ROOM.all()] == KINDS
     assert set(SIZES) == set(KINDS)
 
 
 def test_without_its_package_a_family_is_unknown() -> None:
-    family = all_families()[-1]
+    family = ROOM.all()[-1]
     recipe = recipe_of(family, "classification")
     from edgeformer import discovery
     from edgeformer.families import family_of

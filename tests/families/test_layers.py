@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeformer.families.encoder.layers import MASKED, RMSNorm, SelfAttention, SwiGLU, rotary_angles, rotate, sdpa
+from edgeformer.families.encoder.model import MASKED, RMSNorm, SelfAttention, SwiGLU, rotary_angles, rotate, sdpa
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from edgeformer.backends.onnxruntime.decoder import step_decoder
 from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
-from edgeformer.families.encoder.config import EncoderConfig
-from edgeformer.families.encoder.graphs import step_specs as encoder_specs
+from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.encoder.network import step_specs as encoder_specs
 from edgeformer.families.norms import half_for_export
 from edgeformer.formats.errors import InputError
 from tests.families.crt_oracle import small_config

@@ -10,7 +10,7 @@ import torch
 
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.formats.caution import LEAKS
-from edgeformer.stages.importing.golden_text import PARAGRAPHS
+from edgeformer.stages.importing.import_crt import PARAGRAPHS
 from tests.cli.run_cli import edgeformer
 from tests.families.crt_oracle import public_weights, small_config
 

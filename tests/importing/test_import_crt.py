@@ -21,8 +21,7 @@ from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
-from edgeformer.stages.importing.golden_text import PARAGRAPHS
-from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
+from edgeformer.stages.importing.import_crt import PARAGRAPHS, ImportOptions, import_crt
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 

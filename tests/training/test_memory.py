@@ -44,11 +44,11 @@ def small(*overrides: str) -> LanguageRecipe:
 @pytest.fixture
 def hardly_any_validation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So little of it that the peak is in training, also of models as small as these."""
-    memory._validation_of.cache_clear()
+    memory._VALIDATIONS.clear()
     monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
     monkeypatch.setattr(classification, "EVALUATION_ROWS", 1)
     yield
-    memory._validation_of.cache_clear()
+    memory._VALIDATIONS.clear()
 
 
 class Steps(nn.Module):

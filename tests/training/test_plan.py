@@ -14,8 +14,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes, parse_bytes
 from edgeformer.stages.training import train
-from edgeformer.stages.training.plan import count_offline, plan, planned_precision
-from edgeformer.stages.training.suggestions import suggest
+from edgeformer.stages.training.plan import count_offline, plan, planned_precision, suggest
 
 MIB = 2**20
 RTX = load_profile("rtx4050")

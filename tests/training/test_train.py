@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from edgeformer.families import load_recipe
-from edgeformer.families.encoder.layers import SwiGLU
+from edgeformer.families.encoder.model import SwiGLU
 from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent

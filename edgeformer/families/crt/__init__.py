@@ -2,11 +2,62 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from edgeformer.families.crt.config import CRTConfig
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
 from edgeformer.families.family import Family
-from edgeformer.formats.recipe import ModelConfig
+from edgeformer.formats.data_config import DataSection, PositiveFloat, PositiveInt, Probability
+from edgeformer.formats.recipe import ModelConfig, TrainingConfig
+
+
+class CRTConfig(ModelConfig):
+    """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times, with exits on the way."""
+
+    kind: Literal["crt"]
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt = 512
+    embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
+    embedding_cycles: Annotated[int, Field(ge=0)] = Field(3, description="TRM cycles that refine the embeddings")
+    attention_heads: PositiveInt = 8
+    ffn_size: PositiveInt = Field(2048, description="inner width of the MLP of a TRM cycle")
+    loops: PositiveInt = 8
+    cycles: PositiveInt = Field(8, description="TRM cycles in the shared block")
+    dilations: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] = (1, 2, 4, 8)
+    exits: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = Field(
+        (2, 4, 6), description="loops after which the model can answer; the last loop always can"
+    )
+    heads: Literal["shared", "separate", "tied"] = Field(
+        "shared", description="exit heads: one for all exits, one for each, or the final head itself"
+    )
+    max_positions: PositiveInt = Field(1024, description="rows of the position table: the longest input it takes")
+    dropout: Probability = 0.1
+    norm: Literal["layer", "rms", "batch", "none"] = Field(
+        "layer", description="batch: its statistics mix all tokens of a batch in training, later ones too"
+    )
+    norm_eps: PositiveFloat = 1e-5
+    trm: Literal["conv_linear", "conv", "linear", "depthwise"] = Field(
+        "conv_linear", description="what a TRM cycle computes (paper B, Table 3)"
+    )
+    causal: bool = Field(True, description="false: convolutions look ahead, as published; such a model cheats")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.hidden_size % self.attention_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of attention_heads")
+        if list(self.exits) != sorted(set(self.exits)) or any(exit_ >= self.loops for exit_ in self.exits):
+            raise ValueError(f"exits must rise and lie before the last loop ({self.loops}), not {list(self.exits)}")
+        return self
+
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Exits that the loss needs, and settings that contradict each other. Raises ValueError."""
+        if getattr(training, "exit_weight", 0) and not self.exits:
+            raise ValueError("training.exit_weight needs model.exits; without exits set it to 0")
+        if self.norm == "batch" and getattr(training, "checkpointing", "none") != "none":
+            raise ValueError("training.checkpointing: model.norm: batch would count every batch twice; use none")
+        if not self.causal and getattr(data, "mode", None) == "packed":
+            raise ValueError("model.causal: false exists for data.mode: paragraphs only (the published protocol)")
 
 
 class CRTDeep(Family):

@@ -84,33 +84,25 @@ class _KeysValues:
     """Keys and values of one loop, in buffers that double when they are full: [B, H, capacity, D]."""
 
     def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._kept: Tensor | None = None  # keys, then values
         self.length = 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of new tokens to all tokens up to each; q, k, v [B, H, n, D] → the same shape."""
-        keys, values = self._append(k, v)
-        new, known = q.shape[2], keys.shape[2]
+        new, known = q.shape[2], self.length + k.shape[2]
+        if self._kept is None or known > self._kept.shape[3]:
+            capacity = max(64, 1 << (known - 1).bit_length())
+            grown = k.new_empty(2, *k.shape[:2], capacity, k.shape[3])
+            if self._kept is not None:
+                grown[:, :, :, : self.length] = self._kept[:, :, :, : self.length]
+            self._kept = grown
+        self._kept[0, :, :, self.length : known] = k
+        self._kept[1, :, :, self.length : known] = v
+        self.length = known
+        keys, values = self._kept[:, :, :, :known]
         # A single query sees everything; several see everything before them and their own triangle.
         mask = None if new == 1 else torch.ones(new, known, dtype=torch.bool, device=q.device).tril(known - new)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-
-    def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        end = self.length + k.shape[2]
-        if self._keys is None or self._values is None or end > self._keys.shape[2]:
-            self._keys, self._values = self._grown(self._keys, k, end), self._grown(self._values, v, end)
-        self._keys[:, :, self.length : end] = k
-        self._values[:, :, self.length : end] = v
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
-
-    def _grown(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
-        capacity = max(64, 1 << (end - 1).bit_length())
-        buffer = new.new_empty(*new.shape[:2], capacity, new.shape[3])
-        if old is not None:
-            buffer[:, :, : self.length] = old[:, :, : self.length]
-        return buffer
 
 
 class CachedLoops:

@@ -27,7 +27,7 @@ def probe_causality(
         ValueError: a change reaches no output at all, so that the probe could not have seen a leak.
     """
     generator = torch.Generator().manual_seed(seed)
-    device, was_training = model.head.weight.device, model.training
+    was_training = model.training
     lengths = sorted({min(length, model.max_positions) for length in lengths if length >= 2})
     largest = dict.fromkeys(model.exits, 0.0)
     reach, seen = 0, 0.0
@@ -36,10 +36,12 @@ def probe_causality(
         for length in lengths:
             places = torch.randint(0, length - 1, (trials,), generator=generator).tolist()
             for last_kept in sorted({*places, length - 2}):
-                before, after = _inputs(model, length, last_kept, generator, device)
+                before, after = _inputs(model, length, last_kept, generator)
                 plain, changed = model(before), model(after)
                 for loop, state in plain.items():
-                    moved = _relative_change(state, changed[loop])
+                    # The largest change at each position over the spread of all outputs, [T].
+                    one, other = state.float(), changed[loop].float()
+                    moved = ((one - other).abs().amax(-1)[0] / one.std().clamp_min(1e-12)).cpu()
                     largest[loop] = max(largest[loop], float(moved[: last_kept + 1].max()))
                     seen = max(seen, float(moved[last_kept + 1 :].max()))
                     early = (moved[: last_kept + 1] > TOLERANCE).nonzero()
@@ -59,18 +61,10 @@ def probe_causality(
     )
 
 
-def _inputs(
-    model: CRT, length: int, last_kept: int, generator: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _inputs(model: CRT, length: int, last_kept: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random tokens [1, length], and the same with every token behind ``last_kept`` replaced by a different one."""
-    words = model.tokens.num_embeddings
+    words, device = model.tokens.num_embeddings, model.tokens.weight.device
     before = torch.randint(0, words, (1, length), generator=generator)
     shift = torch.randint(1, words, (1, length), generator=generator)
     shift[:, : last_kept + 1] = 0
     return before.to(device), ((before + shift) % words).to(device)
-
-
-def _relative_change(one: Tensor, other: Tensor) -> Tensor:
-    """Largest change at each position over the spread of all outputs: [1, T, C] twice → [T]."""
-    spread = one.float().std().clamp_min(1e-12)
-    return ((one.float() - other.float()).abs().amax(-1)[0] / spread).cpu()

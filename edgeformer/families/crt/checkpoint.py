@@ -9,13 +9,25 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from edgeformer.families.crt.config import CRTConfig
+from edgeformer.families.crt import CRTConfig
 from edgeformer.formats.errors import ArtifactError
 
 WRAPPERS = ("model_state_dict", "model", "state_dict")
 """Keys under which a training checkpoint keeps the weights."""
-_PREFIXES = ("module.", "_orig_mod.")
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 """What DistributedDataParallel and torch.compile put in front of every name."""
+_RENAMED = (
+    (r"^embed\.base_embedding\.", "tokens."),
+    (r"^embed\.(projection|refine)\.", r"\1."),
+    (r"^pos_embed\.", "positions."),
+    (r"^lm_head\.", "head."),
+    (r"^out_proj\.", "attention.out."),
+    (r"^intermediate_heads\.loop_", "exit_heads."),
+    (r"\.convs\.(\d+)\.", r".cycles.\1."),
+    (r"\.norms\.(\d+)\.", r".cycles.\1.norm."),
+    (r"\.(lin[12])\.(\d+)\.", r".cycles.\2.\1."),
+)
+"""Their names → ours, as regular expressions."""
 ATTENTION_HEADS = 8
 """Not visible in any tensor's shape; the public code has 8."""
 
@@ -33,13 +45,7 @@ def weights_in(content: object, where: str) -> dict[str, Tensor]:
         raise ArtifactError(
             f"{where}: holds no state dict; expected name → tensor, bare or under {', '.join(map(repr, WRAPPERS))}"
         )
-    return {_without_prefix(str(name)): tensor for name, tensor in found.items()}
-
-
-def _without_prefix(name: str) -> str:
-    while prefix := next((known for known in _PREFIXES if name.startswith(known)), ""):
-        name = name.removeprefix(prefix)
-    return name
+    return {_PREFIXES.sub("", str(name)): tensor for name, tensor in found.items()}
 
 
 def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
@@ -136,26 +142,16 @@ def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dic
     ]
     if problems:
         raise ArtifactError(f"{where}: does not fit the public CRT layout:\n  " + "\n  ".join(sorted(problems)))
-    wide = {name: tensor.detach().to(torch.float32) for name, tensor in weights.items()}
-    ours = {
-        "tokens.weight": wide["embed.base_embedding.weight"],
-        "projection.weight": wide["embed.projection.weight"],
-        "projection.bias": wide["embed.projection.bias"],
-        "positions.weight": wide["pos_embed.weight"],
-        "loop_encodings": wide["loop_encodings"].reshape(config.loops, config.hidden_size),
-        "attention.qkv.weight": torch.cat([wide[f"{name}_proj.weight"] for name in "qkv"]),
-        "attention.out.weight": wide["out_proj.weight"],
-        "head.weight": wide["lm_head.weight"],
-        **{f"norm{n}.{part}": wide[f"norm{n}.{part}"] for n in (1, 2) for part in ("weight", "bias")},
-        **{f"exit_heads.{loop}.weight": wide[f"intermediate_heads.loop_{loop}.weight"] for loop in config.exits},
+    ours = {_renamed(name): tensor.detach().to(torch.float32) for name, tensor in weights.items()}
+    ours["loop_encodings"] = ours["loop_encodings"].reshape(config.loops, config.hidden_size)
+    ours["attention.qkv.weight"] = torch.cat([ours.pop(f"{name}_proj.weight") for name in "qkv"])
+    return {
+        name: (tensor.squeeze(-1) if name.endswith("pointwise.weight") else tensor).contiguous()
+        for name, tensor in ours.items()
     }
-    for theirs, trm, cycles in (("embed.refine", "refine", config.embedding_cycles), ("trm", "trm", config.cycles)):
-        for i in range(cycles):
-            ours[f"{trm}.cycles.{i}.depthwise.weight"] = wide[f"{theirs}.convs.{i}.depthwise.weight"]
-            ours[f"{trm}.cycles.{i}.pointwise.weight"] = wide[f"{theirs}.convs.{i}.pointwise.weight"].squeeze(-1)
-            ours[f"{trm}.cycles.{i}.pointwise.bias"] = wide[f"{theirs}.convs.{i}.pointwise.bias"]
-            for part in ("weight", "bias"):
-                ours[f"{trm}.cycles.{i}.norm.{part}"] = wide[f"{theirs}.norms.{i}.{part}"]
-                for linear in ("lin1", "lin2"):
-                    ours[f"{trm}.cycles.{i}.{linear}.{part}"] = wide[f"{theirs}.{linear}.{i}.{part}"]
-    return {name: tensor.contiguous() for name, tensor in ours.items()}
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in _RENAMED:
+        name = re.sub(theirs, ours, name)
+    return name

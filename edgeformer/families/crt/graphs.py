@@ -1,26 +1,106 @@
-"""CRT-Deep's graphs: the parts that are traced, and the deep graphs that are composed of them."""
+"""CRT-Deep as ONNX graphs: the parts that are traced, and the deep graphs that are composed of them.
+
+A host runs embed, then the loop graph as often as it likes, then a readout. The parts with caches take and return what
+is kept of earlier tokens, so that the same graphs read a prompt, write a token, and let waiting tokens catch up (see
+:mod:`edgeformer.families.crt.cache`, whose functions they are made of). ``past`` is 0 at the start of a text.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgeformer.families.composing import Composer, like
-from edgeformer.families.crt.cache import convolution_context
-from edgeformer.families.crt.exits import CRTBlock, CRTEmbed, CRTEmbedding, CRTLoop, CRTReadout
+from edgeformer.families.crt.cache import cached_block, cached_embedding, convolution_context, require_causal
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.tracing import GraphSpec, export_graph, logits_name, state_name
+from edgeformer.families.tracing import GraphSpec, Piece, export_graph, logits_name, state_name
 
 Pieces = dict[str, onnx_ir.Model]
 
 EMBED, BLOCK = "text_embed", "block"
 # Of the examples; a size of 0 or 1 would become a constant of the graph. All differ, so that none is taken for another.
 _BATCH, _NEW, _PAST = 2, 3, 5
-_ROWS = {0: "batch"}
-_STATE = {0: "batch", 1: "sequence"}
-_KEPT = {0: "batch", 2: "past"}
+_NEW_AXES, _PAST_AXES = {0: "batch", 1: "sequence"}, {0: "batch", 2: "past"}
+_AXES = {
+    **dict.fromkeys(("input_ids", "position_ids", "state"), _NEW_AXES),
+    **dict.fromkeys(("past_key", "past_value"), _PAST_AXES),
+    "past_conv": {0: "batch"},
+}
+
+
+class CRTExits(nn.Module):
+    """CRT-Deep with all its exits, through their own heads."""
+
+    def __init__(self, model: CRT) -> None:
+        super().__init__()
+        self.model = model
+        self.exits = model.exits
+        self.outputs = (*map(logits_name, self.exits), *map(state_name, range(1, model.loops + 1)))
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
+        x = self.model.embed(input_ids)
+        logits, states = [], []
+        for loop in range(1, self.model.loops + 1):
+            x = self.model.block(x, loop, None, None)
+            states.append(x.float())
+            if loop in self.exits:
+                logits.append(self.model.head_of(loop)(x).float())
+        return (*logits, *states)
+
+
+def _run_loop(
+    model: CRT, state: Tensor, loop: Tensor, past_key: Tensor, past_value: Tensor, past_conv: Tensor
+) -> tuple[Tensor, ...]:
+    """New tokens through one loop.
+
+    Args:
+        state: [B, S, d].
+        loop: its number from 0, int64 [1].
+        past_key, past_value: of the tokens before, [B, H, past, D].
+        past_conv: the inputs that the convolutions need of them, [B, C, d].
+
+    Returns:
+        The next state; keys and values [B, H, past + S, D]; convolution inputs behind the new tokens.
+    """
+    present: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of new tokens to all tokens up to each; q, k, v [B, H, n, D] → the same shape.
+
+        Written out, and not as torch's SDPA: that is exported as copies of all keys, scaled and transposed, for every
+        token. Softmax is computed in float32.
+        """
+        keys, values = torch.cat((past_key, k), dim=2), torch.cat((past_value, v), dim=2)
+        present[:] = keys, values
+        scores = (q * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(past_key.shape[2])
+        weights = scores.float().masked_fill(~seen, -torch.inf).softmax(-1)
+        result: Tensor = weights.to(q.dtype) @ values
+        return result
+
+    encoding = model.loop_encodings.index_select(0, loop)
+    state, present_conv = cached_block(model, state, encoding, attend, past_conv)
+    return (state, *present, present_conv)
+
+
+class CRTReadout(nn.Module):
+    """State [B, S, d] after ``loop`` (1 … L) → logits float32 [B, S, V] of the head that answers there."""
+
+    def __init__(self, model: CRT, loop: int) -> None:
+        super().__init__()
+        self.head = model.head_of(loop)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(state)
+        return logits.float()
 
 
 def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
@@ -28,26 +108,72 @@ def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
 
     Heads are in both; of a model that looks ahead, whose states cannot be kept, the second is empty.
     """
-    steps = step_specs(model) if model.causal else readout_specs(model)
-    graphs = {name: export_graph(spec) for name, spec in {**_text_specs(model), **steps}.items()}
-    heads = {name: graph for name, graph in graphs.items() if name.startswith("readout")}
-    full = {name: graphs[name] for name in (EMBED, BLOCK)}
-    return {**full, **heads}, {name: graphs[name] for name in steps} if model.causal else {}
-
-
-def _text_specs(model: CRT) -> dict[str, GraphSpec]:
-    """Embedding and block of whole texts, without a cache."""
-    weight = model.projection.weight
-    state = weight.new_zeros(2, 3, weight.shape[0])
-    encoding = model.loop_encodings[0].detach()
-    ids = torch.ones(2, 3, dtype=torch.int64)
-    longest = {"sequence": model.max_positions}
-    return {
-        EMBED: GraphSpec(CRTEmbedding(model), {"input_ids": ids}, {"input_ids": _STATE}, ("state",), longest),
-        BLOCK: GraphSpec(
-            CRTBlock(model), {"state": state, "encoding": encoding}, {"state": _STATE}, ("next_state",), longest
-        ),
+    ids, encoding = torch.ones(_BATCH, _NEW, dtype=torch.int64), model.loop_encodings[0].detach()
+    text = {
+        EMBED: _spec(model, model.embed, {"input_ids": ids}, ("state",)),
+        BLOCK: _spec(model, model.encoded_block, {"state": _state(model), "encoding": encoding}, ("next_state",)),
     }
+    heads = _readout_specs(model)
+    steps = step_specs(model) if model.causal else {}
+    graphs = {name: export_graph(spec) for name, spec in {**text, **steps, **heads}.items()}
+    return {name: graphs[name] for name in (*text, *heads)}, {name: graphs[name] for name in steps}
+
+
+def _spec(model: CRT, forward: Callable[..., Any], inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> GraphSpec:
+    """The spec of a piece; inputs that are not in ``_AXES`` have no dynamic axis."""
+    axes = {name: _AXES[name] for name in inputs if name in _AXES}
+    sizes = {size for names in axes.values() for size in names.values() if size != "batch"}
+    longest = dict.fromkeys(sizes, model.max_positions)
+    return GraphSpec(Piece(model, forward), inputs, axes, outputs, longest)
+
+
+def step_specs(model: CRT) -> dict[str, GraphSpec]:
+    """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
+
+    Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
+    are tied to the last one.
+
+    Raises:
+        InputError: the model looks ahead.
+    """
+    require_causal(model)
+    attention, weight = model.attention, model.projection.weight
+    kept = weight.new_zeros(_BATCH, attention.heads, _PAST, attention.head_size)
+    conv = [weight.new_zeros(_BATCH, convolution_context(trm), len(weight)) for trm in (model.refine, model.trm)]
+    text = {
+        "input_ids": torch.zeros(_BATCH, _NEW, dtype=torch.int64),
+        "position_ids": torch.arange(_PAST, _PAST + _NEW).repeat(_BATCH, 1),
+        "past_conv": conv[0],
+    }
+    loop = {
+        "state": _state(model),
+        "loop": torch.zeros(1, dtype=torch.int64),
+        "past_key": kept,
+        "past_value": kept.clone(),
+        "past_conv": conv[1],
+    }
+    present = ("next_state", "present_key", "present_value", "present_conv")
+    return {
+        "embed": _spec(model, partial(cached_embedding, model), text, ("state", "present_conv")),
+        "loop": _spec(model, partial(_run_loop, model), loop, present),
+        **_readout_specs(model),
+    }
+
+
+def _readout_specs(model: CRT) -> dict[str, GraphSpec]:
+    """A part for every head; also of a model that looks ahead."""
+    heads = {"readout": model.loops}
+    if "shared" in model.exit_heads and len(model.exits) > 1:
+        heads["readout_exit"] = model.exits[0]
+    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
+    inputs, axes = {"state": _state(model)}, {"state": _NEW_AXES}
+    return {part: GraphSpec(CRTReadout(model, loop), inputs, axes) for part, loop in heads.items()}
+
+
+def _state(model: CRT) -> Tensor:
+    """A state in the matrices' type."""
+    weight = model.projection.weight
+    return weight.new_zeros(_BATCH, _NEW, len(weight))
 
 
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
@@ -70,8 +196,9 @@ def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
         wide.type, wide.shape = onnx_ir.TensorType(onnx_ir.DataType.FLOAT), x.shape
         states[state_name(loop)] = wide
         if loop in model.exits:
-            part = readout_of(model, loop)
-            logits[logits_name(loop)] = composer.call(part, {"state": x})["logits"]
+            part = "readout_exit" if "shared" in model.exit_heads else f"readout_exit{loop}"
+            own = loop < model.loops and len(model.exit_heads) > 0
+            logits[logits_name(loop)] = composer.call(part if own else "readout", {"state": x})["logits"]
     return composer.finish([ids], {**logits, **states})
 
 
@@ -113,87 +240,3 @@ def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
     assert logits.shape is not None
     logits.shape = onnx_ir.Shape([logits.shape[0], 1, logits.shape[2]])
     return composer.finish([*text, *keys_values, *convolutions], {"logits": logits, **present, **present_conv})
-
-
-def step_specs(model: CRT) -> dict[str, GraphSpec]:
-    """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
-
-    Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
-    are tied to the last one.
-
-    Raises:
-        InputError: the model looks ahead.
-    """
-    longest = {"sequence": model.max_positions, "past": model.max_positions}
-    state, (key, value) = _state(model), _keys_values(model)
-    embed = {**_text(), "past_conv": _convolutions(model)[0]}
-    loop = {
-        "state": state,
-        "loop": torch.zeros(1, dtype=torch.int64),
-        "past_key": key,
-        "past_value": value,
-        "past_conv": _convolutions(model)[1],
-    }
-    text, kept = {"input_ids": _STATE, "position_ids": _STATE}, {"past_key": _KEPT, "past_value": _KEPT}
-    return {
-        "embed": GraphSpec(
-            CRTEmbed(model),
-            embed,
-            {**text, "past_conv": _ROWS},
-            ("state", "present_conv"),
-            {"sequence": model.max_positions},
-        ),
-        "loop": GraphSpec(
-            CRTLoop(model),
-            loop,
-            {"state": _STATE, **kept, "past_conv": _ROWS},
-            ("next_state", "present_key", "present_value", "present_conv"),
-            longest,
-        ),
-        **readout_specs(model),
-    }
-
-
-def readout_specs(model: CRT) -> dict[str, GraphSpec]:
-    """A part for every head; also of a model that looks ahead."""
-    heads = {"readout": model.loops}
-    if "shared" in model.exit_heads and len(model.exits) > 1:
-        heads["readout_exit"] = model.exits[0]
-    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
-    state = _state(model)
-    return {
-        part: GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _STATE}) for part, loop in heads.items()
-    }
-
-
-def readout_of(model: CRT, loop: int) -> str:
-    """The part that answers after ``loop``."""
-    if loop == model.loops or not model.exit_heads:
-        return "readout"
-    return "readout_exit" if "shared" in model.exit_heads else f"readout_exit{loop}"
-
-
-def _text() -> dict[str, Tensor]:
-    return {
-        "input_ids": torch.zeros(_BATCH, _NEW, dtype=torch.int64),
-        "position_ids": torch.arange(_PAST, _PAST + _NEW).repeat(_BATCH, 1),
-    }
-
-
-def _state(model: CRT) -> Tensor:
-    """A state in the matrices' type."""
-    weight = model.projection.weight
-    return weight.new_zeros(_BATCH, _NEW, weight.shape[0])
-
-
-def _keys_values(model: CRT) -> tuple[Tensor, Tensor]:
-    attention, weight = model.attention, model.projection.weight
-    shape = (_BATCH, attention.heads, _PAST, attention.head_size)
-    return weight.new_zeros(shape), weight.new_zeros(shape)
-
-
-def _convolutions(model: CRT) -> tuple[Tensor, Tensor]:
-    """What is kept for the convolutions of the embedding, and of a loop."""
-    weight = model.projection.weight
-    embed, loop = (weight.new_zeros(_BATCH, convolution_context(trm), len(weight)) for trm in (model.refine, model.trm))
-    return embed, loop

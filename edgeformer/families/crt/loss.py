@@ -7,13 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from edgeformer.data.batching import IGNORED
 from edgeformer.families.crt.model import CRT
 
 CHUNK_TOKENS = 512
 """Tokens whose logits exist at the same time: at 50,257 words 98 MiB in float32."""
-
-IGNORED = -100
-"""The target of a position that is not predicted."""
 
 
 def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor, *, chunked: bool) -> dict[int, Tensor]:
@@ -49,11 +47,7 @@ def _summed(x: Tensor, head: nn.Linear, targets: Tensor, *, chunked: bool) -> Te
     total = x.new_zeros((), dtype=torch.float32)
     for start in range(0, len(targets), CHUNK_TOKENS):
         part = slice(start, start + CHUNK_TOKENS)
-        if torch.is_grad_enabled():
-            loss = checkpoint(_cross_entropy, x[part], head, targets[part], use_reentrant=False)
-        else:
-            loss = _cross_entropy(x[part], head, targets[part])
-        total = total + loss
+        total = total + checkpoint(_cross_entropy, x[part], head, targets[part], use_reentrant=False)
     return total
 
 

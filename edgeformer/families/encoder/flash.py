@@ -7,11 +7,11 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from edgeformer.families.encoder.layers import Attention, sdpa
+from edgeformer.families.encoder.model import Attention, sdpa
 from edgeformer.formats.errors import install_hint
 
 
-def why_not_flash(device_type: str, precision: str) -> str | None:
+def _why_not(device_type: str, precision: str) -> str | None:
     """None where flash-attn can run; otherwise what is missing."""
     if device_type != "cuda":
         return f"flash-attn needs a CUDA card and the model runs on the {device_type.upper()}"
@@ -31,7 +31,7 @@ def choose_attention(requested: str, device_type: str, precision: str) -> tuple[
     """The attention function for ``attention: sdpa | flash``, and why it is not the requested one (None if it is)."""
     if requested != "flash":
         return sdpa, None
-    reason = why_not_flash(device_type, precision)
+    reason = _why_not(device_type, precision)
     return (sdpa, reason) if reason else (flash, None)
 
 

@@ -1,4 +1,4 @@
-"""The encoder's torch half."""
+"""The encoder's torch half, and the pieces that export writes: all exits at once; embed, one iteration, readout."""
 
 from __future__ import annotations
 
@@ -6,17 +6,66 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from edgeformer.families.encoder.flash import choose_attention
-from edgeformer.families.encoder.graphs import EncoderExits, step_specs
-from edgeformer.families.encoder.layers import SelfAttention, sdpa
-from edgeformer.families.encoder.model import EncoderClassifier
-from edgeformer.families.network import Loss, Network, Place, classification_loss
-from edgeformer.families.tracing import Graphs, export_graph, text_spec
-from edgeformer.families.weights import count_parameters
+from edgeformer.families.encoder.model import EncoderClassifier, SelfAttention, sdpa
+from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
+from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, logits_name, state_name, text_spec
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
+
+# Of the examples; a size of 0 or 1 would become a constant of the graph.
+_BATCH, _NEW = 2, 3
+_STATE = {0: "batch", 1: "sequence"}
+
+
+class EncoderExits(nn.Module):
+    """The classifier with an exit after every iteration, through the one head it has.
+
+    Only the last exit was trained; the others show what fewer iterations of the same weights are worth.
+    """
+
+    def __init__(self, model: EncoderClassifier) -> None:
+        super().__init__()
+        self.model = model
+        self.exits = tuple(range(1, model.iterations + 1))
+        self.outputs = (*map(logits_name, self.exits), *map(state_name, self.exits))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """input_ids, attention_mask int64 [B, S] → logits [B, classes] per exit, then states.
+
+        The states are [B, S, d]; the last one is [B, 1, d], for nothing else of it is ever computed.
+        """
+        h = self.model.embed(input_ids)
+        logits, states = [], []
+        for exit_ in self.exits:
+            answer = self.model.iterate(h, attention_mask, answer=True)
+            logits.append(self.model.readout(answer))
+            h = answer if exit_ == self.exits[-1] else self.model.iterate(h, attention_mask)
+            states.append(h.float())
+        return (*logits, *states)
+
+
+def step_specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
+    """Part → spec: ``embed``, ``loop``, ``readout``."""
+    longest = {"sequence": len(model.cos)}
+    weight = model.tokens.weight
+    state = weight.new_zeros(_BATCH, _NEW, weight.shape[1])
+    mask = torch.ones(_BATCH, _NEW, dtype=torch.int64)
+    mask[1, 1:] = 0
+    return {
+        "embed": text_spec(Piece(model, model.embed), ("input_ids",), longest["sequence"], ("state",)),
+        "loop": GraphSpec(
+            Piece(model, model.iterate),
+            {"state": state, "attention_mask": mask},
+            {"state": _STATE, "attention_mask": _STATE},
+            ("next_state",),
+            longest,
+        ),
+        "readout": GraphSpec(Piece(model, model.readout), {"state": state}, {"state": _STATE}, longest=longest),
+    }
 
 
 class EncoderNetwork(Network):
@@ -25,45 +74,44 @@ class EncoderNetwork(Network):
     def build(self, recipe: Any, place: Place) -> tuple[EncoderClassifier, AttentionUse]:
         """Flash attention where the recipe asks for it and the place has it; for export always torch's SDPA."""
         config, requested = recipe.model, recipe.model.attention
-        chosen, reason = (sdpa, None) if place.for_export else choose_attention(requested, *_where(place))
+        wanted = "sdpa" if place.for_export else requested
+        chosen, reason = choose_attention(wanted, place.device_type, place.precision)
         options = config.model_dump(exclude={"kind", "attention"})
         used = AttentionUse(requested=requested, used="sdpa" if chosen is sdpa else requested, reason=reason)
         return EncoderClassifier(classes=recipe.classes, attention=chosen, **options), used
 
-    def loss(self, model: nn.Module, recipe: Any, prepared: Prepared | None) -> Loss:
+    def loss(self, model: EncoderClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy."""
         return classification_loss(recipe.training, prepared)
 
-    def scorer(self, model: nn.Module) -> nn.Module:
+    def scorer(self, model: EncoderClassifier) -> nn.Module:
         """The model itself."""
-        return _own(model)
+        return model
 
-    def exits(self, model: nn.Module) -> EncoderExits:
+    def exits(self, model: EncoderClassifier) -> EncoderExits:
         """See :meth:`Network.exits`."""
-        return EncoderExits(_own(model))
+        return EncoderExits(model)
 
-    def needed(self, model: nn.Module) -> dict[int, int]:
+    def needed(self, model: EncoderClassifier) -> dict[int, int]:
         """Every iteration goes through all layers and the one head."""
-        return dict.fromkeys(EncoderExits(_own(model)).exits, count_parameters(model))
+        return dict.fromkeys(EncoderExits(model).exits, count_parameters(model))
 
-    def trace(self, model: nn.Module, inputs: Sequence[str], *, steps: bool) -> Graphs:
+    def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         """See :meth:`Network.trace`."""
-        own = _own(model)
-        exits = EncoderExits(own)
-        full = text_spec(exits, inputs, len(own.cos), exits.outputs)
-        parts = step_specs(own) if steps else {}
+        exits = EncoderExits(model)
+        full = text_spec(exits, inputs, len(model.cos), exits.outputs)
+        parts = step_specs(model) if steps else {}
         return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()})
 
-    def trim(self, model: nn.Module, kept: Tensor) -> EncoderClassifier:
+    def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         """See :meth:`Network.trim`; all other parameters are the same tensors, not copies."""
-        own = _own(model)
-        shared = [*own.parameters(), *own.buffers()]
-        trimmed = copy.deepcopy(own, {id(tensor): tensor for tensor in shared})
-        trimmed.tokens = nn.Embedding(len(kept), own.tokens.embedding_dim)
-        trimmed.tokens.weight = nn.Parameter(own.tokens.weight.detach()[kept])
-        return trimmed.train(own.training)
+        shared = [*model.parameters(), *model.buffers()]
+        trimmed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+        trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)
+        trimmed.tokens.weight = nn.Parameter(model.tokens.weight.detach()[kept])
+        return trimmed.train(model.training)
 
-    def as_on_cuda(self, model: nn.Module) -> nn.Module:
+    def as_on_cuda(self, model: EncoderClassifier) -> None:
         """With dropout, the CPU's attention holds all its weights [B, H, S, S].
 
         CUDA's fused kernels never do, and neither does the CPU's kernel without dropout, which takes its place here.
@@ -71,16 +119,6 @@ class EncoderNetwork(Network):
         for module in model.modules():
             if isinstance(module, SelfAttention):
                 module.dropout = 0.0
-        return model
-
-
-def _where(place: Place) -> tuple[str, str]:
-    return place.device_type, place.precision
-
-
-def _own(model: nn.Module) -> EncoderClassifier:
-    assert isinstance(model, EncoderClassifier)
-    return model
 
 
 NETWORK = EncoderNetwork()

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.families import Family, family_of, read_recipe_of
-from edgeformer.families.network import Exits, Network
+from edgeformer.families.network import Exits, Network, count_parameters
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe

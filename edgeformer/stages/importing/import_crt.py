@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from edgeformer.backends import library_versions
 from edgeformer.data.batching import TextRows
@@ -18,26 +21,40 @@ from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.card import write_model_card
+from edgeformer.families.crt import CRTConfig
 from edgeformer.families.crt.causality import probe_causality
-from edgeformer.families.crt.checkpoint import config_of, convert
-from edgeformer.families.crt.config import CRTConfig
+from edgeformer.families.crt.checkpoint import config_of, convert, weights_in
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
-from edgeformer.families.saving import MODEL_FOLDER, save_model
-from edgeformer.families.weights import count_parameters
-from edgeformer.formats.data_config import NAME_PATTERN, FileTokenizer, HubTokenizer, TextConfig
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.families.network import count_parameters
+from edgeformer.families.saving import MODEL_FOLDER, free_folder, save_model
+from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TextConfig
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
-from edgeformer.stages.importing.checkpoint_file import read_weights
-from edgeformer.stages.importing.golden_text import PARAGRAPHS
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
-RECIPE_NAME = "crt_imported"
-_PUBLISHED = "crt_deep_published"
+_NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
+_REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
+
+PARAGRAPHS = (
+    "A river begins as rain on high ground. The water runs off the slopes in thin streams, finds the lowest way "
+    "between the stones, and joins other streams until it has a bed of its own. In spring, when the snow melts, "
+    "it rises within a few days and floods the meadows on both sides; in a dry summer it may shrink until "
+    "children can wade across it. People have always settled on its banks, because it gave them water, fish, and "
+    "a road that nobody had to build.",
+    "The first bridge of the town was made of wood and burned down in the winter of 1742. The second one, of "
+    "stone, took nine years and cost more than the council had in its chest, so that every cart that crossed it "
+    "paid two pennies until the debt was cleared. It has five arches; the middle one is wider than the others, to "
+    "let the barges through.",
+    "Today trains cross the valley on a steel viaduct a mile to the north, and the old bridge is closed to cars. "
+    "On Saturdays there is a market on it. You can buy bread, honey, second-hand books and, in the autumn, more "
+    "apples than anyone can eat.",
+)
+"""A short English text for the golden inputs of a model whose own data is not at hand; repeated where it needs more."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +79,8 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
     progress = progress or Silent()
-    folder = _folder(options)
-    weights = read_weights(path)
+    folder = free_folder(options.artifacts, options.name, _NAME)
+    weights = _read_weights(path)
     config = config_of(weights, str(path))
     model = build_crt(config)
     model.load_state_dict(convert(weights, config, str(path)))
@@ -73,7 +90,12 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
         progress.message(note)
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     prepared, golden = _prepared(recipe, tokenizer, from_data=options.data is not None)
-    manifest = _manifest(folder.name, recipe, model, _causality(model, path), _source(path, golden))
+    source = f"imported from {path.name} (sha256 {sha256_of(path)}); golden inputs {golden}"
+    try:
+        causality = probe_causality(model)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
+    manifest = _manifest(folder.name, recipe, model, causality, source)
     with replacing_folder(folder) as temporary:
         (temporary / MODEL_FOLDER).mkdir()
         save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
@@ -84,22 +106,47 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
     return folder
 
 
-def _folder(options: ImportOptions) -> Path:
-    """A name that is free. Raises InputError."""
-    if options.name is not None:
-        if re.fullmatch(NAME_PATTERN, options.name) is None:
-            raise InputError(
-                f"--name {options.name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit"
-            )
-        folder = options.artifacts / options.name
-        if folder.exists():
-            raise InputError(f"--name {options.name}: {folder} exists already; choose another name")
-        return folder
-    for number in range(1, 10_000):
-        folder = options.artifacts / f"{RECIPE_NAME}-{number:03d}"
-        if not folder.exists():
-            return folder
-    raise InputError(f"{options.artifacts}: holds 9,999 runs of {RECIPE_NAME}; choose a --name")
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU.
+
+    Raises:
+        ArtifactError: missing, truncated, no checkpoint, with Python objects in it, or weights that are no numbers.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
+    weights = weights_in(_content(path), str(path))
+    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
+    if odd:
+        raise ArtifactError(
+            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
+        )
+    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
+    return weights
+
+
+def _content(path: Path) -> object:
+    """What the file holds; nothing in it is run."""
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # a damaged file can raise nearly anything in the unpickler
+        message = str(error)
+        if "weights_only" in message or "Weights only" in message:
+            named = _REFUSED.search(message)
+            raise ArtifactError(
+                f"{path}: holds Python objects{f' ({named[1]})' if named else ''} or is no checkpoint; only tensors "
+                "are read, because the rest could run code. Save only the weights: torch.save(model.state_dict(), PATH)"
+            ) from None
+        first = message.splitlines()[0] if message else type(error).__name__
+        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first}; copy it again") from None
 
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
@@ -114,7 +161,7 @@ def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[Lang
         published["training"]["exit_weight"] = 0.0
     document = {
         **published,
-        "name": RECIPE_NAME,
+        "name": _NAME,
         "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
         "allow_leak": False,
         "data": data.model_dump(),
@@ -140,17 +187,6 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
         golden = "from a short built-in English text, not from the model's own data"
     summary = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
     return PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary), golden
-
-
-def _causality(model: CRT, path: Path) -> Causality:
-    try:
-        return probe_causality(model)
-    except ValueError as error:
-        raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
-
-
-def _source(path: Path, golden: str) -> str:
-    return f"imported from {path.name} (sha256 {sha256_of(path)}); golden inputs {golden}"
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:

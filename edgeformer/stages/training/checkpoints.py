@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import load as load_without_code
-from safetensors.torch import load_file, save_file
-from torch import nn
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import replacing, replacing_folder, sha256_of, write_json
+from edgeformer.formats.files import replacing_folder, sha256_of, write_json
 from edgeformer.stages.training.optimization import LearningRate
 
 _STATE, _SUMS, _SCHEDULE, _BEST = "state.json", "sha256.json", "schedule.pt", "best.safetensors"
@@ -46,8 +44,7 @@ class Checkpoints:
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "checkpoints"
-        self._last = self._folder / "last"
-        self._best = self._folder / _BEST
+        self._last, self.best = self._folder / "last", self._folder / _BEST
 
     def save(self, accelerator: Accelerator, rate: LearningRate, position: Position) -> None:
         """Replace ``last/``; the previous one stays until the new one is complete."""
@@ -57,8 +54,8 @@ class Checkpoints:
             write_json(folder / _STATE, asdict(position))
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             sums: dict[str, object] = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-            if self._best.is_file():
-                sums[_BEST] = sha256_of(self._best)
+            if self.best.is_file():
+                sums[_BEST] = sha256_of(self.best)
             write_json(folder / _SUMS, sums)
 
     def restore(self, accelerator: Accelerator, rate: LearningRate) -> Position:
@@ -68,8 +65,12 @@ class Checkpoints:
             ArtifactError: there is no checkpoint, or one of its files was changed.
         """
         folder = self._newest_complete()
-        for name, expected in self._sums(folder).items():
-            path = self._best if name == _BEST else folder / name
+        try:
+            sums: dict[str, str] = dict(json.loads((folder / _SUMS).read_text(encoding="utf-8")))
+        except ValueError:
+            raise ArtifactError(f"{folder / _SUMS}: damaged (not JSON); train again without --resume") from None
+        for name, expected in sums.items():
+            path = self.best if name == _BEST else folder / name
             if not path.is_file() or sha256_of(path) != expected:
                 raise ArtifactError(f"{path}: damaged (its sha256 changed); train again without --resume")
         accelerator.load_state(str(folder))
@@ -83,20 +84,3 @@ class Checkpoints:
             if (folder / _SUMS).is_file():
                 return folder
         raise ArtifactError(f"{self._last}: no checkpoint to resume from; train again without --resume")
-
-    def _sums(self, folder: Path) -> dict[str, str]:
-        try:
-            sums: dict[str, str] = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
-            return dict(sums)
-        except ValueError:
-            raise ArtifactError(f"{folder / _SUMS}: damaged (not JSON); train again without --resume") from None
-
-    def save_best(self, model: nn.Module) -> None:
-        """Keep these weights as the best so far."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        with replacing(self._best) as temporary:
-            save_file(state, temporary)
-
-    def load_best(self, model: nn.Module) -> None:
-        """Put the best weights into ``model``."""
-        model.load_state_dict(load_file(self._best))

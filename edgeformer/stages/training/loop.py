@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
+import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -15,56 +14,41 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
+from edgeformer.families.saving import save_weights
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Progress
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
-from edgeformer.stages.training.interrupt import StopRequest
-from edgeformer.stages.training.memory_here import RandomState, is_out_of_memory
+from edgeformer.stages.training.memory_here import is_out_of_memory
 from edgeformer.stages.training.metrics import Meter, MetricsLog, StepResult
-from edgeformer.stages.training.objective import Objective, PlannedBatches, training_loader
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
-
-
-@dataclass
-class Outcome:
-    """How the loop ended."""
-
-    position: Position
-    interrupted: bool
 
 
 class TrainingLoop:
     """One run's loop. ``run()`` may be called once; everything it needs to go on later is in the checkpoint.
 
+    ``checkpoints`` must be set before :meth:`run` and :meth:`resume`: a run gets its folder once all else is in place.
+
     An optimizer step is planned as a whole (``batch_size`` × ``accumulation`` rows) and computed ``batch_size`` rows at
     a time. When memory runs out, the step is repeated with half as many at a time: the same rows, the same gradient.
     """
+
+    checkpoints: Checkpoints
 
     def __init__(self, objective: Objective, accelerator: Accelerator) -> None:
         recipe, model = objective.recipe, objective.model
         self._recipe, self._config, self._objective = recipe, recipe.training, objective
         self._accelerator = accelerator
-        lengths, rows = objective.lengths, recipe.training.batch_size * recipe.training.accumulation
-        self._sampler = PlannedBatches(lengths, rows, recipe.seed, bucketed=recipe.training.batching == "bucketed")
-        loader = training_loader(len(lengths), self._sampler)
         optimizer = build_optimizer(model, self._config.optimizer)
-        self._model, self._optimizer, self._loader = accelerator.prepare(model, optimizer, loader)
-        self.total_steps = len(self._sampler) * self._config.epochs
+        self._model, self._optimizer = accelerator.prepare(model, optimizer)
+        self._rows = len(objective.prepared.train)
+        self._rows_per_step = self._config.batch_size * self._config.accumulation
+        self._steps = -(-self._rows // self._rows_per_step)  # of an epoch
+        self.total_steps = self._steps * self._config.epochs
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
         self.position = Position(batch_size=self._config.batch_size)
         self._window = self._meter()  # steps since the last log line
-        self.checkpoints: Checkpoints | None = None
-
-    @property
-    def _kept(self) -> Checkpoints:
-        assert self.checkpoints is not None, "set checkpoints before run() or resume()"
-        return self.checkpoints
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model computes."""
-        device: torch.device = self._accelerator.device
-        return device
+        self.device: torch.device = accelerator.device
 
     @property
     def plain_model(self) -> nn.Module:
@@ -76,20 +60,19 @@ class TrainingLoop:
         plain.__dict__.pop("forward", None)
         return plain
 
-    def resume(self) -> Position:
+    def resume(self) -> None:
         """Go on from the last checkpoint. Raises ArtifactError."""
-        self.position = self._kept.restore(self._accelerator, self._rate)
+        self.position = self.checkpoints.restore(self._accelerator, self._rate)
         self._window = Meter(**self.position.window)
-        return self.position
 
-    def run(self, stop: StopRequest, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> Outcome:
-        """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request."""
+    def run(self, stop: threading.Event, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> bool:
+        """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
         limit = min(self.total_steps, max_steps or self.total_steps)
         while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
             complete = self._epoch(stop, log, progress, limit)
-            if stop:
+            if stop.is_set():
                 self._save()
-                return Outcome(self.position, interrupted=True)
+                return False
             self._validate(log, progress, complete=complete)
             if complete:
                 self.position.epoch += 1
@@ -99,35 +82,40 @@ class TrainingLoop:
                 break
         if self._stagnates():
             progress.message("stopping early: validation loss no longer improves")
-        return Outcome(self.position, interrupted=False)
+        return True
 
     def _save(self) -> None:
         self.position.window = asdict(self._window)
-        self._kept.save(self._accelerator, self._rate, self.position)
+        self.checkpoints.save(self._accelerator, self._rate, self.position)
 
-    def _epoch(self, stop: StopRequest, log: MetricsLog, progress: Progress, limit: int) -> bool:
+    def _epoch(self, stop: threading.Event, log: MetricsLog, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
-        position, steps = self.position, len(self._sampler)
+        position = self.position
         self._model.train()
-        loader = self._remaining_steps()
-        progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", len(self._objective.lengths), "samples")
-        progress.advance(position.batch * self._sampler.batch_size)
+        progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples")
+        progress.advance(position.batch * self._rows_per_step)
         if not position.batch:
             self._window = self._meter()
         try:
             mark = time.perf_counter()
-            for rows in loader:
+            for rows in self._objective.steps(position.epoch)[position.batch :]:
                 rate = self._rate.current
-                result = self._step(rows.cpu().numpy(), log, progress)
-                mark, seconds = time.perf_counter(), time.perf_counter() - mark  # the loader's time included
+                result = self._step(rows, log, progress)
+                mark, seconds = time.perf_counter(), time.perf_counter() - mark
                 self._window.add(result, seconds)
-                self._count(result, seconds)
+                position.batch += 1
+                position.step += 1
+                position.samples += result.rows
+                position.seconds += seconds
+                position.training_seconds += seconds
+                position.epoch_loss_sum += result.loss
+                position.epoch_weight += result.weight
                 progress.advance(result.rows, loss=self._window.loss, **self._window.speed(), lr=rate)
                 if position.step % self._config.log_every == 0:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
-                if stop or position.step >= limit:
-                    return position.batch == steps
+                if stop.is_set() or position.step >= limit:
+                    return position.batch == self._steps
         finally:
             progress.finish()
         return True
@@ -136,31 +124,12 @@ class TrainingLoop:
         return Meter(per_token=self._objective.task.unit == "tokens")
 
     def _passes(self) -> float:
-        return self.position.epoch + self.position.batch / len(self._sampler)
-
-    def _count(self, result: StepResult, seconds: float) -> None:
-        position = self.position
-        position.batch += 1
-        position.step += 1
-        position.samples += result.rows
-        position.seconds += seconds
-        position.training_seconds += seconds
-        position.epoch_loss_sum += result.loss
-        position.epoch_weight += result.weight
-
-    def _remaining_steps(self) -> Any:
-        position = self.position
-        self._sampler.set_epoch(position.epoch)
-        loader = self._loader
-        if position.batch:
-            loader = self._accelerator.skip_first_batches(loader, position.batch)
-        # Accelerate counts its own iterations and would hand that count to the sampler.
-        loader.set_epoch(position.epoch)
-        return loader
+        return self.position.epoch + self.position.batch / self._steps
 
     def _step(self, rows: NDArray[np.int64], log: MetricsLog, progress: Progress) -> StepResult:
         """One optimizer step on ``rows``; again with half as many rows at a time while memory runs out."""
-        start = RandomState.now()
+        # The repetition must draw the same numbers.
+        cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         while True:
             try:
                 return self._attempt(rows)
@@ -169,37 +138,37 @@ class TrainingLoop:
                     raise
             # Outside the handler, where nothing refers to the failed attempt's tensors any more.
             self._halve(log, progress)
-            start.restore()
+            torch.set_rng_state(cpu)
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+                torch.cuda.empty_cache()
 
     def _halve(self, log: MetricsLog, progress: Progress) -> None:
         position = self.position
         self._optimizer.zero_grad()
-        size = min(position.batch_size, self._sampler.batch_size)
+        size = min(position.batch_size, self._rows_per_step)
         if size == 1:
             raise EdgeformerError(
                 f"out of memory at step {position.step + 1} with a single row at a time; use "
                 f"training.checkpointing: loop, a shorter data.{self._recipe.data.length_key}, or see edgeformer plan"
             )
         position.batch_size = size // 2
-        pieces = -(-self._sampler.batch_size // position.batch_size)
+        pieces = -(-self._rows_per_step // position.batch_size)
         progress.message(
             f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a time instead of "
-            f"{size} ({pieces} pieces per step; the effective batch stays {self._sampler.batch_size}), same step again"
+            f"{size} ({pieces} pieces per step; the effective batch stays {self._rows_per_step}), same step again"
         )
         log.record("out-of-memory", position.step + 1, self._passes(), {"batch_size": float(position.batch_size)})
 
     def _attempt(self, rows: NDArray[np.int64]) -> StepResult:
-        device, size = self._accelerator.device, self.position.batch_size
-        batches = [self._objective.batch(rows[at : at + size], device) for at in range(0, len(rows), size)]
-        weight = sum(batch.weight for batch in batches)
+        size = self.position.batch_size
+        batches = [self._objective.batch(rows[at : at + size], self.device) for at in range(0, len(rows), size)]
+        weight = sum(counted for _, counted in batches)
         total, parts = 0.0, dict[str, float]()
-        for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            # Several processes exchange gradients once per step, with the last piece.
-            with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
-                with self._accelerator.autocast():
-                    losses = self._objective.losses(self._model, batch.tensors)
-                self._accelerator.backward(losses.total / max(1, weight))
+        for batch, _ in batches:
+            with self._accelerator.autocast():
+                losses = self._objective.losses(self._model, batch)
+            self._accelerator.backward(losses.total / max(1, weight))
             total += float(losses.total.detach())
             for name, value in losses.parts.items():
                 parts[name] = parts.get(name, 0.0) + float(value.detach())
@@ -208,16 +177,13 @@ class TrainingLoop:
                 f"training diverged after step {self.position.step}: the loss is {total}; "
                 "lower training.optimizer.lr or training.clip_norm"
             )
-        self._update()
-        return StepResult(total, parts, weight, len(rows))
-
-    def _update(self) -> None:
         if self._config.clip_norm is not None:
             self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
         self._optimizer.step()
         if not self._accelerator.optimizer_step_was_skipped:
             self._rate.after_step()
         self._optimizer.zero_grad()
+        return StepResult(total, parts, weight, len(rows))
 
     def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> None:
         """Score the weights as they are, and keep them if they are the best so far.
@@ -228,32 +194,27 @@ class TrainingLoop:
         """
         position, objective = self.position, self._objective
         started = time.perf_counter()
-        result = objective.evaluate(self.plain_model, "validation", self._accelerator.device)
+        result = objective.evaluate(self.plain_model, "validation", self.device)
         position.seconds += time.perf_counter() - started
         if complete:
             self._rate.after_epoch(result.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.task.record(result)})
-        value = objective.criterion(result)
+        value = objective.task.criterion(result, self._config)
         better = position.best_value is None or value < position.best_value
         if better:
             position.best_epoch, position.best_value = position.epoch + 1 if complete else None, value
             position.validation = result.model_dump()
-            self._kept.save_best(self.plain_model)
+            save_weights(self.plain_model, self.checkpoints.best)
         where = f"epoch {position.epoch + 1}" if complete else f"step {position.step}"
         described = objective.task.describe(result)
         progress.message(f"{where}: train loss {train_loss:.4f}, {described}{' (best so far)' if better else ''}")
-        if complete:
-            self._count_stagnation(result.loss)
-
-    def _count_stagnation(self, loss: float) -> None:
-        stopping, position = self._config.early_stopping, self.position
-        if stopping is None:
-            return
-        if position.stopping_loss is None or loss < position.stopping_loss - stopping.min_delta:
-            position.stopping_loss, position.epochs_without_improvement = loss, 0
-        else:
-            position.epochs_without_improvement += 1
+        stopping = self._config.early_stopping
+        if complete and stopping is not None:
+            if position.stopping_loss is None or result.loss < position.stopping_loss - stopping.min_delta:
+                position.stopping_loss, position.epochs_without_improvement = result.loss, 0
+            else:
+                position.epochs_without_improvement += 1
 
     def _stagnates(self) -> bool:
         stopping = self._config.early_stopping

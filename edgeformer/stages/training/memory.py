@@ -4,9 +4,6 @@ on tensors without data."""
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.optim import Optimizer
 
 from edgeformer.families import family_of
 from edgeformer.families.network import Place, run_scorer
@@ -37,56 +33,50 @@ DeviceKind = Literal["cuda", "cpu"]
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The memory of a training step.
-
-    Attributes:
-        weights, optimizer: bytes of the tensors that live as long as the training.
-        first: the first micro-batch of a step, clipping and the optimizer's step. What it leaves are gradients.
-        validation: a batch of validation.
-    """
-
-    weights: int
-    optimizer: int
-    first: list[Event]
-    validation: list[Event]
-
-
-def trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> Trace:
+def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dict[Kind, int], list[Event]]:
     """The memory of training ``recipe``, batches at their longest, found without allocating any of it.
 
     The tensors are fake ones of the CPU (fake CUDA tensors need a torch with CUDA); for a CUDA card, what differs
     there is put in place.
+
+    Returns:
+        Bytes of the tensors that live as long as the training; and the first micro-batch of a step, clipping and the
+        optimizer's step. What that leaves are gradients.
     """
-    with FakeTensorMode():
-        task, network = task_named(recipe.task), family_of(recipe).network
-        model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
-        loss = network.loss(model, recipe, None)
-        batch = _tensors(task.example(recipe, recipe.training.batch_size))
-        if device_kind == "cuda":
-            model = _as_on_cuda(network.as_on_cuda(model))
-        model.train()
-        parameters = list(model.parameters())
-        weights = [*parameters, *model.buffers()]
-        ledger = MemoryLedger(weights)
-        optimizer = build_optimizer(model, recipe.training.optimizer)
-        _make_state(optimizer, parameters)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(_gradient_hook(ledger))  # type: ignore[no-untyped-call]
-        for tensor in batch.values():
-            ledger.enter(tensor, "activations")
-        half = _FORMATS.get(precision)
-        with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
-            total = loss(model, batch).total
-        with ledger.making("temporary"):
-            total.backward()  # type: ignore[no-untyped-call]
-            if recipe.training.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
-            optimizer.step()
-        first = list(ledger.events)  # a copy: what is left goes when this function returns
-        state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
-        return Trace(_bytes(weights), _bytes(state), first, _validation(recipe))
+    task, network = task_named(recipe.task), family_of(recipe).network
+    model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
+    loss = network.loss(model, recipe, None)
+    batch = _tensors(task.example(recipe, recipe.training.batch_size))
+    if device_kind == "cuda":
+        network.as_on_cuda(model)
+        for module in list(model.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.Dropout) and child.p:
+                    setattr(module, name, _MaskDropout(child.p))
+    model.train()
+    parameters = list(model.parameters())
+    weights = [*parameters, *model.buffers()]
+    ledger = MemoryLedger(weights)
+    optimizer = build_optimizer(model, recipe.training.optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # makes its state
+    optimizer.zero_grad()
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
+    for tensor in batch.values():
+        ledger.enter(tensor, "activations")
+    half = _FORMATS.get(precision)
+    with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+        total = loss(model, batch).total
+    with ledger.making("temporary"):
+        total.backward()  # type: ignore[no-untyped-call]
+        if recipe.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
+        optimizer.step()
+    first = list(ledger.events)  # a copy: what is left goes when this function returns
+    state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
+    return {"weights": _bytes(weights), "optimizer": _bytes(state)}, first
 
 
 def _tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
@@ -96,21 +86,6 @@ def _tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
 
 def _bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-
-def _make_state(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _gradient_hook(ledger: MemoryLedger) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            ledger.is_gradient(parameter.grad)
-
-    return hook
 
 
 class _MaskDropout(nn.Module):
@@ -126,36 +101,15 @@ class _MaskDropout(nn.Module):
         return result
 
 
-def _as_on_cuda(model: nn.Module) -> nn.Module:
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Dropout) and child.p:
-                setattr(module, name, _MaskDropout(child.p))
-    return model
+_VALIDATIONS: dict[str, list[Event]] = {}
+"""Of recipes whose prediction was asked for; a search for what fits asks for many that only train differently."""
 
 
 def _validation(recipe: Recipe) -> list[Event]:
     """A batch of validation, in float32 and without gradients; it depends on nothing of how a recipe trains."""
-    return _validation_of(_Untrained(recipe))
-
-
-class _Untrained:
-    """A recipe as a key for what does not depend on its ``training``."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        self._key = (recipe.task, recipe.data.model_dump_json(), recipe.model.model_dump_json())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Untrained) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-@functools.lru_cache(maxsize=8)
-def _validation_of(untrained: _Untrained) -> list[Event]:
-    recipe = untrained.recipe
+    key = recipe.model_dump_json(include={"task", "data", "model"})
+    if key in _VALIDATIONS:
+        return _VALIDATIONS[key]
     task, network = task_named(recipe.task), family_of(recipe).network
     model, _ = network.build(recipe, Place(for_export=True))
     model.eval()
@@ -165,7 +119,8 @@ def _validation_of(untrained: _Untrained) -> list[Event]:
         ledger.enter(tensor, "activations")
     with ledger.making("activations"), torch.no_grad():
         run_scorer(network.scorer(model), batch)
-        return list(ledger.events)
+        _VALIDATIONS[key] = list(ledger.events)
+    return _VALIDATIONS[key]
 
 
 def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> MemoryBreakdown:
@@ -175,21 +130,17 @@ def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> 
         device_kind: what would train; it need not be here.
         precision: fp32, bf16 or fp16, ``auto`` resolved.
     """
-    traced = trace(recipe, device_kind, precision)
-    counted = _worst(traced, accumulates=recipe.training.accumulation > 1)
-    return MemoryBreakdown(**counted, reserve=_RESERVES[device_kind](traced, counted))
+    with FakeTensorMode():
+        stays, first = _trace(recipe, device_kind, precision)
+        candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
+    if recipe.training.accumulation > 1:
+        candidates.append(worst_moment({**stays, "gradients": gradient_bytes(first)}, with_gradients(first)))
+    counted = max(candidates, key=lambda moment: sum(moment.values()))
+    reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(first)
+    return MemoryBreakdown(**counted, reserve=reserve)
 
 
-def _worst(traced: Trace, *, accumulates: bool) -> dict[Kind, int]:
-    stays: dict[Kind, int] = {"weights": traced.weights, "optimizer": traced.optimizer}
-    candidates = [worst_moment(stays, traced.first), worst_moment(stays, traced.validation)]
-    if accumulates:
-        gradients = {**stays, "gradients": gradient_bytes(traced.first)}
-        candidates.append(worst_moment(gradients, with_gradients(traced.first)))
-    return max(candidates, key=lambda moment: sum(moment.values()))
-
-
-def _cuda_reserve(_: Trace, counted: dict[Kind, int]) -> int:
+def _cuda_reserve(counted: dict[Kind, int]) -> int:
     """Assumed, not calibrated on a card yet.
 
     64 MiB for cuBLAS workspaces (8 MiB for each of two threads, 32 MiB on Hopper) and the kernels' own scratch, and a
@@ -203,7 +154,7 @@ _HEAP_BLOCK = 32 * _MIB
 """From this size on glibc gives a block its own pages, and gives them back (the limit of its dynamic threshold)."""
 
 
-def _cpu_reserve(traced: Trace, _: dict[Kind, int]) -> int:
+def _cpu_reserve(first: list[Event]) -> int:
     """Calibrated by benchmarks/plan_accuracy.py with glibc 2.36, fp32, one thread.
 
     35 MiB are library pages that are first touched in a step (24) and MKL's buffers (11). The rest are gaps in the
@@ -211,9 +162,6 @@ def _cpu_reserve(traced: Trace, _: dict[Kind, int]) -> int:
     tensors themselves, which makes the whole prediction 0.90 to 1.03 of the measured peak. It is the heap indeed: with
     every tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %.
     """
-    sizes = {event.storage: event.size_bytes for event in traced.first if event.size_bytes > 0}
-    inside = worst_moment({}, [event for event in traced.first if sizes[event.storage] < _HEAP_BLOCK])
+    sizes = {event.storage: event.size_bytes for event in first if event.size_bytes > 0}
+    inside = worst_moment({}, [event for event in first if sizes[event.storage] < _HEAP_BLOCK])
     return 35 * _MIB + round(0.7 * (inside["activations"] + inside["temporary"]))
-
-
-_RESERVES = {"cuda": _cuda_reserve, "cpu": _cpu_reserve}

@@ -1,17 +1,16 @@
-"""Memory of the machine that trains: what is free, the peak so far, and going on after it ran out."""
+"""Memory of the machine that trains: what is free, the peak so far, and whether it ran out."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 def free_bytes(device_kind: str) -> tuple[int, str]:
@@ -54,16 +53,10 @@ def _limits(groups: Path, membership: Path) -> Iterator[tuple[int, int]]:
         group = root / path.lstrip("/")
         # Every group on the way up may have a limit; inside a container the path may lead nowhere, its root does not.
         for folder in (group, *(parent for parent in group.parents if parent == root or root in parent.parents)):
-            limit, used = _number(folder / names[0]), _number(folder / names[1])
-            if limit is not None and used is not None:
+            # No such group, or "max" for no limit.
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in names[:2])
                 yield limit, used - _reclaimable(folder, names[2])
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no such group, or "max": no limit
-        return None
 
 
 def _reclaimable(folder: Path, key: str) -> int:
@@ -72,14 +65,7 @@ def _reclaimable(folder: Path, key: str) -> int:
         lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
-    found = [int(value) for name, value in (line.split() for line in lines) if name == key]
-    return found[0] if found else 0
-
-
-def reset_peak(device_type: str) -> None:
-    """Begin a new peak where the system can (CUDA's allocator); a process's resident peak only ever grows."""
-    if device_type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    return int(dict(line.split() for line in lines).get(key, 0))
 
 
 def measured_peak(device_type: str) -> tuple[int | None, str]:
@@ -99,25 +85,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True for CUDA's own error and for the one of torch's CPU allocator, which is a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """torch's random generators at the start of a step, so that its repetition draws the same numbers."""
-
-    cpu: torch.Tensor
-    cuda: tuple[torch.Tensor, ...]
-
-    @classmethod
-    def now(cls) -> RandomState:
-        """The current state."""
-        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
-        return cls(torch.get_rng_state(), cuda)
-
-    def restore(self) -> None:
-        """Put it back, and give cached memory back to the device."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
-            torch.cuda.empty_cache()
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
-KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "activations", "temporary")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TO_COPY = torch.ops.aten._to_copy.default
 _DEVICE_OF = torch.ops.prim.device.default
@@ -54,9 +54,10 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._kind = before
 
-    def is_gradient(self, tensor: Tensor) -> None:
-        """``tensor`` is now the gradient of a parameter."""
-        number = self._numbers.get(tensor.untyped_storage()._cdata)
+    def is_gradient_of(self, parameter: Tensor) -> None:
+        """What ``parameter`` holds as its gradient is one from now on."""
+        assert parameter.grad is not None
+        number = self._numbers.get(parameter.grad.untyped_storage()._cdata)
         if number is not None:
             self.events.append(Event(number, 0, "gradients"))
 
@@ -76,15 +77,13 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._guards[number] = weakref.ref(storage, gone)
 
-    def _casts_a_weight(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        return func is _TO_COPY and args[0].untyped_storage()._cdata in self._weights
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is not _DEVICE_OF:  # asked twice as often as everything else together
-            kind: Kind = "temporary" if self._casts_a_weight(func, args) else self._kind
+            casts_a_weight = func is _TO_COPY and args[0].untyped_storage()._cdata in self._weights
+            kind: Kind = "temporary" if casts_a_weight else self._kind
             for made in tree_leaves(result):
                 if isinstance(made, Tensor):
                     self.enter(made, kind)

@@ -49,10 +49,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Fused AdamW; weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
@@ -61,15 +58,14 @@ class LearningRate:
 
     def __init__(self, optimizer: Optimizer, config: Schedule, total_steps: int) -> None:
         self._optimizer = optimizer
-        self._plateau: ReduceLROnPlateau | None = None
-        self._stepwise: LambdaLR | OneCycleLR | None = None
+        self._scheduler: ReduceLROnPlateau | LambdaLR | OneCycleLR | None = None
         if isinstance(config, PlateauSchedule):
-            self._plateau = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
+            self._scheduler = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
         elif isinstance(config, OneCycleSchedule):
             peak = optimizer.param_groups[0]["lr"]
             # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option.
             warmup = max(config.warmup, 1.001 / total_steps)
-            self._stepwise = OneCycleLR(
+            self._scheduler = OneCycleLR(
                 optimizer, peak, total_steps=total_steps, pct_start=min(warmup, 1.0), cycle_momentum=False
             )
         elif isinstance(config, CosineSchedule):
@@ -82,7 +78,7 @@ class LearningRate:
                 share = (step - rising) / max(1, total_steps - rising)
                 return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
-            self._stepwise = LambdaLR(optimizer, factor)
+            self._scheduler = LambdaLR(optimizer, factor)
         elif not isinstance(config, ConstantSchedule):
             raise TypeError(f"no such schedule: {config!r}")
 
@@ -93,21 +89,19 @@ class LearningRate:
 
     def after_step(self) -> None:
         """Call after every optimizer step."""
-        if self._stepwise is not None:
-            self._stepwise.step()
+        if isinstance(self._scheduler, (LambdaLR, OneCycleLR)):
+            self._scheduler.step()
 
     def after_epoch(self, validation_loss: float) -> None:
         """Call after every epoch's validation."""
-        if self._plateau is not None:
-            self._plateau.step(validation_loss)
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(validation_loss)
 
     def state_dict(self) -> dict[str, object]:
         """State for a checkpoint."""
-        scheduler = self._plateau or self._stepwise
-        return scheduler.state_dict() if scheduler is not None else {}
+        return self._scheduler.state_dict() if self._scheduler is not None else {}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore from :meth:`state_dict`."""
-        scheduler = self._plateau or self._stepwise
-        if scheduler is not None:
-            scheduler.load_state_dict(state)
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
 import torch
 
 from edgeformer.families import family_of
-from edgeformer.families.network import Place
-from edgeformer.families.weights import count_parameters
+from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
@@ -15,8 +18,12 @@ from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory import DeviceKind, predict_peak
 from edgeformer.stages.training.memory_here import free_bytes
 from edgeformer.stages.training.optimization import resolve_precision
-from edgeformer.stages.training.suggestions import in_words, suggest
 
+Peak = Callable[[Recipe], int]
+"""The predicted peak of training a recipe, in bytes."""
+
+_SHORTEST = 64
+"""Tokens below which a shorter row is no longer suggested."""
 _FIRST_WITH_BF16 = (8, 0)
 """Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 
@@ -32,9 +39,13 @@ def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
     breakdown = predict_peak(recipe, device_kind=device.kind, precision=precision)
     peak = breakdown.peak_bytes
     found: tuple[Suggestion, ...] = ()
-    if peak > budget:
-        natural = planned_precision("auto", device)
-        found = suggestions(recipe, budget, device_kind=device.kind, precision=precision, natural=natural)
+    if peak <= budget:
+        reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
+    else:
+        found = _suggestions(recipe, budget, device.kind, precision, planned_precision("auto", device))
+        reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
+        if not any(suggestion.fits for suggestion in found):
+            reason += "; no change of batch, checkpointing, precision or length makes it fit"
     return Plan(
         recipe=recipe.name,
         device=device.name,
@@ -47,17 +58,8 @@ def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
         budget_source=source,
         breakdown=breakdown,
         suggestions=found,
-        reason=_reason(peak, budget, found),
+        reason=reason,
     )
-
-
-def _reason(peak: int, budget: int, found: tuple[Suggestion, ...]) -> str:
-    if peak <= budget:
-        return f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
-    missing = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
-    if any(suggestion.fits for suggestion in found):
-        return missing
-    return f"{missing}; no change of batch, checkpointing, precision or length makes it fit"
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:
@@ -110,18 +112,21 @@ def check_fits(
     breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision)
     if breakdown.peak_bytes <= free_bytes:
         return breakdown
-    natural = resolve_precision("auto", device_kind)
-    found = suggestions(recipe, free_bytes, device_kind=device_kind, precision=precision, natural=natural)
+    found = _suggestions(recipe, free_bytes, device_kind, precision, resolve_precision("auto", device_kind))
+    remedy = "no change of batch, checkpointing, precision or length makes it fit; use a smaller model"
+    if fitting := [suggestion for suggestion in found if suggestion.fits]:
+        flags = " ".join(f"--set {pair}" for pair in fitting[0].set)
+        remedy = f"it would fit ({format_bytes(fitting[0].peak_bytes)}) with {flags} ({fitting[0].note})"
     raise InputError(
         f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
-        f"{format_bytes(free_bytes)} are {what}; {in_words(found)}, or train anyway with --ignore-memory"
+        f"{format_bytes(free_bytes)} are {what}; {remedy}, or train anyway with --ignore-memory"
     )
 
 
-def suggestions(
-    recipe: Recipe, budget_bytes: int, *, device_kind: DeviceKind, precision: str, natural: str
+def _suggestions(
+    recipe: Recipe, budget_bytes: int, device_kind: DeviceKind, precision: str, natural: str
 ) -> tuple[Suggestion, ...]:
-    """What to change so that ``recipe`` fits into ``budget_bytes``.
+    """What to change so that ``recipe`` fits.
 
     Args:
         precision: what the recipe computes in, resolved.
@@ -133,5 +138,127 @@ def suggestions(
         format_ = candidate.training.precision if changed else precision
         return predict_peak(candidate, device_kind=device_kind, precision=format_).peak_bytes
 
-    half = natural if precision == "fp32" and natural != "fp32" else None
-    return suggest(recipe, budget_bytes, peak, half)
+    return suggest(recipe, budget_bytes, peak, natural if precision == "fp32" and natural != "fp32" else None)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other values for some keys, and what they cost."""
+
+    values: dict[str, Any]
+    note: str
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The recipe with these values."""
+        for key, value in self.values.items():
+            section, name = key.split(".")
+            changed = getattr(recipe, section).model_copy(update={name: value})
+            recipe = recipe.model_copy(update={section: changed})
+        return recipe
+
+
+def _suggestion(changes: tuple[Change, ...], peak_bytes: int, budget_bytes: int) -> Suggestion:
+    pairs = tuple(f"{key}={str(value).lower()}" for change in changes for key, value in change.values.items())
+    note = "; ".join(change.note for change in changes)
+    return Suggestion(set=pairs, peak_bytes=peak_bytes, fits=peak_bytes <= budget_bytes, note=note)
+
+
+def suggest(recipe: Recipe, budget_bytes: int, peak: Peak, half_precision: str | None) -> tuple[Suggestion, ...]:
+    """First the changes that together make ``recipe`` fit, if any do; then each change by itself.
+
+    Args:
+        peak: of any recipe; asked about ten times.
+        half_precision: the 16-bit format that the device computes fast in; None: it has none, or the recipe is in it.
+    """
+    known: dict[str, int] = {}
+
+    def peak_of(candidate: Recipe) -> int:
+        key = candidate.fingerprint()
+        if key not in known:
+            known[key] = peak(candidate)
+        return known[key]
+
+    fitting = _search(recipe, budget_bytes, peak_of, half_precision)
+    firsts = [changes[0] for changes in _steps(recipe, half_precision) if changes]
+    singles = [_suggestion((change,), peak_of(change.applied(recipe)), budget_bytes) for change in firsts]
+    return (*fitting, *(single for single in singles if single.set not in {first.set for first in fitting}))
+
+
+def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: str | None) -> list[Suggestion]:
+    """Add one kind of change after the other, from the cheapest on, each as far as needed, until it fits (or never).
+
+    A change that does not lower the peak is not kept.
+    """
+    kept: tuple[Change, ...] = ()
+    lowest = peak_of(recipe)
+    for number in range(len(_steps(recipe, half_precision))):
+        start, start_recipe = kept, recipe
+        secant = _Secant(budget_bytes, start_recipe.training.batch_size, lowest)
+        for change in _steps(start_recipe, half_precision)[number]:
+            changed = change.applied(start_recipe)
+            if secant.hopeless(changed.training.batch_size):
+                continue
+            found = peak_of(changed)
+            secant.learn(changed.training.batch_size, found)
+            if found < lowest:
+                kept, recipe, lowest = (*start, change), changed, found
+            if found <= budget_bytes:
+                return [_suggestion(kept, found, budget_bytes)]
+    return []
+
+
+@dataclass
+class _Secant:
+    """Spares predictions of micro-batches that cannot fit.
+
+    What is alive at any one moment grows by a fixed amount per row, and the peak is the largest of such lines: a convex
+    function of the rows. Below two known points it lies above the line through them.
+    """
+
+    budget_bytes: int
+    rows: int
+    peak_bytes: int
+    slope: float | None = None
+
+    def learn(self, rows: int, peak_bytes: int) -> None:
+        """A prediction."""
+        if rows == self.rows:  # another kind of change
+            return
+        self.slope = (self.peak_bytes - peak_bytes) / (self.rows - rows)
+        self.rows, self.peak_bytes = rows, peak_bytes
+
+    def hopeless(self, rows: int) -> bool:
+        """Is even the lower bound above the budget? (never for a single row, whose peak is wanted in any case)"""
+        if self.slope is None or rows == 1:
+            return False
+        return self.peak_bytes - self.slope * (self.rows - rows) > self.budget_bytes
+
+
+def _steps(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:
+    """Kinds of changes from the cheapest on, each with its values from the mildest on."""
+    training, data = recipe.training, recipe.data
+    rows, effective = training.batch_size, training.batch_size * training.accumulation
+    note = "the same result; the heads' logits are computed twice, a part at a time"
+    whole_logits = getattr(training, "chunked_loss", True) is False
+    chunked = [Change({"training.chunked_loss": True}, note)] if whole_logits else []
+    note = f"the same effective batch of {effective} rows, fewer at a time"
+    smaller = [
+        Change({"training.batch_size": size, "training.accumulation": effective // size}, note)
+        for size in range(rows // 2, 0, -1)
+        if rows % size == 0
+    ]
+    # Every kind that keeps less than the present one, where the task's training knows checkpointing.
+    field = type(training).model_fields.get("checkpointing")
+    kinds = get_args(field.annotation) if field is not None else ()
+    less = kinds[kinds.index(getattr(training, "checkpointing")) + 1 :] if kinds else ()  # noqa: B009
+    note = "the same result; the forward pass is computed twice, about a third more work per step"
+    recomputed = [Change({"training.checkpointing": kind}, note) for kind in less]
+    note = "activations in 16 bits, weights stay in 32; usually faster, not bit for bit the same"
+    halved = [Change({"training.precision": half_precision}, note)] if half_precision is not None else []
+    lengths = [data.tokens_at_once >> halvings for halvings in range(1, data.tokens_at_once.bit_length())]
+    shorter = [
+        Change({f"data.{data.length_key}": length}, f"changes the task: the model sees {length} tokens at once")
+        for length in lengths
+        if length >= _SHORTEST
+    ]
+    return chunked, smaller, recomputed, halved, shorter

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from pathlib import Path
 from typing import Literal
 
 import torch
-from accelerate import Accelerator
-from torch import nn
 
 from edgeformer.backends import library_versions
 from edgeformer.families import read_recipe_of
 from edgeformer.families.card import write_model_card
-from edgeformer.families.saving import MODEL_FOLDER, save_model
-from edgeformer.families.weights import count_parameters
-from edgeformer.formats.data_config import NAME_PATTERN
+from edgeformer.families.network import count_parameters
+from edgeformer.families.saving import MODEL_FOLDER, free_folder, load_weights, save_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing_folder, write_json, write_text
 from edgeformer.formats.manifest import MemoryUse, RunManifest
@@ -25,46 +22,27 @@ from edgeformer.formats.scores import Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import read_run, run_folders
-from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory_here import measured_peak
 from edgeformer.stages.training.objective import Objective
 
 
-def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
+def new_folder(recipe: Recipe, artifacts: Path, name: str | None, *, make: bool = True) -> Path:
     """A fresh folder: ``name``, or the recipe's name with the next free number.
 
+    Args:
+        make: False: only say which it would be.
+
     Raises:
-        InputError: ``name`` is taken; a run is never overwritten.
+        InputError: ``name`` is taken, or no folder's name; a run is never overwritten.
     """
-    artifacts.mkdir(parents=True, exist_ok=True)
-    if name is not None:
-        folder = artifacts / name
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            raise _taken(artifacts, name) from None
-        return folder
-    for number in range(1, 10_000):
-        folder = artifacts / f"{recipe.name}-{number:03d}"
-        try:
-            folder.mkdir()
+    while True:
+        folder = free_folder(artifacts, name, recipe.name, ", or go on with --resume")
+        if not make:
             return folder
-        except FileExistsError:
-            continue
-    raise InputError(f"{artifacts}: holds 9,999 runs of {recipe.name}; choose a --name")
-
-
-def check_name(artifacts: Path, name: str) -> None:
-    """Refuse a ``--name`` that cannot be a run's folder, before any work is done. Raises InputError."""
-    if re.fullmatch(NAME_PATTERN, name) is None:
-        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
-    if (artifacts / name).exists():
-        raise _taken(artifacts, name)
-
-
-def _taken(artifacts: Path, name: str) -> InputError:
-    return InputError(f"--name {name}: {artifacts / name} exists already; choose another name, or go on with --resume")
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            folder.mkdir(parents=True)
+            return folder
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -104,64 +82,24 @@ def _flat(value: object, path: str = "") -> dict[str, object]:
     return {path: value}
 
 
-def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """recipe.yaml: the resolved recipe."""
-    header = "# The resolved recipe of this run; training it again is the same run.\n"
-    write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
-
-
-def write_run(folder: Path, manifest: RunManifest) -> None:
-    """run.json."""
-    write_json(folder / RUN_FILE, manifest)
-
-
-def precision_of(accelerator: Accelerator) -> str:
-    """fp32, bf16 or fp16."""
-    return "fp32" if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
-
-
-def _per_second(position: Position) -> float | None:
-    """Training rows per second of training; validation is no part of it."""
-    seconds = position.training_seconds or position.seconds  # a run that an earlier version began knows the sum only
-    return round(position.samples / seconds, 2) if seconds else None
-
-
 class RunRecord:
     """The folder of one run, from its beginning to its end."""
+
+    manifest: RunManifest
 
     def __init__(self, folder: Path, objective: Objective, loop: TrainingLoop) -> None:
         self.folder, self._recipe, self._objective, self._loop = folder, objective.recipe, objective, loop
 
-    def begin(self, accelerator: Accelerator, memory: MemoryUse, *, resumed: bool) -> RunManifest:
-        """Write recipe and manifest of a new run, or restore the state of a resumed one.
+    def _write(self, manifest: RunManifest) -> None:
+        self.manifest = manifest
+        write_json(self.folder / RUN_FILE, manifest)
 
-        Raises:
-            InputError: data or precision are not those that the run began with.
-        """
-        if resumed:
-            manifest = self._resume(accelerator)
-        else:
-            write_recipe(self.folder, self._recipe)
-            manifest = self._fresh_manifest(accelerator, memory)
-        write_run(self.folder, manifest)
-        return manifest
-
-    def _resume(self, accelerator: Accelerator) -> RunManifest:
-        old = read_run(self.folder)
-        if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
-            raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
-        precision = precision_of(accelerator)
-        if old.precision != precision:
-            raise InputError(
-                f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
-                f"add --set training.precision={old.precision} and train anew, or resume where it began"
-            )
-        self._loop.resume()
-        return old.model_copy(update={"status": "running", "reason": None})
-
-    def _fresh_manifest(self, accelerator: Accelerator, memory: MemoryUse) -> RunManifest:
+    def begin(self, precision: str, memory: MemoryUse) -> None:
+        """Write recipe and manifest of a new run that computes in ``precision``."""
         recipe, objective = self._recipe, self._objective
-        return RunManifest(
+        header = "# The resolved recipe of this run; training it again is the same run.\n"
+        write_text(self.folder / RECIPE_FILE, header + recipe.to_yaml())
+        manifest = RunManifest(
             run=self.folder.name,
             status="running",
             task=recipe.task,
@@ -170,7 +108,7 @@ class RunRecord:
             started=now(),
             parameters=count_parameters(self._loop.plain_model),
             vocabulary=recipe.model.vocab_size,
-            precision=precision_of(accelerator),
+            precision=precision,
             attention=objective.attention,
             data=objective.prepared.summary,
             leaks=objective.causality is not None and objective.causality.leaks,
@@ -178,49 +116,69 @@ class RunRecord:
             memory=memory,
             versions=library_versions(),
             code_version=code_version(),
-            host={
-                **describe_host(),
-                "accelerator": str(accelerator.device),
-                "threads": torch.get_num_threads(),
-            },
+            host={**describe_host(), "accelerator": str(self._loop.device), "threads": torch.get_num_threads()},
         )
+        self._write(manifest)
 
-    def _progressed(self, manifest: RunManifest) -> RunManifest:
-        position = self._loop.position
-        memory = manifest.memory
+    def resume(self, precision: str) -> None:
+        """Restore the state of a run that goes on.
+
+        Raises:
+            InputError: data or precision are not those that the run began with.
+        """
+        old = read_run(self.folder)
+        if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
+            raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
+        if old.precision != precision:
+            raise InputError(
+                f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
+                f"add --set training.precision={old.precision} and train anew, or resume where it began"
+            )
+        self._loop.resume()
+        self._write(old.model_copy(update={"status": "running", "reason": None}))
+
+    def _progressed(self) -> RunManifest:
+        position, memory = self._loop.position, self.manifest.memory
         if memory is not None:
             peak, what = measured_peak(memory.device)
             memory = memory.model_copy(update={"measured_peak_bytes": peak, "measured_as": what})
-        return manifest.model_copy(
-            update={
-                "seconds": round(position.seconds, 3),
-                "steps": position.step,
-                "epochs": position.epoch,
-                "batch_size": position.batch_size,
-                "samples_per_second": _per_second(position),
-                "memory": memory,
-            }
-        )
+        # Validation is no part of it; but a run that an earlier version began knows the sum only.
+        seconds = position.training_seconds or position.seconds
+        update = {
+            "seconds": round(position.seconds, 3),
+            "steps": position.step,
+            "epochs": position.epoch,
+            "batch_size": position.batch_size,
+            "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
+            "memory": memory,
+        }
+        return self.manifest.model_copy(update=update)
 
-    def stop(self, manifest: RunManifest, status: Literal["interrupted", "failed"], reason: str) -> None:
+    def stop(self, status: Literal["interrupted", "failed"], reason: str) -> None:
         """Record that the run did not finish."""
-        update = {"status": status, "reason": reason, "finished": now()}
-        write_run(self.folder, self._progressed(manifest).model_copy(update=update))
+        self._write(self._progressed().model_copy(update={"status": status, "reason": reason, "finished": now()}))
 
-    def finish(self, manifest: RunManifest, device: torch.device, progress: Progress) -> None:
-        """Score the best weights on every test set and write the model."""
-        trained = self._progressed(manifest)  # before scoring adds to the peak
+    def finish(self, reason: str | None, progress: Progress) -> None:
+        """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
+        trained = self._progressed()  # before scoring adds to the peak
         model, objective, position = self._loop.plain_model, self._objective, self._loop.position
-        Checkpoints(self.folder).load_best(model)
-        progress.start("Scoring", len(objective.tests), "sets")
+        load_weights(model, self._loop.checkpoints.best)
+        progress.start("Scoring", len(objective.prepared.tests), "sets")
         tests: dict[str, Score] = {}
-        for name in objective.tests:
-            tests[name] = objective.evaluate(model, name, device)
+        for name in objective.prepared.tests:
+            tests[name] = objective.evaluate(model, name, self._loop.device)
             progress.advance()
         progress.finish()
         validation = objective.task.score_type.model_validate(position.validation)
+        rows = [
+            row
+            for name, found in {"validation": validation, **tests}.items()
+            for row in objective.task.rows("torch", name, found, leaks=trained.leaks)
+        ]
+        merge_rows(self.folder, rows)
         update = {
             "status": "finished",
+            "reason": reason,
             "finished": now(),
             "best_epoch": position.best_epoch,
             "validation": validation,
@@ -228,17 +186,7 @@ class RunRecord:
             "tests": tests,
         }
         final = trained.model_copy(update=update)
-        self._write_model(model, final)
-        scores = {"validation": validation, **tests}
-        rows = [
-            row
-            for name, found in scores.items()
-            for row in objective.task.rows("torch", name, found, leaks=final.leaks)
-        ]
-        merge_rows(self.folder, rows)
-        write_run(self.folder, final)
-
-    def _write_model(self, model: nn.Module, manifest: RunManifest) -> None:
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
-            save_model(folder, model, self._recipe, self._objective.prepared)
-            write_model_card(folder, manifest, self._recipe)
+            save_model(folder, model, self._recipe, objective.prepared)
+            write_model_card(folder, final, self._recipe)
+        self._write(final)

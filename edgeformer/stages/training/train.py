@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,15 +21,14 @@ from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.interrupt import stop_on_interrupt
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.memory_here import free_bytes, reset_peak
+from edgeformer.stages.training.memory_here import free_bytes
 from edgeformer.stages.training.metrics import MetricsLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
-from edgeformer.stages.training.run_folder import RunRecord, check_name, folder_to_resume, new_folder
+from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, new_folder
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     """
     progress = progress or Silent()
     resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
-    if resumed is None and options.name is not None:
-        check_name(options.artifacts, options.name)
+    if resumed is None:
+        new_folder(recipe, options.artifacts, options.name, make=False)
     accelerator, precision = _accelerator(recipe, options)
     memory = _memory(recipe, options, accelerator.device.type, precision)
     cache = options.artifacts / ".cache" / "tokens"
@@ -65,31 +68,58 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     folder = resumed or new_folder(recipe, options.artifacts, options.name)
     loop.checkpoints = Checkpoints(folder)
     record = RunRecord(folder, objective, loop)
-    manifest = record.begin(accelerator, memory, resumed=resumed is not None)
-    _announce(manifest, loop, progress)
+    if resumed is None:
+        record.begin(precision, memory)
+    else:
+        record.resume(precision)
+    _announce(record.manifest, loop, progress)
     try:
-        _run(record, loop, manifest, options, progress)
+        _run(record, loop, options, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
-        record.stop(manifest, "interrupted", "stopped by the user")
-        raise InterruptedRun(str(error) or _how_to_go_on(folder)) from None
+        record.stop("interrupted", "stopped by the user")
+        if (folder / "checkpoints" / "last").is_dir():
+            hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
+        else:
+            hint = f"interrupted before the first checkpoint; nothing in {folder} can be resumed"
+        raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
-        record.stop(manifest, "failed", f"{type(error).__name__}: {error}")
+        record.stop("failed", f"{type(error).__name__}: {error}")
         raise
     return folder
 
 
-def _run(
-    record: RunRecord, loop: TrainingLoop, manifest: RunManifest, options: TrainOptions, progress: Progress
-) -> None:
-    with stop_on_interrupt() as stop, MetricsLog(record.folder, loop.position.step) as log:
-        outcome = loop.run(stop, log, progress, options.max_steps)
-    if outcome.interrupted:
-        raise InterruptedRun(
-            f"interrupted after step {outcome.position.step}; go on with --resume --name {record.folder.name}"
-        )
-    if options.max_steps is not None and outcome.position.step == options.max_steps < loop.total_steps:
-        manifest = manifest.model_copy(update={"reason": f"stopped by --max-steps {options.max_steps}"})
-    record.finish(manifest, loop.device, progress)
+def _run(record: RunRecord, loop: TrainingLoop, options: TrainOptions, progress: Progress) -> None:
+    with _stop_on_interrupt() as stop, closing(MetricsLog(record.folder, loop.position.step)) as log:
+        finished = loop.run(stop, log, progress, options.max_steps)
+    step = loop.position.step
+    if not finished:
+        raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {record.folder.name}")
+    cut = step == options.max_steps and step < loop.total_steps
+    record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[threading.Event]:
+    """Turn the first SIGINT (or SIGTERM, where the system has it) into a flag that the loop looks at after each step.
+
+    A second one stops at once. Outside the main thread signals cannot be caught; then the flag is never set.
+    """
+    request = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        if request.is_set():
+            raise KeyboardInterrupt
+        request.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:
@@ -111,7 +141,8 @@ def _memory(recipe: Recipe, options: TrainOptions, device_type: str, precision: 
     free, what = free_bytes(kind)
     if options.as_device is not None:
         free, what = _cap(options.as_device, device_type, free)
-    reset_peak(device_type)
+    if device_type == "cuda":  # a process's resident peak only ever grows
+        torch.cuda.reset_peak_memory_stats()
     if options.ignore_memory:
         breakdown = predict_peak(recipe, device_kind=kind, precision=precision)
     else:
@@ -151,9 +182,3 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
             progress.message(f"{name}: {rows_cut:,} texts were cut to the recipe's length")
     if loop.position.step:
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
-
-
-def _how_to_go_on(folder: Path) -> str:
-    if (folder / "checkpoints" / "last").is_dir():
-        return f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
-    return f"interrupted before the first checkpoint; nothing in {folder} can be resumed"

@@ -57,6 +57,7 @@ class Classification(Task):
     can_trim: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "text-classification"
     use: ClassVar[str] = "predict"
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     )
@@ -163,11 +164,6 @@ class Classification(Task):
         count = min(GOLDEN_ROWS, len(validation))
         rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
         return self.batch(validation, rows, prepared.pad)
-
-    @property
-    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See :attr:`Task.golden_names`."""
-        return ("input_ids", "attention_mask"), ("labels",)
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
         """Logits [n, C] of every exit; ``logits`` are those of the last."""

@@ -186,6 +186,14 @@ class LanguageMeter(Meter):
             raise ValueError("cannot score an empty set")
         exits = {str(loop): _exit_score(self._sums[loop] / self._tokens) for loop in self._exits}
         total, full = self._sums[self._exits[-1]], exits[str(self._exits[-1])]
+        early = None
+        if self._with_confidence:
+            early = EarlyExitScore(
+                **_exit_score(self._early_sum / self._tokens).model_dump(),
+                mean_loops=sum(loop * count for loop, count in self._left.items()) / self._tokens,
+                share={str(loop): count / self._tokens for loop, count in self._left.items()},
+                thresholds={str(loop): threshold for loop, threshold in self._thresholds.items()},
+            )
         return LanguageScore(
             loss=full.loss,
             perplexity=full.perplexity,
@@ -193,17 +201,7 @@ class LanguageMeter(Meter):
             words=words,
             word_perplexity=perplexity_of(total / words) if words else None,
             exits=exits,
-            early_exit=self._early_exit() if self._with_confidence else None,
-        )
-
-    def _early_exit(self) -> EarlyExitScore:
-        score = _exit_score(self._early_sum / self._tokens)
-        return EarlyExitScore(
-            loss=score.loss,
-            perplexity=score.perplexity,
-            mean_loops=sum(loop * count for loop, count in self._left.items()) / self._tokens,
-            share={str(loop): count / self._tokens for loop, count in self._left.items()},
-            thresholds={str(loop): threshold for loop, threshold in self._thresholds.items()},
+            early_exit=early,
         )
 
 

@@ -28,7 +28,7 @@ from edgeformer.tasks.language_modeling.scoring import (
     perplexity_of,
     token_losses,
 )
-from edgeformer.tasks.parity import TOLERANCES
+from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
 
@@ -62,6 +62,7 @@ class LanguageModeling(Task):
     writes_text: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "text-generation"
     use: ClassVar[str] = "generate"
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids",), ("targets",)
     score_note: ClassVar[str] = (
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
@@ -197,14 +198,13 @@ class LanguageModeling(Task):
         return "they are few"
 
     def golden_inputs(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, Int64s]:
-        """Eight windows of the validation text."""
-        length = min(GOLDEN_TOKENS, recipe.data.sequence_length)
-        return golden_windows(prepared.validation.ids, length)
-
-    @property
-    def golden_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See :attr:`Task.golden_names`."""
-        return ("input_ids",), ("targets",)
+        """Eight evenly spaced windows of the validation text, and the tokens after them; a tiny text is repeated."""
+        stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
+        if len(stream) <= length:
+            stream = np.resize(stream, length + 1)
+        starts = np.linspace(0, len(stream) - length - 1, GOLDEN_ROWS).astype(np.int64)
+        windows = stream[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+        return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
         """Of every exit the 32 largest logits of every token, the log-sum-exp of all, and how widely they spread."""
@@ -256,19 +256,9 @@ class LanguageModeling(Task):
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is reported as such
             losses = token_losses(logits.reshape(-1, count), likeliest).reshape(log_sum.shape)
             error = np.append(np.abs(found - values), np.abs(losses + found[..., 0] - log_sum)[..., None], axis=-1)
-        finite = bool(np.isfinite(error).all() and np.isfinite(logits).all())
-        kind, tolerance = TOLERANCES[precision]
-        return Parity(
-            status="measured",
-            n=len(likeliest),
-            provider=provider,
-            max_abs_error=float(error.max()) if finite else None,
-            mean_abs_error=float(error.mean()) if finite else None,
-            relative_error=float(error.max() / spread) if finite and spread else None,
-            top1_agreement=float((logits.argmax(-1).reshape(-1) == likeliest).mean()),
-            tolerance=tolerance,
-            tolerance_kind=kind,
-        )
+        if not np.isfinite(logits).all():
+            error = np.full(1, np.nan)
+        return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
 
     def client_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
         """The longest text, the token between documents, and whether the model sees later tokens."""
@@ -294,16 +284,3 @@ class LanguageModeling(Task):
         data = recipe.data
         length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
         return [f"**Length:** {length}"]
-
-
-def golden_windows(stream: NDArray[np.int32], length: int) -> dict[str, Int64s]:
-    """Eight evenly spaced windows of a text: ``input_ids`` and ``targets`` (the tokens after them), int64 [8, length].
-
-    Args:
-        stream: real token ids int32 [n], not trained on; a tiny text is repeated.
-    """
-    if len(stream) <= length:
-        stream = np.resize(stream, length + 1)
-    starts = np.linspace(0, len(stream) - length - 1, GOLDEN_ROWS).astype(np.int64)
-    windows = stream[starts[:, None] + np.arange(length + 1)].astype(np.int64)
-    return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}

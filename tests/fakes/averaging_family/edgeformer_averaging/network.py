@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.families.network import Loss, Network, Place, classification_loss
+from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
 from edgeformer.families.norms import RMSNorm
 from edgeformer.families.tracing import Graphs, GraphSpec, export_graph, logits_name, state_name, text_spec
-from edgeformer.families.weights import count_parameters
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
 
