@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.tokenization import special_ids
 from edgeformer.data.trimming import Trimmed, trim_to_training
-from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.manifest import Precision, RunManifest, Vocabulary
@@ -57,8 +56,7 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
             "--vocab-trim: only a classifier's vocabulary can be trimmed; a language model's vocabulary is what it "
             "predicts, so without some tokens it is another model, whose perplexity compares with nothing"
         )
-    data = subject.recipe.data
-    assert isinstance(data, DataConfig)
+    data: Any = subject.recipe.data  # labelled texts: no other task can trim
     trimmed, vocabulary = trim_to_training(data, tokenizer, manifest.data.fingerprints)
     new = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
     new[trimmed.kept] = np.arange(len(trimmed.kept))
