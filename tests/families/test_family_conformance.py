@@ -84,8 +84,8 @@ def test_without_its_package_a_family_is_unknown() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(discovery.metadata, "entry_points", lambda group: [])
-        discovery.announced.cache_clear()
+        discovery._announced.cache_clear()
         with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is no family .*: crt, encoder"):
             family_of(recipe)
-    discovery.announced.cache_clear()
+    discovery._announced.cache_clear()
     assert family_of(recipe) is family
