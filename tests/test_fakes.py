@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeformer.formats.shipped import load_profile
+from edgeformer.formats.documents import load_profile
 
 from edgeformer.bundle import read_bundle
 from edgeformer.families import load_recipe
