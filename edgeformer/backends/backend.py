@@ -56,7 +56,7 @@ class OpenOptions:
             backend's choice for this machine.
         threads: of one operator; None: what this process may use.
         early: step artifacts of classifiers: when rows leave.
-        exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one alone, as ``logits``.
+        exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one, as ``logits``.
     """
 
     provider: str | None = None

@@ -183,5 +183,5 @@ class TestRefusals:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.delitem(sys.modules, "edgeformer.backends.torch.decoder", raising=False)
         monkeypatch.setitem(sys.modules, "torch", None)
-        with pytest.raises(MissingDependencyError, match=r"needs torch: pip install 'edgeformer\[train\]'"):
+        with pytest.raises(MissingDependencyError, match=r'needs torch: python -m pip install "\.\[train\]"'):
             generate(at(language_run), PROMPT, GREEDY)
