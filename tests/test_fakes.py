@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeformer.formats.documents import load_profile
 
 from edgeformer.bundle import read_bundle
 from edgeformer.families import load_recipe
+from edgeformer.formats.documents import load_profile
 from edgeformer.reporting.report_files import write_report
 from edgeformer.run import Location, locate, read_run
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
