@@ -26,6 +26,7 @@ from edgeformer.stages.profiling.memory import PeakMeter, added, peak_meter, rel
 from edgeformer.stages.profiling.messages import ChildSpec, Done, Failed, Item, Measured, Message, Refused, Started
 from edgeformer.stages.profiling.opened import Opened, open_for
 from edgeformer.stages.profiling.statistics import summarise
+from edgeformer.tasks import all_tasks
 
 # Set by the parent for this process only.
 _PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
@@ -34,6 +35,7 @@ _PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
 def main() -> int:
     """Read the spec, measure, answer. An unexpected error ends in a traceback on stderr and exit code 1."""
     send = claim_stdout()
+    all_tasks()  # the artifact's scores are recognised by the tasks that are loaded
     spec = ChildSpec.model_validate_json(sys.stdin.buffer.read(), strict=False)
     try:
         _Measuring(spec, send).run()

@@ -33,6 +33,7 @@ from edgeformer.stages.profiling.estimating.messages import (
 )
 from edgeformer.stages.profiling.estimating.probe import probe
 from edgeformer.stages.profiling.messages import Item
+from edgeformer.tasks import all_tasks
 
 Send = Callable[[Message], None]
 
@@ -46,6 +47,7 @@ _ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
 def main() -> int:
     """Read the task, do it, answer. An unexpected error ends in a traceback on stderr and exit code 1."""
     send = claim_stdout()
+    all_tasks()  # an artifact's scores are recognised by the tasks that are loaded
     task = ChildTask.model_validate_json(sys.stdin.buffer.read(), strict=False).task
     reason = None
     try:
