@@ -48,7 +48,7 @@ data:
   max_length: 24
   cleaning: none
 tokenizer: {kind: trained, algorithm: wordpiece}
-model: {kind: averaging, vocab_size: 120, width: 32, inner_width: 48, rounds: 2, max_positions: 48}
+model: {kind: averaging, vocab_size: 120, width: 32, inner_width: 48, rounds: 2, max_positions: 160}
 training:
   epochs: 3
   batch_size: 32
@@ -82,76 +82,83 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-class TestCommands:
-    """Each in a process of its own, in the order in which a user gives them."""
+def done(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    outcome = edgeformer(*arguments, "--json", cwd=folder)
+    assert outcome.code == code, outcome.err
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
 
-    def done(self, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-        outcome = edgeformer(*arguments, "--json", cwd=folder)
-        assert outcome.code == code, outcome.err
-        found: dict[str, Any] = json.loads(outcome.out)
-        return found
 
-    @pytest.fixture(scope="class")
-    def run(self, folder: Path) -> Path:
-        trained = self.done(folder, "train", "recipe.yaml", "--name", "reviews")
-        assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
-        exported = self.done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all")
-        assert {artifact["id"]: artifact["reason"] for artifact in exported["artifacts"]} == dict.fromkeys(GRAPHS)
-        for artifact in exported["artifacts"]:
-            assert artifact["status"] == "built" and artifact["parity"]["top1_agreement"] > 0.95
-            assert artifact["sharing"]["stored_parameters"] == trained["parameters"]
-        return folder / "artifacts" / "reviews"
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    trained = done(folder, "train", "recipe.yaml", "--name", "reviews")
+    assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
+    exported = done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all")
+    assert {artifact["id"]: artifact["reason"] for artifact in exported["artifacts"]} == dict.fromkeys(GRAPHS)
+    for artifact in exported["artifacts"]:
+        assert artifact["status"] == "built" and artifact["parity"]["top1_agreement"] > 0.95
+        assert artifact["sharing"]["stored_parameters"] == trained["parameters"]
+    return folder / "artifacts" / "reviews"
 
-    def test_plan(self, folder: Path, run: Path) -> None:
-        plan = self.done(folder, "plan", "recipe.yaml", "--device", "rtx4050")
-        assert plan["fits"] and plan["parameters"] == read_run(run).parameters
 
-    def test_the_model_card_and_config_say_what_it_is(self, run: Path) -> None:
-        card = (run / "model" / "README.md").read_text(encoding="utf-8")
-        assert "averaged embeddings of width 32, one block (48) × 2 rounds" in card
-        config = json.loads((run / "bundle" / "config.json").read_text(encoding="utf-8"))
-        assert (config["model_type"], config["iterations"]) == ("averaging", 2)
+def test_plan(folder: Path, run: Path) -> None:
+    plan = done(folder, "plan", "recipe.yaml", "--device", "rtx4050")
+    assert plan["fits"] and plan["parameters"] == read_run(run).parameters
 
-    def test_verify(self, folder: Path, run: Path) -> None:
-        found = self.done(folder, "verify", "reviews")
-        assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS, "verified")
 
-    def test_evaluate(self, folder: Path, run: Path) -> None:
-        rows = self.done(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
-        assert {row["artifact"] for row in rows} == {"torch", *GRAPHS}
-        assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
+def test_the_model_card_and_config_say_what_it_is(run: Path) -> None:
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "averaged embeddings of width 32, one block (48) × 2 rounds" in card
+    config = json.loads((run / "bundle" / "config.json").read_text(encoding="utf-8"))
+    assert (config["model_type"], config["iterations"]) == ("averaging", 2)
 
-    def test_predict_also_with_rows_that_leave_early(self, folder: Path, run: Path) -> None:
-        for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step"):
-            found = self.done(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
-            assert [row["label"] for row in found] == ["positive", "negative"], artifact
-        hasty = self.done(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
-        assert [row["loops"] for row in hasty] == [1, 1]
 
-    def test_list(self, folder: Path, run: Path) -> None:
-        assert [row["run"] for row in self.done(folder, "list", "runs")["runs"]] == ["reviews"]
+def test_verify(folder: Path, run: Path) -> None:
+    found = done(folder, "verify", "reviews")
+    assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS, "verified")
 
-    def test_profile_measures_on_this_host_and_writes_the_report(self, folder: Path, run: Path) -> None:
-        options = ("--device", "host", "--artifact", "onnx-int8", "--batch", "1", "--seq", "16")
-        report = self.done(folder, "profile", "reviews", *options)
-        steady = [row for row in report["rows"] if row["phase"] == "steady"]
-        assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
-        for kind in ("json", "md", "html", "csv"):
-            assert (run / "reports" / f"host.{kind}").stat().st_size > 0
 
-    def test_profile_estimates_for_a_card_that_is_not_here(self, folder: Path, run: Path) -> None:
-        options = ("--device", "rtx4050", "--artifact", "onnx-fp16", "--batch", "1", "--seq", "128")
-        outcome = edgeformer("profile", "reviews", *options, "--seq", "16", "--json", cwd=folder)
-        assert outcome.code in (0, 3), outcome.err
-        rows = [row for row in json.loads(outcome.out)["rows"] if row["where"] == "device"]
-        assert rows and {row["latency_ms"]["status"] for row in rows} <= {"estimated", "measured"}
+def test_evaluate(folder: Path, run: Path) -> None:
+    rows = done(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
+    assert {row["artifact"] for row in rows} == {"torch", *GRAPHS}
+    assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
 
-    def test_a_process_without_the_package_says_what_is_missing(
-        self, folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
-        outcome = edgeformer("train", "recipe.yaml", cwd=folder)
-        assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err
+
+def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
+    for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step"):
+        found = done(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
+        assert [row["label"] for row in found] == ["positive", "negative"], artifact
+    hasty = done(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
+    assert [row["loops"] for row in hasty] == [1, 1]
+
+
+def test_list(folder: Path, run: Path) -> None:
+    assert [row["run"] for row in done(folder, "list", "runs")["runs"]] == ["reviews"]
+
+
+def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path) -> None:
+    options = ("--device", "host", "--artifact", "onnx-int8", "--batch", "1")
+    report = done(folder, "profile", "reviews", *options)
+    steady = [row for row in report["rows"] if row["phase"] == "steady"]
+    assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
+    for kind in ("json", "md", "html", "csv"):
+        assert (run / "reports" / f"host.{kind}").stat().st_size > 0
+
+
+def test_profile_estimates_for_a_card_that_is_not_here(folder: Path, run: Path) -> None:
+    options = ("--device", "rtx4050", "--artifact", "onnx-fp16", "--batch", "1")
+    outcome = edgeformer("profile", "reviews", *options, "--json", cwd=folder)
+    assert outcome.code in (0, 3), outcome.err
+    rows = [row for row in json.loads(outcome.out)["rows"] if row["where"] == "device"]
+    assert rows and {row["latency_ms"]["status"] for row in rows} <= {"estimated", "measured"}
+
+
+def test_a_process_without_the_package_says_what_is_missing(
+    self, folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    outcome = edgeformer("train", "recipe.yaml", cwd=folder)
+    assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err
 
 
 def test_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
