@@ -102,7 +102,7 @@ def graph_bytes(path: Path) -> int:
             place = ExternalDataInfo(tensor)
             size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
             regions.add((place.location, place.offset, place.length or size))
-    return path.stat().st_size + sum(length for _, _, length in regions)
+    return path.stat().st_size + int(sum(length for _, _, length in regions))
 
 
 def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -> str | None:
