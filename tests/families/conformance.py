@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.backends.onnxruntime.decoder import decode_windows
+from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import ROOM, Family, family_of
 from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
