@@ -21,6 +21,7 @@ from tests.cli.run_cli import edgeformer as command
 
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "api.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def classifier() -> edgeformer.Bundle:
@@ -37,9 +38,11 @@ def test_the_package_itself_imports_nothing() -> None:
 
 
 def test_a_prediction_in_one_line_without_torch() -> None:
+    """README's own line, and the figures in it."""
+    (line,) = re.findall(r'python -c "(import edgeformer; .*)"', README.read_text(encoding="utf-8"))
     program = (
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
-        "import edgeformer; print(edgeformer.open('bundle').predict(['a fine film'])[0].probabilities)"
+        f"{line.replace('print(', 'print((').removesuffix(')')})[0].probabilities)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=OLD / "classifier-v1", capture_output=True, text=True, check=False

@@ -65,7 +65,10 @@ NOT_RUN: dict[str, str] = {
 NOT_OURS = {
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "scp": "needs another machine; the test copies the folder",
-    "python": "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py)",
+    "python": (
+        "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py); one line of "
+        "Python is run by test_api.py"
+    ),
 }
 """First word of other command lines → why they are not run."""
 
