@@ -1,11 +1,8 @@
-"""Print what `edgeformer export` wrote into bundle.json as a Markdown table: size, parity, agreement, score.
-
-Usage: python benchmarks/bundle_table.py BUNDLE_JSON
-"""
+"""Print what `edgeformer export` wrote into bundle.json as a Markdown table: size, parity, agreement, score."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from tabulate import tabulate
@@ -37,7 +34,10 @@ def row(artifact: ArtifactManifest, whole: ArtifactManifest) -> list[str]:
 
 def main() -> None:
     """Read the manifest, print the table."""
-    bundle = BundleManifest.model_validate_json(Path(sys.argv[1]).read_bytes(), strict=False)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle_json", type=Path, metavar="BUNDLE_JSON")
+    path = parser.parse_args().bundle_json
+    bundle = BundleManifest.model_validate_json(path.read_bytes(), strict=False)
     whole = next(artifact for artifact in bundle.artifacts if artifact.id == "onnx-fp32")
     score = "perplexity" if bundle.task == "language-modeling" else "accuracy"
     columns = ["artifact", "bytes", "of FP32", "max error", "top-1", score, "drift, last loop", "status"]

@@ -26,8 +26,6 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 import torch
-from edgeformer.families.build import build_crt
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
 from edgeformer.backends.onnxruntime.session import OnnxSession
@@ -35,8 +33,9 @@ from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
-from edgeformer.families.crt.graphs import compose_decode
+from edgeformer.families.crt.graphs import compose_decode, step_specs
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.crt.network import build_crt
 from edgeformer.families.tracing import export_graph
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
