@@ -27,9 +27,10 @@ import numpy as np
 import onnxruntime
 import torch
 
-from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepParts
+from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
@@ -115,9 +116,9 @@ def variants(model: CRT, paths: dict[str, Path], ids: list[int], threads: int) -
     parts = StepParts(paths, last, model.exits, opened)
     found: dict[str, tuple[Text, int]] = {
         "torch": (torch_decoder(CachedLoops(model)), last),
-        "decode graph": (full_depth_decoder(opened(paths[DECODE])), last),
+        "decode graph": (Decoder(FullDepthEngine(opened(paths[DECODE]))), last),
     }
-    found |= {f"step graphs, exit {loop}": (step_decoder(parts), loop) for loop in model.exits}
+    found |= {f"step graphs, exit {loop}": (Decoder(StepEngine(parts)), loop) for loop in model.exits}
     return {name: Writing(text, ids, loop) for name, (text, loop) in found.items()}
 
 

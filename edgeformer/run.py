@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.formats.workspace import (
@@ -23,8 +23,8 @@ from edgeformer.formats.workspace import (
     TOKENIZER_FILE,
     read_manifest,
 )
+from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, all_tasks, task_named
-from edgeformer.tasks.early_exit import exit_logits
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -131,48 +131,16 @@ class Run:
         return read_evaluation(self.folder)
 
     def session(self, *, every_exit: bool = False) -> Session:
-        """Its own weights in torch, to be scored.
+        """Its own weights in torch, to be scored. Raises what :func:`edgeformer.own_weights.open_session` raises.
 
         Args:
-            every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models:
-                with ``logits``, or with losses where logits would not fit.
-
-        Raises:
-            MissingDependencyError: torch is not installed.
-            ArtifactError: the weights are missing or damaged.
+            every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models.
         """
-        model = self._load("scoring")
-        from edgeformer.backends.torch.session import TorchSession
-
-        if every_exit:
-            module: Any = self.family.network.exits(model)
-            names = tuple(map(exit_logits, self.exits))
-            return TorchSession(module, self.task.golden_names[0], outputs=names)
-        module = self.family.network.scorer(model)
-        return TorchSession(module, module.inputs, module.optional)
+        return open_session(self.folder, self.recipe, self.exits if every_exit else ())
 
     def decoder(self) -> Decoder[Any]:
-        """Its own weights in torch, to write token by token.
-
-        Raises:
-            InputError: its family writes no text.
-            MissingDependencyError: torch is not installed.
-            ArtifactError: the weights are missing or damaged.
-        """
-        model = self._load("writing with")
-        from edgeformer.backends.torch.decoder import torch_decoder
-
-        return torch_decoder(self.family.network.decoder(model))
-
-    def _load(self, purpose: str) -> Any:
-        try:
-            from edgeformer.families.saving import load_model
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; "
-                "or choose an exported artifact with --artifact"
-            ) from None
-        return load_model(self.folder)
+        """Its own weights in torch, to write. Raises what :func:`edgeformer.own_weights.open_decoder` raises."""
+        return open_decoder(self.folder, self.recipe)
 
     def _of_model(self, name: str) -> Path:
         path = self.folder / MODEL_FOLDER / name

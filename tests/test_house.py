@@ -22,8 +22,10 @@ TYPES = re.compile(
 FORMATS = {format_ for backend in all_backends() for format_ in backend.formats} - {"onnx"} | {
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
-"""Formats of artifacts, also of earlier bundles and of runtimes to come; not ``formats.manifest.ONNX``, which
-is what export writes."""
+"""Formats of artifacts, those of earlier bundles and of runtimes to come among them.
+
+Everybody may know a graph by ``formats.manifest.ONNX``: it is what export writes.
+"""
 BUNDLE_FILE = "bundle.json"
 
 Rule = Callable[[ast.Module], Iterator[ast.AST]]

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
 from edgeformer.reporting.columns import Column, Columns
+from edgeformer.run import read_run
 from edgeformer.tasks.early_exit import SWEEP
 
 PICTURE = "early_exit.png"
@@ -74,7 +75,7 @@ def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequen
     metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
     artifacts = list(dict.fromkeys(row.artifact for row in early_exit))
     path, leaks = run / "plots" / PICTURE, " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
-    title = f"{run.name} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
+    title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
     with drawing(path, title, 2, (10.5, 4.2)) as axes:
         for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
             swept = [row for row in early_exit if row.artifact == artifact and row.threshold is not None]

@@ -12,9 +12,9 @@ import torch
 
 from edgeformer.backends import OpenOptions
 from edgeformer.backends.decoder import Decoder
-from edgeformer.backends.onnxruntime.decoder import decode_windows, step_decoder
+from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepParts
+from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
 from edgeformer.bundle import Bundle
 from edgeformer.families.crt.graphs import compose_decode, step_specs
 from edgeformer.families.crt.network import build_crt
@@ -131,7 +131,7 @@ def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> 
         write_graph(graph, paths[part])
     with torch.inference_mode():
         expected = {loop: model.logits(text, loop).numpy() for loop in model.exits}
-    decoder = step_decoder(StepParts(paths, 3, model.exits))
+    decoder = Decoder(StepEngine(StepParts(paths, 3, model.exits)))
     for place, loop in enumerate((1, 1, 2, 3, 1, 2, 2, 1, 3, 1) * 2):
         decoder.read_rows(text[:, place : place + 1].numpy())
         decoder.advance(loop)

@@ -13,7 +13,7 @@ import torch
 
 from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import Early, StepSession
+from edgeformer.backends.onnxruntime.steps import Early, StepSession
 from edgeformer.bundle import Bundle
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeformer.backends.onnxruntime.step_session import StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.data.batching import text_batch
 from edgeformer.data.language import encode_text_file, prepare_text_set
 from edgeformer.data.tokenization import load_language_tokenizer

@@ -27,6 +27,6 @@ def installed(*names: str) -> Iterator[None]:
         for folder in folders:
             patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([*folders, str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        discovery.announced.cache_clear()
+        discovery._announced.cache_clear()
         yield
-    discovery.announced.cache_clear()
+    discovery._announced.cache_clear()

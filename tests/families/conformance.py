@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.backends.onnxruntime.decoder import decode_windows
+from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import ROOM, Family, family_of
 from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
@@ -38,7 +38,6 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import ALIGNMENT, WeightsFile, write_graph
 from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.objective import as_tensors
 from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks import Prepared, Task, task_named
 
@@ -49,6 +48,10 @@ CLOSE = 1e-4
 """How far an FP32 graph's logits may be from torch's: export's own bar."""
 HALF = 1e-2
 """The same for FP16, of the logits' spread."""
+
+
+def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgeformer.backends.onnxruntime.decoder import step_decoder
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.steps import StepEngine
 from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
@@ -47,7 +48,7 @@ def test_step_graphs_are_the_model_whichever_token_leaves_where(changes: dict[st
     model, choose = crt(**changes), random.Random(0)
     ids = torch.randint(0, 60, (2, TOKENS))
     expected = uncached(model, ids)
-    decoder = step_decoder(torch_parts(model))
+    decoder = Decoder(StepEngine(torch_parts(model)))
     decoder.read_rows(ids[:, :7].numpy())
     for place in range(6, TOKENS):
         if place > 6:
@@ -84,7 +85,7 @@ def test_half_precision_keeps_states_and_caches_in_half_and_logits_in_float() ->
         found = found if isinstance(found, tuple) else (found,)
         for name, tensor in zip(spec.outputs, found, strict=True):
             assert tensor.dtype == (torch.float32 if name == "logits" else torch.float16), (part, name)
-    decoder = step_decoder(torch_parts(model))
+    decoder = Decoder(StepEngine(torch_parts(model)))
     for place, loop in enumerate((1, 3, 1, 4, 1, 1, 4)):
         decoder.read(ids[0, place : place + 1].tolist())
         decoder.advance(loop)

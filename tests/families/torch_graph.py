@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgeformer.backends.onnxruntime.step_session import StepParts
+from edgeformer.backends.onnxruntime.steps import StepParts
 from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.tracing import GraphSpec

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from edgeformer.backends.backend import ArtifactFiles, Backend, Kind, OpenOptions, ProviderFacts
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ONNX
+from edgeformer.machine import cuda_driver
+from edgeformer.machine.capability import ask_installed
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -35,8 +37,8 @@ class OnnxRuntimeBackend(Backend):
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """See :meth:`Backend.open`."""
-        from edgeformer.backends.onnxruntime.decoder import DecodeSession
-        from edgeformer.backends.onnxruntime.step_session import StepSession
+        from edgeformer.backends.onnxruntime.decode_graph import DecodeSession
+        from edgeformer.backends.onnxruntime.steps import StepSession
 
         role = files.artifact.role
         if options.early is not None and role != "step":
@@ -52,23 +54,18 @@ class OnnxRuntimeBackend(Backend):
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         """See :meth:`Backend.open_decoder`."""
-        from edgeformer.backends.onnxruntime.decoder import full_depth_decoder, step_decoder
-        from edgeformer.backends.onnxruntime.step_session import StepParts
+        from edgeformer.backends.decoder import Decoder
+        from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
+        from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
 
         role = files.artifact.role
         if role not in ("step", "decode"):
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
         open_part = _opener(files, options)
         if role == "decode":
-            decoder = full_depth_decoder(open_part(files.file))
-            if exits is not None and set(exits) != {decoder.loops}:
-                decoder.close()
-                raise InputError(
-                    f"artifact {files.artifact.id!r} always runs all {decoder.loops} loops; use a step artifact"
-                )
-            return decoder
+            return Decoder(FullDepthEngine(open_part(files.file)))
         loops = _loops(files)
-        return step_decoder(StepParts(files.parts, loops, exits or (loops,), open_part))
+        return Decoder(StepEngine(StepParts(files.parts, loops, exits or (loops,), open_part)))
 
     def providers(self) -> tuple[str, ...]:
         """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
@@ -91,15 +88,16 @@ class OnnxRuntimeBackend(Backend):
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import ONNX Runtime and the sessions of every role."""
-        import edgeformer.backends.onnxruntime.decoder
+        import edgeformer.backends.onnxruntime.decode_graph
         import edgeformer.backends.onnxruntime.session
-        import edgeformer.backends.onnxruntime.step_session  # noqa: F401
+        import edgeformer.backends.onnxruntime.steps  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """ONNX Runtime itself and every provider that is built in or worth knowing."""
-        from edgeformer.backends.onnxruntime.providers import capabilities
+        from edgeformer.backends.onnxruntime.providers import PLUGIN, SCRIPTS, describe
 
-        return capabilities(timeout_s)
+        answers = ask_installed(SCRIPTS, timeout_s)
+        return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """ONNX graphs are what estimates are made from, but on a card not every product computes there."""

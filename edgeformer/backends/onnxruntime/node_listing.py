@@ -7,9 +7,11 @@ where a graph is opened, because the types here are also used where none is.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,7 @@ class Tensor:
     @property
     def elements(self) -> int:
         """How many numbers it holds."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -125,16 +124,11 @@ class ProfiledGraph:
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise InputError(f"{self.path.name}: the graph refuses an input ({str(error)[:200]})") from None
         finally:
-            written = Path(self._session.end_profiling())
+            events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
             self._session = None
-            events = json.loads(written.read_text(encoding="utf-8"))
             self._folder.cleanup()
-        calls = _calls(events)
-        listed, start = [], 0
-        for feed in feeds:
-            listed.append(_typical(calls[start : start + feed.calls]))
-            start += feed.calls
-        return listed
+        calls = iter(_calls(events))
+        return [_typical(list(islice(calls, feed.calls))) for feed in feeds]
 
 
 def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -10,8 +10,8 @@ from importlib import import_module, util
 from typing import Any
 
 from edgeformer.backends.backend import Kind
-from edgeformer.machine import cuda_driver, nvidia
-from edgeformer.machine.capability import Answer, Capability, ask_installed, installed_version
+from edgeformer.machine import nvidia
+from edgeformer.machine.capability import Answer, Capability, installed_version
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 RTX = "NvTensorRTRTXExecutionProvider"
@@ -19,7 +19,7 @@ PLUGIN = "onnxruntime_ep_nv_tensorrt_rtx"
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 _RTX_CAPABILITY = 8.0  # Ampere
 _SWAP = "pip uninstall -y onnxruntime, then pip install {} (both own the same module)"
-_SCRIPTS = {
+SCRIPTS = {
     "onnxruntime": """
 import onnxruntime
 say(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers())
@@ -57,14 +57,11 @@ def default_provider(kind: Kind | None = None) -> str:
     cards = nvidia.gpus()
     if not cards:
         return CPU
-    if any(map(is_rtx, cards)) and (RTX in built_in or rtx_plugin().devices):
+    # A GeForce RTX or RTX workstation card that TensorRT-RTX runs on.
+    rtx = any("RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in cards)
+    if rtx and (RTX in built_in or rtx_plugin().devices):
         return RTX
     return CUDA if CUDA in built_in else CPU
-
-
-def is_rtx(card: nvidia.Gpu) -> bool:
-    """A GeForce RTX or RTX workstation card that TensorRT-RTX runs on (Ampere or newer)."""
-    return "RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,6 @@ def rtx_plugin() -> RtxPlugin:
     return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
 
 
-def add_rtx_devices(options: Any) -> None:
-    """Let a session that is opened with ``options`` compute on the plugin's devices."""
-    options.add_provider_for_devices(list(rtx_plugin().devices), {})
-
-
 @dataclass(frozen=True)
 class _Known:
     """What there is to say of a provider, present or not. ``system``: the only one that it exists for."""
@@ -107,8 +99,8 @@ class _Known:
 
 
 _KNOWN = {
-    "CPUExecutionProvider": _Known("used where no NVIDIA card is present, and for CPU targets"),
-    "CUDAExecutionProvider": _Known(
+    CPU: _Known("used where no NVIDIA card is present, and for CPU targets"),
+    CUDA: _Known(
         "used by default where an NVIDIA card is present and the RTX provider is not",
         _SWAP.format("onnxruntime-gpu"),
         cuda=True,
@@ -119,7 +111,7 @@ _KNOWN = {
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
         cuda=True,
     ),
-    "NvTensorRTRTXExecutionProvider": _Known(
+    RTX: _Known(
         "used by default on RTX cards (Ampere or newer)",
         "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
         cuda=True,
@@ -153,51 +145,44 @@ def explain_providers(built_in: Sequence[str], plugin: Answer | None, driver: st
 
 
 def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None) -> Capability:
-    title = f"onnxruntime: {name}"
     known = _KNOWN.get(name, _Known("used only where it is asked for"))
-    if name == "NvTensorRTRTXExecutionProvider" and plugin is not None and not built_in:
-        return _explain_plugin(title, known, plugin, driver)
-    if not built_in:
-        elsewhere = known.system not in (None, platform.system())
-        why = f"exists only on {known.system}" if elsewhere else "not built into the installed onnxruntime"
-        # Another wheel does not help where the driver or the right system is missing.
-        helps = not elsewhere and (driver is None or not known.cuda)
-        return Capability(title, "unavailable", None, f"{why}; {known.use}", known.remedy if helps else None)
-    if known.cuda and driver is not None:
-        return Capability(title, "unavailable", None, f"built in, but {driver}; {known.use}")
-    return Capability(title, "available", None, f"built in; {known.use}")
-
-
-def _explain_plugin(title: str, known: _Known, plugin: Answer, driver: str | None) -> Capability:
-    version = plugin.facts.get("version")
-    if plugin.facts.get("devices"):
-        return Capability(
-            title, "available", version, f"plugin works on {plugin.facts['devices']} card(s); {known.use}"
+    version, remedy, works = None, None, False
+    if name == RTX and plugin is not None and not built_in:
+        version, devices = plugin.facts.get("version"), plugin.facts.get("devices")
+        reason = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
+        works, what = (
+            bool(devices),
+            f"plugin works on {devices} card(s)" if devices else f"plugin installed, but {reason}",
         )
-    reason = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
-    return Capability(title, "unavailable", version, f"plugin installed, but {reason}; {known.use}")
-
-
-def capabilities(timeout_s: float) -> list[Capability]:
-    """ONNX Runtime itself and every provider that is built in or worth knowing. See :meth:`Backend.capabilities`."""
-    answers = ask_installed(_SCRIPTS, timeout_s)
-    return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
+    elif not built_in:
+        elsewhere = known.system not in (None, platform.system())
+        what = f"exists only on {known.system}" if elsewhere else "not built into the installed onnxruntime"
+        # Another wheel does not help where the driver or the right system is missing.
+        remedy = known.remedy if not elsewhere and (driver is None or not known.cuda) else None
+    else:
+        works = driver is None or not known.cuda
+        what = "built in" if works else f"built in, but {driver}"
+    return Capability(
+        f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{what}; {known.use}", remedy
+    )
 
 
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
+    """ONNX Runtime itself and every provider that is built in or worth knowing.
+
+    Args:
+        answer: what the probe of ONNX Runtime said; None where it is not installed.
+        driver: as :func:`explain_providers` takes it, like ``plugin``.
+    """
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:
         again = "pip install --force-reinstall onnxruntime"
         return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, again)]
     owners = [name for name in _DISTRIBUTIONS if installed_version(name) is not None]
-    detail = "opens and runs ONNX graphs"
-    remedy: str | None = None
+    detail, remedy = "opens and runs ONNX graphs", None
     if len(owners) > 1:
         detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
         remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
-    version = answer.facts.get("version")
-    return [
-        Capability("onnxruntime", "available", version, detail, remedy),
-        *explain_providers(answer.facts.get("providers", []), plugin, driver),
-    ]
+    own = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
+    return [own, *explain_providers(answer.facts.get("providers", []), plugin, driver)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, add_rtx_devices, available_providers, rtx_plugin
+from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.host import default_threads
@@ -100,8 +100,7 @@ class OnnxSession(Session):
         """See :meth:`Session.caveats`."""
         if self.provider == CPU:
             return ()
-        note = placement_note(self.provider, self._assigned)
-        return (note,) if note is not None else ()
+        return tuple(filter(None, [placement_note(self.provider, self._assigned)]))
 
     def close(self) -> None:
         """Free the graph's memory."""
@@ -131,15 +130,14 @@ class OnnxSession(Session):
         return array
 
     def _explained(self, error: Exception, feed: Mapping[str, Array]) -> EdgeformerError:
-        text = str(error)
+        name, why = self.path.name, _first_line(str(error))
         shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
-        if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
-            return EdgeformerError(f"{self.path.name}: not enough memory for {shapes} ({_first_line(text)})")
-        if "out of data bounds" in text:
-            return InputError(f"{self.path.name}: a token id lies outside the model's vocabulary ({_first_line(text)})")
+        if _out_of_memory(error):
+            return EdgeformerError(f"{name}: not enough memory for {shapes} ({why})")
+        if "out of data bounds" in str(error):
+            return InputError(f"{name}: a token id lies outside the model's vocabulary ({why})")
         return InputError(
-            f"{self.path.name}: the graph refuses {shapes}; the sequence may be longer than the model's "
-            f"positional table ({_first_line(text)})"
+            f"{name}: the graph refuses {shapes}; the sequence may be longer than the model's positional table ({why})"
         )
 
 
@@ -169,7 +167,7 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         if provider == RTX and provider not in available_providers():
-            add_rtx_devices(options)
+            options.add_provider_for_devices(list(rtx_plugin().devices), {})
             session = ort.InferenceSession(str(path), options)
         else:
             # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
@@ -234,7 +232,7 @@ def _short(provider: str) -> str:
 
 def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
     text = str(error)
-    if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
+    if _out_of_memory(error):
         return EdgeformerError(f"{path}: not enough memory to open it ({_first_line(text)})")
     if "INVALID_PROTOBUF" in text or "No graph was found" in text:
         what = "is truncated, damaged, or not an ONNX file"
@@ -243,6 +241,10 @@ def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
     else:
         what = f"cannot be opened by onnxruntime {ort.__version__}"
     return ArtifactError(f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "allocate" in str(error).lower() or "bad_alloc" in str(error)
 
 
 def _first_line(text: str) -> str:

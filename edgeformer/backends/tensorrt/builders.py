@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgeformer.backends.backend import ENGINES_FOLDER, Builder, BuildJob, Target, Unavailable
 from edgeformer.backends.tensorrt.state import (
@@ -33,8 +33,7 @@ _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """A dynamic axis: the smallest size that the engine takes, the one it is tuned for, the largest."""
 
     smallest: int
@@ -42,16 +41,11 @@ class Sizes:
     largest: int
 
 
-@dataclass(frozen=True)
-class TextShapes:
+class TextShapes(NamedTuple):
     """Sizes of the axes of a text graph's inputs, by the axes' names in the graph."""
 
     batch: Sizes
     sequence: Sizes
-
-    def axis(self, name: str) -> Sizes | None:
-        """The sizes of an axis; None for one that an engine is not built for."""
-        return {"batch": self.batch, "sequence": self.sequence}.get(name)
 
 
 def text_shapes(max_length: int, max_positions: int) -> TextShapes:
@@ -94,21 +88,18 @@ def plan_engine(
     """Choose the builder: tensorrt-rtx where it supports the device, else tensorrt on that very device.
 
     Args:
+        device: to build for.
         state: says what works here.
     """
-    named = f"{device.title} (profile {device.name!r}"
     if device.kind != "cuda" or device.compute_capability is None:
-        return Unavailable(
-            "tensorrt-rtx", f"{named}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
-        )
+        return _no_card("tensorrt-rtx", device)
     capability = device.compute_capability.value
-    named = f"{named}, compute capability {capability})"
+    named = f"{device.title} (profile {device.name!r}, compute capability {capability})"
     rtx = state("tensorrt-rtx")
     supported = rtx.capabilities or RTX_CAPABILITIES
-    if capability in supported and rtx.can_build():
+    if capability in supported and not rtx.missing_to_build():
         return Target("tensorrt-rtx", device.name, capability)
-    full = state("tensorrt")
-    problem = _why_not_on_device(full, device, capability)
+    problem = _why_not_on_device(state("tensorrt"), device, capability)
     if problem is None:
         return Target("tensorrt", device.name, capability)
     if capability in supported:
@@ -125,21 +116,30 @@ def plan_engine(
 def plan_torch_tensorrt(
     device: DeviceProfile, state: Callable[[Package], TensorRTState] = tensorrt_state
 ) -> Target | Unavailable:
-    """For ``--trt-via torch-tensorrt``: like tensorrt, it compiles on that very device."""
-    named = f"{device.title} (profile {device.name!r})"
+    """For ``--trt-via torch-tensorrt``: like tensorrt, it compiles on that very device.
+
+    Args:
+        device: to build for.
+        state: says what works here.
+    """
     if device.kind != "cuda" or device.compute_capability is None:
-        return Unavailable(
-            "torch-tensorrt", f"{named} is not an NVIDIA GPU, which TensorRT needs; name another --target"
-        )
-    capability = device.compute_capability.value
-    problem = _why_not_on_device(state("torch-tensorrt"), device, capability)
+        return _no_card("torch-tensorrt", device)
+    problem = _why_not_on_device(state("torch-tensorrt"), device, device.compute_capability.value)
     if problem is None:
-        return Target("torch-tensorrt", device.name, capability)
-    return Unavailable("torch-tensorrt", f"{named}: torch-tensorrt compiles on that very GPU, but here {problem}")
+        return Target("torch-tensorrt", device.name, device.compute_capability.value)
+    return Unavailable(
+        "torch-tensorrt",
+        f"{device.title} (profile {device.name!r}): torch-tensorrt compiles on that very GPU, but here {problem}",
+    )
+
+
+def _no_card(format_: str, device: DeviceProfile) -> Unavailable:
+    named = f"{device.title} (profile {device.name!r})"
+    return Unavailable(format_, f"{named} is not an NVIDIA GPU, which TensorRT needs; name another --target")
 
 
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:
-    if not state.can_build():
+    if state.missing_to_build():
         remedy = f" ({REMEDIES[state.name]})" if not state.installed() else ""
         return f"{state.missing_to_build()}{remedy}"
     gpu = state.gpus[0]
@@ -174,17 +174,15 @@ class TensorRTBuilder(Builder):
         if any(graph.trimmed for graph in job.graphs):
             job.note("engines are built of the graphs with the whole vocabulary only")
         for graph in _whole_texts(job):
-            assert graph.file is not None
-            entry = _entry(graph, target, graph.id.replace(ONNX, target.format, 1))
-            file = f"{ENGINES_FOLDER}/{Path(graph.file).stem}.{target.device}{ENGINE_SUFFIX}"
+            entry, source = _entry(graph, target), job.bundle / str(graph.file)
+            file = f"{ENGINES_FOLDER}/{source.stem}.{target.device}{ENGINE_SUFFIX}"
             try:
-                built = build_engine(job.bundle / graph.file, job.bundle / file, request, job.progress)
+                built = build_engine(source, job.bundle / file, request, job.progress)
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
                 continue
-            status = {"status": "rejected" if built.reason else "built", "reason": built.reason}
-            versions = {"engine": built.engine, "built_for": built.built_for, "built_with": _versions(*_GRAPH_MAKERS)}
-            engine = entry.model_copy(update={**_of_file(job.bundle, file), **status, **versions})
+            facts = {"engine": built.engine, "built_for": built.built_for, "reason": built.reason}
+            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), facts)
             larger = size_note(engine.id, built.engine, engine.size_bytes or 0)
             if larger is not None:
                 job.note(larger)
@@ -211,7 +209,7 @@ class TorchTensorRTBuilder(Builder):
         graph = next((graph for graph in _whole_texts(job) if graph.role == "full"), None)
         if graph is None:
             return
-        entry = _entry(graph, target, f"{target.format}-{job.precision}")
+        entry = _entry(graph, target)
         suffix = "" if job.precision == "fp32" else f"_{job.precision}"
         # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
@@ -225,11 +223,7 @@ class TorchTensorRTBuilder(Builder):
             return
         finally:
             job.progress.finish()
-        versions = {"built_for": built_for, "built_with": _versions("torch", "torch-tensorrt")}
-        yield entry.model_copy(update={**_of_file(job.bundle, file), "status": "built", **versions})
-
-
-_GRAPH_MAKERS = ("torch", "onnx", "onnxscript")
+        yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), {"built_for": built_for})
 
 
 def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
@@ -238,12 +232,12 @@ def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
     return [graph for graph in graphs if graph.precision == job.precision]
 
 
-def _entry(graph: ArtifactManifest, target: Target, id_: str) -> ArtifactManifest:
+def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
     """An engine of ``graph`` before anything was built: rejected, without a file."""
     kind, tolerance = TOLERANCES[graph.precision]
     unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify"
     return ArtifactManifest(
-        id=id_,
+        id=graph.id.replace(ONNX, target.format, 1),
         file=None,
         role=graph.role,
         exit=graph.exit,
@@ -256,12 +250,16 @@ def _entry(graph: ArtifactManifest, target: Target, id_: str) -> ArtifactManifes
     )
 
 
-def _of_file(bundle: Path, file: str) -> dict[str, object]:
-    """What an entry says of the file that was written."""
-    return {"file": file, "size_bytes": (bundle / file).stat().st_size, "sha256": sha256_of(bundle / file)}
-
-
-def _versions(*distributions: str) -> dict[str, str]:
-    """Versions of those of ``distributions`` that are installed."""
-    found = {name: installed_version(name) for name in distributions}
-    return {name: version for name, version in found.items() if version is not None}
+def _written(
+    entry: ArtifactManifest, bundle: Path, file: str, makers: tuple[str, ...], facts: dict[str, object]
+) -> ArtifactManifest:
+    """The entry of an engine that was written to ``file``; with a ``reason`` among the facts it stays rejected."""
+    path, versions = bundle / file, {name: installed_version(name) for name in makers}
+    about: dict[str, object] = {
+        "file": file,
+        "size_bytes": path.stat().st_size,
+        "sha256": sha256_of(path),
+        "status": "rejected" if facts.get("reason") else "built",
+        "built_with": {name: version for name, version in versions.items() if version is not None},
+    }
+    return entry.model_copy(update={**about, **facts})

@@ -1,4 +1,9 @@
-"""An engine for a device: built, written, and checked for what can be known of it without running it."""
+"""An engine for a device: built, written, and checked for what can be known of it without running it.
+
+One way for tensorrt-rtx, TensorRT 10 and TensorRT 11. Precision is in the graph: networks are strongly typed, in every
+version. (Builder flags for FP16 are gone since TensorRT 11; a graph in FP32 that is built with them becomes an FP32
+engine without a word.)
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import importlib
 import math
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +22,22 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.tensorrt.builders import EngineRequest
-from edgeformer.backends.tensorrt.log import Layers, read_inspector, read_listing, read_total
-from edgeformer.backends.tensorrt.network import Plan, build_plan
+from edgeformer.backends.tensorrt.log import (
+    PARTS,
+    Layers,
+    TensorRTLog,
+    progress_monitor,
+    read_inspector,
+    read_listing,
+    read_total,
+    tensorrt_log,
+)
+from edgeformer.backends.tensorrt.state import measured_on
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.units import format_bytes
-from edgeformer.machine import nvidia
 from edgeformer.machine.cuda_driver import devices
 
 SIZE_BAR = 1.2
@@ -36,7 +52,7 @@ class BuiltEngine:
 
     Attributes:
         built_for: compute capability and builder version; of ``tensorrt`` also GPU and driver. What
-            :mod:`edgeformer.backends.tensorrt.engine_check` compares with the machine that opens it.
+            :mod:`edgeformer.backends.tensorrt.state` compares with the machine that opens it.
         reason: why the engine is rejected; None where it is fine.
     """
 
@@ -59,20 +75,23 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
     progress = progress or Silent()
-    trt: Any = importlib.import_module(request.target.format.replace("-", "_"))
+    format_ = request.target.format
+    trt: Any = importlib.import_module(format_.replace("-", "_"))
     began = time.perf_counter()
-    plan = build_plan(trt, graph, request, progress)
+    plan = _build_plan(trt, graph, request, progress)
     seconds = time.perf_counter() - began
     with replacing(target) as temporary:
         temporary.write_bytes(memoryview(plan.content))
-    engine = _described(trt, plan, request, seconds, graph_bytes(graph))
+    engine = _described(trt, plan, f"{format_} {trt.__version__}", seconds, graph_bytes(graph))
     size = target.stat().st_size
     progress.message(
         f"{target.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
         + (f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else "")
     )
-    reason = why_engine_rejected(engine, size, request.precision)
-    return BuiltEngine(target, engine, _built_for(trt, request), reason)
+    built_for = {"compute_capability": request.compute_capability, format_: str(trt.__version__)}
+    if format_ != "tensorrt-rtx":
+        built_for |= measured_on()
+    return BuiltEngine(target, engine, built_for, why_engine_rejected(engine, size, request.precision))
 
 
 def graph_bytes(path: Path) -> int:
@@ -81,8 +100,9 @@ def graph_bytes(path: Path) -> int:
     for tensor in open_graph(path).graph.initializer:
         if uses_external_data(tensor):
             place = ExternalDataInfo(tensor)
-            regions.add((place.location, place.offset, place.length or _tensor_bytes(tensor)))
-    return path.stat().st_size + sum(length for _, _, length in regions)
+            size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
+            regions.add((place.location, place.offset, place.length or size))
+    return path.stat().st_size + int(sum(length for _, _, length in regions))
 
 
 def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -> str | None:
@@ -116,12 +136,7 @@ def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
     )
 
 
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    size: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
-    return size
-
-
-def _described(trt: Any, plan: Plan, request: EngineRequest, seconds: float, source_bytes: int) -> Engine:
+def _described(trt: Any, plan: _Plan, builder: str, seconds: float, source_bytes: int) -> Engine:
     log = plan.log
     listing, totals = log.listing(), log.of("INFO")
     layers = read_listing(listing) if listing is not None else None
@@ -131,7 +146,7 @@ def _described(trt: Any, plan: Plan, request: EngineRequest, seconds: float, sou
         checked_by = "inspector" if layers is not None else "size"
     known = layers or Layers()
     return Engine(
-        builder=f"{request.target.format} {trt.__version__}",
+        builder=builder,
         seconds=round(seconds, 2),
         checked_by=checked_by,
         layers=known.count,
@@ -145,7 +160,7 @@ def _described(trt: Any, plan: Plan, request: EngineRequest, seconds: float, sou
     )
 
 
-def _inspected(trt: Any, plan: Plan) -> Layers | None:
+def _inspected(trt: Any, plan: _Plan) -> Layers | None:
     """The inspector's view: only where the engine can be opened, on the GPU that it was built for."""
     if not devices():
         return None
@@ -156,11 +171,121 @@ def _inspected(trt: Any, plan: Plan) -> Layers | None:
     return read_inspector(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
 
 
-def _built_for(trt: Any, request: EngineRequest) -> dict[str, str]:
-    target = request.target
-    found = {"compute_capability": request.compute_capability, target.format: str(trt.__version__)}
-    if target.format != "tensorrt-rtx":
-        # Its kernels were measured on this very GPU.
-        found["gpu"] = devices()[0].name
-        found["driver"] = nvidia.driver_version() or "unknown"
+Shapes = dict[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A serialised engine and what was said while it was built.
+
+    Attributes:
+        content: TensorRT's memory, as a buffer.
+        shapes: input → smallest, best and largest shape.
+    """
+
+    content: Any
+    shapes: Shapes
+    log: TensorRTLog
+
+
+def _build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progress) -> _Plan:
+    """Parse and build. Nothing is printed. Raises what :func:`build_engine` raises."""
+    log = tensorrt_log(trt)
+    log.clear()
+    builder = trt.Builder(log.logger)
+    # TensorRT 10 must be told; in 11 and in tensorrt-rtx there is nothing but strongly typed networks.
+    told = request.target.format == "tensorrt" and trt.__version__.startswith("10.")
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if told else 0)
+    _parse(trt, network, graph, log)
+    config, shapes = _configured(trt, builder, network, request)
+    monitor = progress_monitor(trt, progress)
+    if monitor is not None:
+        config.progress_monitor = monitor
+    progress.start(f"Building the {request.target.format} engine of {graph.name}", PARTS, "%")
+    try:
+        with _timing_cache(trt, config, request):
+            content = builder.build_serialized_network(network, config)
+        if content is not None and monitor is not None:
+            monitor.phases.complete()
+    finally:
+        progress.finish()
+    interruption = getattr(monitor, "interruption", None) or log.interruption
+    if interruption is not None:
+        raise interruption
+    if content is None:
+        why = log.last_error() or "it gives no reason"
+        raise EdgeformerError(f"{graph}: {request.target.format} cannot build it: {why}")
+    return _Plan(content, shapes, log)
+
+
+def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
+    if not graph.is_file():
+        raise ArtifactError(f"{graph}: no such file; export it again")
+    parser = trt.OnnxParser(network, log.logger)
+    # From the file, not from bytes: weights beside the graph are found relative to it.
+    if parser.parse_from_file(str(graph)) and network.num_outputs:
+        return
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    told = "; ".join(
+        f"{error.node_operator()} {error.node_name()} {_one_line(error.desc())}".strip() for error in errors
+    )
+    # The parser takes an empty file for an empty network.
+    if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
+        raise ArtifactError(
+            f"{graph}: truncated, damaged, or not an ONNX graph ({told or 'no outputs'}); export it again"
+        )
+    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {told}")
+
+
+def _one_line(text: str) -> str:
+    """Without the complaint about a missing driver that follows every error on a machine without a GPU."""
+    return " ".join(text.partition("[checkMacros.cpp")[0].split())[:300]
+
+
+def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, Shapes]:
+    config = builder.create_builder_config()
+    # What the layers' types are read from; the engine's size is the same.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if request.precision == "fp32":
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
+    if request.target.format == "tensorrt-rtx":
+        config.num_compute_capabilities = 1
+        name = f"SM{request.compute_capability.replace('.', '')}"
+        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
+    profile, shapes = builder.create_optimization_profile(), _shapes(network, request)
+    for name, sizes in shapes.items():
+        profile.set_shape(name, *sizes)
+    config.add_optimization_profile(profile)
+    return config, shapes
+
+
+def _shapes(network: Any, request: EngineRequest) -> Shapes:
+    found: Shapes = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        columns = []
+        for axis, size in enumerate(tensor.shape):
+            name = str(tensor.get_dimension_name(axis))
+            sizes = request.shapes._asdict().get(name) if size < 0 else (size, size, size)
+            if sizes is None:
+                raise InputError(
+                    f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"
+                )
+            columns.append(sizes)
+        found[tensor.name] = tuple(zip(*columns, strict=True))
     return found
+
+
+@contextmanager
+def _timing_cache(trt: Any, config: Any, request: EngineRequest) -> Iterator[None]:
+    """What ``tensorrt`` measured of its kernels, kept for the next build on this GPU; tensorrt-rtx measures nothing."""
+    if request.cache is None or request.target.format != "tensorrt":
+        yield
+        return
+    path = request.cache / f"timing-{request.compute_capability}-{trt.__version__}.cache"
+    known = path.read_bytes() if path.is_file() else b""
+    if not config.set_timing_cache(config.create_timing_cache(known), False):  # of another GPU or damaged
+        config.set_timing_cache(config.create_timing_cache(b""), False)
+    yield
+    with replacing(path) as temporary:
+        temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -32,6 +32,7 @@ _PRECISIONS = {
 }  # fmt: skip
 _LAYER = re.compile(r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName")
 _TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
+_Tensor = tuple[str, str]  # dimensions, as "3,4", and type
 _TOTALS = {"weights": "Total Weights Memory", "activations": "Total Activation Memory"}
 
 
@@ -76,13 +77,9 @@ class TensorRTLog:
         """Texts of these severities, each once, in order."""
         return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
 
-    def errors(self) -> tuple[str, ...]:
-        """Error texts."""
-        return self.of(*_ERRORS)
-
     def last_error(self) -> str | None:
         """The latest error, cut to a line."""
-        errors = self.errors()
+        errors = self.of(*_ERRORS)
         return errors[-1].strip().splitlines()[0][:300] if errors else None
 
 
@@ -109,32 +106,41 @@ class Layers:
 def read_listing(text: str) -> Layers | None:
     """Layers from the builder's log; None where its format is not the known one."""
     layers = [found.groups() for found in map(_LAYER.match, text.splitlines()) if found is not None]
-    if not layers:
-        return None
-    return _counted(
-        len(layers),
-        (kind for _, outputs in layers for _, kind in _TENSOR.findall(outputs)),
-        ((dimensions, kind) for constants, _ in layers for dimensions, kind in _TENSOR.findall(constants)),
-    )
+    return _counted([(_TENSOR.findall(outputs), _TENSOR.findall(constants)) for constants, outputs in layers])
 
 
 def read_inspector(text: str) -> Layers | None:
     """Layers from an inspector's JSON; None where it holds names only, or something else."""
     try:
         layers: list[dict[str, Any]] = [one for one in json.loads(text)["Layers"] if isinstance(one, dict)]
-        if not layers:
-            return None
         return _counted(
-            len(layers),
-            (_kind(tensor) for layer in layers for tensor in layer["Outputs"]),
-            (
-                (",".join(map(str, tensor["Dimensions"])), _kind(tensor))
+            [
+                (
+                    [("", _kind(one)) for one in layer["Outputs"]],
+                    [(",".join(map(str, one["Dimensions"])), _kind(one)) for one in layer.get("Constants", [])],
+                )
                 for layer in layers
-                for tensor in layer.get("Constants", [])
-            ),
+            ]
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _kind(tensor: dict[str, Any]) -> str:
+    """``Half`` of newer versions, ``Row major linear FP16 format`` of older ones."""
+    text = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
+    return next((word for word in text.split() if word in _PRECISIONS), text)
+
+
+def _counted(layers: list[tuple[list[_Tensor], list[_Tensor]]]) -> Layers | None:
+    """Of each layer its outputs and constants; None where there is no layer."""
+    elements: Counter[str] = Counter()
+    by_precision: Counter[str] = Counter()
+    for outputs, constants in layers:
+        by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in outputs)
+        for dimensions, kind in constants:
+            elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
+    return Layers(len(layers), dict(sorted(by_precision.items())), dict(sorted(elements.items()))) if layers else None
 
 
 def read_total(messages: Iterable[str], what: str) -> int | None:
@@ -146,53 +152,32 @@ def read_total(messages: Iterable[str], what: str) -> int | None:
     return None
 
 
-def _kind(tensor: dict[str, Any]) -> str:
-    """``Half`` of newer versions, ``Row major linear FP16 format`` of older ones."""
-    text = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
-    return next((word for word in text.split() if word in _PRECISIONS), text)
-
-
-def _counted(count: int, outputs: Iterable[str], constants: Iterable[tuple[str, str]]) -> Layers:
-    elements: Counter[str] = Counter()
-    for dimensions, kind in constants:
-        elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
-    by_precision = Counter(_PRECISIONS.get(kind, kind) for kind in outputs)
-    return Layers(count, dict(sorted(by_precision.items())), dict(sorted(elements.items())))
-
-
-@dataclass
-class _Phase:
-    name: str
-    steps: int
-    done: int = 0
-
-
 class Phases:
     """How much of the whole is done: a phase inside another one is part of that one's current step."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._open: list[_Phase] = []
+        self._open: dict[str, tuple[int, int]] = {}  # phase → steps that are done, of how many
         self._shown = 0
 
     def start(self, name: str, steps: int) -> None:
         """A phase begins inside those that are open."""
-        self._open.append(_Phase(name, max(1, steps)))
+        self._open[name] = (0, max(1, steps))
 
     def step(self, name: str) -> None:
         """A step of an open phase is done."""
-        for phase in self._open:
-            if phase.name == name:
-                phase.done += 1
+        if name in self._open:
+            done, steps = self._open[name]
+            self._open[name] = (min(done + 1, steps), steps)
         part, width = 0.0, 1.0
-        for phase in self._open:
-            part += width * min(phase.done, phase.steps) / phase.steps
-            width /= phase.steps
+        for done, steps in self._open.values():
+            part += width * done / steps
+            width /= steps
         self._reach(round(PARTS * part))
 
     def finish(self, name: str) -> None:
         """A phase ends."""
-        self._open = [phase for phase in self._open if phase.name != name]
+        self._open.pop(name, None)
 
     def complete(self) -> None:
         """All is done; builders skip steps that they announced."""
@@ -221,18 +206,18 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
             self.phases = Phases(progress)
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._guarded(lambda: self.phases.start(phase_name, num_steps))
+            self._guarded(self.phases.start, phase_name, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            self._guarded(lambda: self.phases.step(phase_name))
+            self._guarded(self.phases.step, phase_name)
             return self.interruption is None
 
         def phase_finish(self, phase_name: str) -> None:
-            self._guarded(lambda: self.phases.finish(phase_name))
+            self._guarded(self.phases.finish, phase_name)
 
-        def _guarded(self, report: Any) -> None:
+        def _guarded(self, report: Callable[..., None], *facts: Any) -> None:
             try:
-                report()
+                report(*facts)
             except BaseException as error:
                 self.interruption = error
 

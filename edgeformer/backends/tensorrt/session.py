@@ -67,7 +67,10 @@ class TensorRTSession(Session):
         self._trt: Any = importlib.import_module(runtime.replace("-", "_"))
         self._buffers: dict[str, DeviceMemory] = {}
         self._log: TensorRTLog = tensorrt_log(self._trt)
-        plan = _read(path)
+        try:
+            plan = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {REMEDY}") from None
         self._cuda: Cuda | None = Cuda()
         try:
             self._engine = self._deserialize(plan)
@@ -143,12 +146,8 @@ class TensorRTSession(Session):
         if validity is not None:
             verdict, reasons = validity(plan)
             if verdict == self._trt.EngineValidity.INVALID:
-                names = [
-                    name
-                    for name, flag in self._trt.EngineInvalidityDiagnostics.__members__.items()
-                    if int(reasons) & int(flag)
-                ]
-                why = ", ".join(names) or self._reason()
+                flags = self._trt.EngineInvalidityDiagnostics.__members__.items()
+                why = ", ".join(name for name, flag in flags if int(reasons) & int(flag)) or self._reason()
                 raise ArtifactError(
                     f"{self.path}: {self.provider} says that this engine cannot run here ({why}); {REMEDY}"
                 )
@@ -202,10 +201,3 @@ def _renamed(own: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
     """The engine's names → those of the manifest, in order, where the engine does not have them by itself."""
     alike = set(own) <= set(wanted) or len(own) != len(wanted)
     return dict(zip(own, own if alike else wanted, strict=True))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {REMEDY}") from None

@@ -7,7 +7,7 @@ TensorRT fails with texts that name neither side, or ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Literal
 
 from edgeformer.formats.errors import ArtifactError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.machine import cuda_driver
+from edgeformer.machine import cuda_driver, nvidia
 from edgeformer.machine.capability import Answer, Capability, ask_installed, installed_version
 
 Package = Literal["tensorrt-rtx", "tensorrt", "torch-tensorrt"]
@@ -69,51 +69,37 @@ _OLDEST_TENSORRT = 10
 
 @dataclass(frozen=True)
 class TensorRTState:
-    """One of the TensorRTs on this machine. A problem is None where there is none.
+    """One of the TensorRTs on this machine.
 
     Attributes:
         version: None where the package is absent or its libraries do not load.
-        builder: why engines cannot be built although package and libraries work.
+        problems: part → what is wrong with it: package, libraries, driver, device; ``builder``: why engines cannot be
+            built although package and libraries work.
         capabilities: compute capabilities that it builds for; empty: the GPU's own only.
         gpus: what CUDA programs may use here.
     """
 
     name: Package
     version: str | None = None
-    package: str | None = None
-    libraries: str | None = None
-    driver: str | None = None
-    device: str | None = None
-    builder: str | None = None
+    problems: Mapping[str, str] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
-    gpus: tuple[cuda_driver.Device, ...] = field(default=())
+    gpus: tuple[cuda_driver.Device, ...] = ()
 
     def installed(self) -> bool:
         """Package and libraries work."""
-        return self.package is None and self.libraries is None
-
-    def can_build(self) -> bool:
-        """Engines can be built here: by tensorrt-rtx without a GPU, by the others only on one."""
-        return self.installed() and self.builder is None and (self.name == "tensorrt-rtx" or self.can_run())
-
-    def can_run(self) -> bool:
-        """Engines can be run here, if they were built for what is here."""
-        return self.installed() and self.driver is None and self.device is None
+        return not self._listed("package", "libraries")
 
     def missing(self) -> str:
         """What is missing to run engines, part by part: ``package: not installed; driver: …``. Empty: nothing."""
-        return _listed(package=self.package, libraries=self.libraries, driver=self.driver, device=self.device)
+        return self._listed("package", "libraries", "driver", "device")
 
     def missing_to_build(self) -> str:
-        """What is missing to build them; tensorrt-rtx needs neither driver nor device for that."""
-        parts = {"package": self.package, "libraries": self.libraries, "builder": self.builder}
-        if self.name != "tensorrt-rtx":
-            parts |= {"driver": self.driver, "device": self.device}
-        return _listed(**parts)
+        """What is missing to build them; tensorrt-rtx needs neither driver nor device for that. Empty: nothing."""
+        card = () if self.name == "tensorrt-rtx" else ("driver", "device")
+        return self._listed("package", "libraries", "builder", *card)
 
-
-def _listed(**parts: str | None) -> str:
-    return "; ".join(f"{part}: {problem}" for part, problem in parts.items() if problem is not None)
+    def _listed(self, *parts: str) -> str:
+        return "; ".join(f"{part}: {self.problems[part]}" for part in parts if part in self.problems)
 
 
 @cache
@@ -133,42 +119,37 @@ def judge(
         answer: of the child process; None where the package is not installed.
         driver: why CUDA's driver cannot be used; None when it can.
     """
-    device = None if gpus else "no NVIDIA GPU is present"
+    facts = answer.facts if answer is not None else {}
+    version, problems = facts.get("version"), dict[str, str]()
     if answer is None:
-        return TensorRTState(name, package="not installed", driver=driver, device=device, gpus=tuple(gpus))
-    facts = answer.facts
-    if "version" not in facts:
-        libraries = f"do not load ({answer.error})"
+        problems["package"] = "not installed"
+    elif version is None:
+        problems["libraries"] = f"do not load ({answer.error})"
         version = installed_version(*DISTRIBUTIONS[name])
-        return TensorRTState(name, version, libraries=libraries, driver=driver, device=device, gpus=tuple(gpus))
-    return TensorRTState(
-        name,
-        facts["version"],
-        driver=driver,
-        device=device,
-        builder=_builder_problem(name, answer),
-        capabilities=tuple(facts.get("capabilities", ())),
-        gpus=tuple(gpus),
-    )
-
-
-def _builder_problem(name: Package, answer: Answer) -> str | None:
-    version = str(answer.facts["version"])
-    if name == "tensorrt" and int(version.partition(".")[0]) < _OLDEST_TENSORRT:
-        return f"TensorRT {version} has no strongly typed networks; {_OLDEST_TENSORRT}.0 or newer is needed"
-    return None if answer.facts.get("builder") else f"does not start ({answer.error or 'no builder'})"
+    elif name == "tensorrt" and int(str(version).partition(".")[0]) < _OLDEST_TENSORRT:
+        problems["builder"] = (
+            f"TensorRT {version} has no strongly typed networks; {_OLDEST_TENSORRT}.0 or newer is needed"
+        )
+    elif not facts.get("builder"):
+        problems["builder"] = f"does not start ({answer.error or 'no builder'})"
+    if driver is not None:
+        problems["driver"] = driver
+    if not gpus:
+        problems["device"] = "no NVIDIA GPU is present"
+    return TensorRTState(name, version, problems, tuple(facts.get("capabilities", ())), tuple(gpus))
 
 
 def describe(state: TensorRTState) -> Capability:
     """The line of `doctor`."""
     if not state.installed():
         return Capability(state.name, "unavailable", state.version, state.missing(), REMEDIES[state.name])
-    parts = f"package and libraries: work; driver: {state.driver or 'works'}; device: {state.device or 'present'}"
-    if not state.can_build():
-        builder = state.builder or "it builds only on the GPU that the engine is for"
+    driver, device = state.problems.get("driver", "works"), state.problems.get("device", "present")
+    parts = f"package and libraries: work; driver: {driver}; device: {device}"
+    if state.missing_to_build():
+        builder = state.problems.get("builder", "it builds only on the GPU that the engine is for")
         return Capability(state.name, "unavailable", state.version, f"{parts}; engines cannot be built here: {builder}")
     targets = f" for compute capability {', '.join(state.capabilities)}" if state.capabilities else ""
-    use = "builds and runs engines" if state.can_run() else "engines can be built but not run here"
+    use = "engines can be built but not run here" if state.missing() else "builds and runs engines"
     return Capability(state.name, "available", state.version, f"{parts}; {use}{targets}")
 
 
@@ -185,7 +166,7 @@ def why_engine_cannot_run(artifact: ArtifactManifest, here: TensorRTState | None
     here = here or tensorrt_state(runtime)
     wanted = artifact.built_for or {}
     needs = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in wanted.items()) or "an unknown GPU"
-    if not here.can_run():
+    if here.missing():
         remedy = f" ({REMEDIES[runtime]})" if not here.installed() else ""
         return (
             f"this {artifact.format} engine was built for {needs} and cannot run here: {here.missing()}{remedy}; "
@@ -197,24 +178,17 @@ def why_engine_cannot_run(artifact: ArtifactManifest, here: TensorRTState | None
             f"this engine was built by {runtime} {version}, and {runtime} {here.version} is installed here; "
             f"engines run only with the version that built them: install {runtime}=={version}, or {_REBUILD}"
         )
-    return _wrong_gpu(artifact, wanted, here.gpus[0])
-
-
-def _wrong_gpu(artifact: ArtifactManifest, wanted: dict[str, str], gpu: cuda_driver.Device) -> str | None:
-    """The first GPU is the one that an engine is opened on."""
-    capability, name = wanted.get("compute_capability"), wanted.get("gpu")
+    # The first GPU is the one that an engine is opened on.
+    gpu, name, capability = here.gpus[0], wanted.get("gpu"), wanted.get("compute_capability")
     if capability is not None and capability != gpu.compute_capability:
+        named = f"{name} with " if name else ""
         return (
-            f"this engine was built for {_named(name)}compute capability {capability}, but this GPU is "
+            f"this engine was built for {named}compute capability {capability}, but this GPU is "
             f"{gpu.name} with {gpu.compute_capability}; {_REBUILD}"
         )
     if name is not None and name != gpu.name:
         return f"this {artifact.format} engine was built for the GPU {name}, but this one is {gpu.name}; {_REBUILD}"
     return None
-
-
-def _named(gpu: str | None) -> str:
-    return f"{gpu} with " if gpu else ""
 
 
 def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
@@ -231,10 +205,15 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
     refusal = why_engine_cannot_run(artifact)
     if refusal is None:
         return
-    fault = _is_pickled(artifact) or tensorrt_state(RUNTIMES[artifact.format]).can_run()
+    fault = _is_pickled(artifact) or not tensorrt_state(RUNTIMES[artifact.format]).missing()
     raise (ArtifactError if fault else MissingDependencyError)(f"{path}: {refusal}")
 
 
 def _is_pickled(artifact: ArtifactManifest) -> bool:
     """What torch-tensorrt wrote before it wrote engines: a program that ``torch.export.load`` unpickles."""
     return artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep"
+
+
+def measured_on() -> dict[str, str]:
+    """GPU and driver of this machine, for engines whose kernels were measured on it."""
+    return {"gpu": cuda_driver.devices()[0].name, "driver": nvidia.driver_version() or "unknown"}

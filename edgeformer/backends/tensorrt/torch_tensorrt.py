@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgeformer.backends.tensorrt.builders import EngineRequest, TextShapes
+from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import replacing
-from edgeformer.machine import nvidia
-from edgeformer.machine.cuda_driver import devices
 
 _CONVERT = "convert_exported_program_to_serialized_trt_engine"
 
@@ -45,10 +44,13 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
         EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
-    shapes = request.shapes
-    axes = dict.fromkeys(inputs, _axes(shapes))  # the same two sizes for every input
-    example = tuple(torch.ones(2, shapes.sequence.best, dtype=torch.int64, device="cuda") for _ in inputs)
-    described = [torch_tensorrt.Input(**_sizes(shapes), dtype=torch.int64, name=name) for name in inputs]
+    sizes = request.shapes._asdict()
+    dims = [torch.export.Dim(name, min=size.smallest, max=size.largest) for name, size in sizes.items()]
+    axes = dict.fromkeys(inputs, tuple(dims))
+    smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
+    shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
+    example = tuple(torch.ones(2, request.shapes.sequence.best, dtype=torch.int64, device="cuda") for _ in inputs)
+    described = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
         module.to("cuda")
         program = torch.export.export(module, example, dynamic_shapes=axes)
@@ -66,8 +68,7 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
         "torch-tensorrt": str(torch_tensorrt.__version__),
         # What opens the engine must be of this version.
         "tensorrt": str(importlib.import_module("tensorrt").__version__),
-        "gpu": devices()[0].name,
-        "driver": nvidia.driver_version() or "unknown",
+        **measured_on(),
     }
 
 
@@ -77,19 +78,3 @@ def _convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs:
     known = inspect.signature(convert).parameters
     typed = {"use_explicit_typing": True} if "use_explicit_typing" in known else {}
     return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typed)
-
-
-def _sizes(shapes: TextShapes) -> Mapping[str, tuple[int, int]]:
-    batch, sequence = shapes.batch, shapes.sequence
-    return {
-        "min_shape": (batch.smallest, sequence.smallest),
-        "opt_shape": (batch.best, sequence.best),
-        "max_shape": (batch.largest, sequence.largest),
-    }
-
-
-def _axes(shapes: TextShapes) -> dict[int, torch.export.Dim]:
-    return {
-        0: torch.export.Dim("batch", min=shapes.batch.smallest, max=shapes.batch.largest),
-        1: torch.export.Dim("sequence", min=shapes.sequence.smallest, max=shapes.sequence.largest),
-    }

@@ -13,9 +13,9 @@ import onnx
 
 from edgeformer.backends import library_versions
 from edgeformer.backends.onnx_file import open_graph
-from edgeformer.backends.onnxruntime.decoder import decode_windows
+from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.families.tracing import OPSET
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary

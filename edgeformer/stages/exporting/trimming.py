@@ -56,7 +56,7 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
             "--vocab-trim: only a classifier's vocabulary can be trimmed; a language model's vocabulary is what it "
             "predicts, so without some tokens it is another model, whose perplexity compares with nothing"
         )
-    data: Any = subject.recipe.data  # of the task that says so
+    data: Any = subject.recipe.data  # labelled texts: no other task can trim
     trimmed, vocabulary = trim_to_training(data, tokenizer, manifest.data.fingerprints)
     new = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
     new[trimmed.kept] = np.arange(len(trimmed.kept))

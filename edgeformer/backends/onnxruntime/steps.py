@@ -1,4 +1,4 @@
-"""Run a step bundle with ONNX Runtime: the host calls the loop graph as often as it needs to."""
+"""A step bundle: graphs that the host calls as often as an answer, or the next token, needs them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeformer.backends.decoder import LoopEngine
+from edgeformer.backends.onnxruntime.decode_graph import placed
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array, Early, Session
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.tasks.early_exit import exit_logits
 
 OpenPart = Callable[[Path], OnnxSession]
+_KEPT = ("past_key", "past_value", "past_conv")
 
 
 def open_here(path: Path) -> OnnxSession:
@@ -38,12 +41,14 @@ class StepParts:
     def __init__(
         self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = open_here
     ) -> None:
+        names: dict[int, str] = {}
         for loop in answers:
             if not 1 <= loop <= loops:
                 raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
+            # A loop's own head, the one that all exits share, or the last loop's.
+            known = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
+            names[loop] = next((name for name in known if name in parts), "readout")
         self.loops = loops
-        self._parts = parts
-        names = {loop: self._readout_name(loop) for loop in answers}
         self._opened: dict[str, OnnxSession] = {}
         for name in ("embed", "loop", *sorted(set(names.values()))):
             if name not in parts:
@@ -52,11 +57,6 @@ class StepParts:
         self.embed, self.loop = self._opened["embed"], self._opened["loop"]
         self._readouts = {loop: self._opened[name] for loop, name in names.items()}
         self.provider = self.loop.provider
-
-    def _readout_name(self, loop: int) -> str:
-        """The head of ``loop``: its own, the one that all exits share, or the last loop's."""
-        known = (f"readout_exit{loop}", "readout_exit") if loop != self.loops else ()
-        return next((name for name in known if name in self._parts), "readout")
 
     @property
     def is_decoder(self) -> bool:
@@ -82,6 +82,59 @@ class StepParts:
         """Free the memory of all graphs."""
         for session in self._opened.values():
             session.close()
+
+
+class StepEngine(LoopEngine[Array]):
+    """The step graphs: stops after every loop. A state is the hidden states of some tokens, [B, n, C].
+
+    Args:
+        parts: the opened graphs; several engines may share them, one after the other or in turns.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        self.provider = parts.provider
+        self.stops = tuple(range(1, parts.loops + 1))
+        self.max_positions = parts.embed.max_positions
+        self._embedding: Array | None = None
+        self._kept: list[dict[str, Array] | None] = [None] * parts.loops
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
+        """See :meth:`LoopEngine.embed`."""
+        graph, kept = self._parts.embed, self._embedding
+        if kept is None:
+            kept = graph.empty("past_conv", len(ids))
+        found = graph.run({**placed(ids, start), "past_conv": kept})
+        if keep:
+            self._embedding = found["present_conv"]
+        return found["state"]
+
+    def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
+        """See :meth:`LoopEngine.advance`."""
+        graph, kept = self._parts.loop, self._kept[stretch]
+        if kept is None:
+            kept = {name: graph.empty(name, len(state)) for name in _KEPT}
+        found = graph.run({"state": state, "loop": np.array([stretch], dtype=np.int64), **kept})
+        if keep:
+            self._kept[stretch] = {name: found[name.replace("past", "present")] for name in _KEPT}
+        return found["next_state"]
+
+    def joined(self, first: Array, second: Array) -> Array:
+        """See :meth:`LoopEngine.joined`."""
+        return np.concatenate((first, second), axis=1)
+
+    def readout(self, state: Array, loop: int) -> Array:
+        """See :meth:`LoopEngine.readout`."""
+        result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
+        return result
+
+    def caveats(self) -> tuple[str, ...]:
+        """See :meth:`LoopEngine.caveats`."""
+        return self._parts.caveats()
+
+    def close(self) -> None:
+        """Free the memory of all graphs."""
+        self._parts.close()
 
 
 class StepSession(Session):
@@ -111,65 +164,54 @@ class StepSession(Session):
     ) -> None:
         self._last = exit_ or max(exits, default=loops)
         asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
-        opened = StepParts(parts, loops, {*asked, *exits, self._last}, open_part)
-        if early is not None and opened.is_decoder:
+        self._parts = StepParts(parts, loops, {*asked, *exits, self._last}, open_part)
+        if early is not None and self._parts.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
-        self._parts: StepParts | None = opened
         self._early, self._asked, self._exits = early, frozenset(asked), frozenset(exits)
-        self.provider = opened.provider
+        self.provider = self._parts.provider
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run embed, the loops and a readout, or several. See :meth:`Session.run`."""
-        if self._parts is None:
-            raise EdgeformerError("the session of a step bundle is closed")
-        parts = self._parts
         if self._early is not None:
-            return self._leave(parts, inputs, self._early)
+            return self._leave(inputs, self._early)
         answers: dict[str, Array] = {}
-        states = self._read_text(parts, inputs) if parts.is_decoder else self._loop(parts, inputs)
-        for loop, state in enumerate(states, start=1):
+        for loop, state in enumerate(self._states(inputs), start=1):
             if loop in self._exits:
-                answers[exit_logits(loop)] = parts.readout(state, loop)
+                answers[exit_logits(loop)] = self._parts.readout(state, loop)
             elif loop == self._last and not self._exits:
-                answers["logits"] = parts.readout(state, loop)
+                answers["logits"] = self._parts.readout(state, loop)
         return answers
 
     def placement(self) -> dict[str, int] | None:
         """See :meth:`StepParts.placement`."""
-        return self._parts.placement() if self._parts is not None else None
+        return self._parts.placement()
 
     def caveats(self) -> tuple[str, ...]:
         """See :meth:`StepParts.caveats`."""
-        return self._parts.caveats() if self._parts is not None else ()
+        return self._parts.caveats()
 
     def close(self) -> None:
         """Free the memory of all graphs."""
-        if self._parts is not None:
-            self._parts.close()
-        self._parts = None
+        self._parts.close()
 
-    def _loop(self, parts: StepParts, inputs: Mapping[str, Array]) -> Iterator[Array]:
-        """A classifier's state after every loop."""
-        state = parts.embed.run(inputs)["state"]
+    def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
+        """The state after every loop; a language model reads the whole text at once."""
+        if self._parts.is_decoder:
+            if "input_ids" not in inputs:
+                raise InputError("input 'input_ids' is missing")
+            engine = StepEngine(self._parts)
+            state = engine.embed(inputs["input_ids"], 0, keep=False)
+            for stretch in range(self._last):
+                state = engine.advance(stretch, state, keep=False)
+                yield state
+            return
+        state = self._parts.embed.run(inputs)["state"]
         for _ in range(self._last):
-            state = parts.loop.run({**inputs, "state": state})["next_state"]
+            state = self._parts.loop.run({**inputs, "state": state})["next_state"]
             yield state
 
-    def _read_text(self, parts: StepParts, inputs: Mapping[str, Array]) -> Iterator[Array]:
-        """A language model's state after every loop."""
-        if "input_ids" not in inputs:
-            raise InputError("input 'input_ids' is missing")
-        ids = inputs["input_ids"]
-        rows = len(ids)
-        places = np.repeat(np.arange(ids.shape[-1], dtype=np.int64)[None], rows, axis=0)
-        start = {"past_conv": parts.embed.empty("past_conv", rows)}
-        state = parts.embed.run({"input_ids": ids, "position_ids": places, **start})["state"]
-        nothing = {name: parts.loop.empty(name, rows) for name in ("past_key", "past_value", "past_conv")}
-        for loop in range(self._last):
-            state = parts.loop.run({"state": state, "loop": np.array([loop], dtype=np.int64), **nothing})["next_state"]
-            yield state
-
-    def _leave(self, parts: StepParts, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
+    def _leave(self, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
+        parts = self._parts
         state = parts.embed.run(inputs)["state"]
         waiting = np.arange(len(state))
         loops = np.full(len(state), self._last, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Token-by-token decoding with ONNX Runtime: with the step graphs up to any exit, or with the decode graph."""
+"""A decode graph: the whole model in one call, with keys and values of earlier tokens as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,64 +8,8 @@ import numpy as np
 
 from edgeformer.backends.decoder import Decoder, LoopEngine
 from edgeformer.backends.onnxruntime.session import KEPT, OnnxSession
-from edgeformer.backends.onnxruntime.step_session import StepParts
 from edgeformer.backends.session import Array, Session
 from edgeformer.formats.errors import InputError
-
-_KEPT = ("past_key", "past_value", "past_conv")
-
-
-class StepEngine(LoopEngine[Array]):
-    """The step graphs: stops after every loop. A state is the hidden states of some tokens, [B, n, C].
-
-    Args:
-        parts: the opened graphs; several engines may share them, one after the other or in turns.
-    """
-
-    def __init__(self, parts: StepParts) -> None:
-        self._parts = parts
-        self.provider = parts.provider
-        self.stops = tuple(range(1, parts.loops + 1))
-        self.max_positions = parts.embed.max_positions
-        self._embedding: Array | None = None
-        self._kept: list[dict[str, Array] | None] = [None] * parts.loops
-
-    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.embed`."""
-        graph, kept = self._parts.embed, self._embedding
-        if kept is None:
-            kept = graph.empty("past_conv", len(ids))
-        found = graph.run({**_placed(ids, start), "past_conv": kept})
-        if keep:
-            self._embedding = found["present_conv"]
-        return found["state"]
-
-    def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.advance`."""
-        graph, kept = self._parts.loop, self._kept[stretch]
-        if kept is None:
-            kept = {name: graph.empty(name, len(state)) for name in _KEPT}
-        found = graph.run({"state": state, "loop": np.array([stretch], dtype=np.int64), **kept})
-        if keep:
-            self._kept[stretch] = {name: found[name.replace("past", "present")] for name in _KEPT}
-        return found["next_state"]
-
-    def joined(self, first: Array, second: Array) -> Array:
-        """See :meth:`LoopEngine.joined`."""
-        return np.concatenate((first, second), axis=1)
-
-    def readout(self, state: Array, loop: int) -> Array:
-        """See :meth:`LoopEngine.readout`."""
-        result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
-        return result
-
-    def caveats(self) -> tuple[str, ...]:
-        """See :meth:`LoopEngine.caveats`."""
-        return self._parts.caveats()
-
-    def close(self) -> None:
-        """Free the memory of all graphs."""
-        self._parts.close()
 
 
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
@@ -89,7 +33,7 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
         """Nothing is computed yet. See :meth:`LoopEngine.embed`."""
-        return _placed(ids, start)
+        return placed(ids, start)
 
     def advance(self, stretch: int, state: dict[str, Array], *, keep: bool) -> dict[str, Array]:
         """See :meth:`LoopEngine.advance`."""
@@ -119,21 +63,10 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         self._graph.close()
 
 
-def _placed(ids: Array, start: int) -> dict[str, Array]:
-    """Tokens int64 [B, n] with their places."""
-    rows, new = ids.shape
-    places = np.repeat(np.arange(start, start + new, dtype=np.int64)[None], rows, axis=0)
-    return {"input_ids": ids, "position_ids": places}
-
-
-def step_decoder(parts: StepParts) -> Decoder[Array]:
-    """A decoder on opened step graphs, which may leave after any loop."""
-    return Decoder(StepEngine(parts))
-
-
-def full_depth_decoder(graph: OnnxSession) -> Decoder[dict[str, Array]]:
-    """A decoder on an opened decode graph."""
-    return Decoder(FullDepthEngine(graph))
+def placed(ids: Array, start: int) -> dict[str, Array]:
+    """Tokens int64 [B, n] with their places, the first of them at ``start``."""
+    places = np.arange(start, start + ids.shape[-1], dtype=np.int64)
+    return {"input_ids": ids, "position_ids": np.tile(places, (len(ids), 1))}
 
 
 def decode_windows(session: OnnxSession, ids: Array, first: int) -> Array:
@@ -147,7 +80,7 @@ def decode_windows(session: OnnxSession, ids: Array, first: int) -> Array:
     Returns:
         Logits after the token at place first − 1 and after each later one, float32 [B, n − first + 1, V].
     """
-    decoder = full_depth_decoder(session)
+    decoder = Decoder(FullDepthEngine(session))
     found = []
     for piece in np.split(ids, range(first, ids.shape[1]), axis=1):
         decoder.read_rows(piece)

@@ -1,0 +1,71 @@
+"""A run's own weights in torch, opened to be scored or to write. torch is imported when one of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeformer.formats.errors import MissingDependencyError, install_hint
+from edgeformer.formats.recipe import Recipe
+from edgeformer.tasks import task_named
+from edgeformer.tasks.early_exit import exit_logits
+
+if TYPE_CHECKING:
+    from edgeformer.backends.decoder import Decoder
+    from edgeformer.backends.session import Session
+
+
+def open_session(folder: Path, recipe: Recipe, exits: Sequence[int] = ()) -> Session:
+    """The weights as a session.
+
+    Args:
+        folder: the run's.
+        recipe: its own.
+        exits: all loops that it can answer after, to answer with ``logits_exitN`` of each; empty: it answers as its
+            family scores its models: with ``logits``, or with losses where logits would not fit.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        ArtifactError: the weights are missing or damaged.
+    """
+    model = _load(folder, "scoring")
+    from edgeformer.backends.torch.session import TorchSession
+    from edgeformer.families import family_of
+
+    network = family_of(recipe).network
+    if exits:
+        names = task_named(recipe.task).golden_names[0]
+        return TorchSession(network.exits(model), names, outputs=tuple(map(exit_logits, exits)))
+    scorer: Any = network.scorer(model)
+    return TorchSession(scorer, scorer.inputs, scorer.optional)
+
+
+def open_decoder(folder: Path, recipe: Recipe) -> Decoder[Any]:
+    """The weights, to write token by token.
+
+    Args:
+        folder: the run's.
+        recipe: its own.
+
+    Raises:
+        InputError: its family writes no text.
+        MissingDependencyError: torch is not installed.
+        ArtifactError: the weights are missing or damaged.
+    """
+    model = _load(folder, "writing with")
+    from edgeformer.backends.torch.decoder import torch_decoder
+    from edgeformer.families import family_of
+
+    return torch_decoder(family_of(recipe).network.decoder(model))
+
+
+def _load(folder: Path, purpose: str) -> Any:
+    try:
+        from edgeformer.families.saving import load_model
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; or export it where that is "
+            f"installed (edgeformer export {folder.name}), and choose an artifact of its bundle with --artifact"
+        ) from None
+    return load_model(folder)

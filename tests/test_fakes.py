@@ -1,0 +1,186 @@
+"""The promise to whoever adds the next family: one folder, and every command works with what it brings.
+
+A family that no file of ours knows (``tests/fakes/averaging_family``) is trained, exported, verified, evaluated, used,
+profiled and reported on: by the commands in processes of their own, and by the functions that they call.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeformer.bundle import read_bundle
+from edgeformer.families import load_recipe
+from edgeformer.formats.documents import load_profile
+from edgeformer.reporting.report_files import write_report
+from edgeformer.run import Location, locate, read_run
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.exporting.export import ExportOptions, export
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.stages.verifying.verify import verify
+from tests.cli.run_cli import edgeformer
+from tests.fakes.install import installed
+
+PRAISE = ("good", "fine", "lovely", "friendly", "tasty", "clean", "quick")
+BLAME = ("bad", "dull", "rude", "dirty", "bland", "slow", "dear")
+THINGS = ("food", "staff", "place", "room", "music", "coffee", "service", "garden", "soup")
+TEXTS = ["the soup was tasty and the room clean", "rude staff and a dull place"]
+
+RECIPE = """
+name: averaging_reviews
+description: Short reviews, learned by averaged embeddings in a second
+task: classification
+target: cpu
+data:
+  parts:
+    train: [{kind: file, path: reviews.tsv}]
+  split: random-split
+  labels: [negative, positive]
+  max_length: 24
+  cleaning: none
+tokenizer: {kind: trained, algorithm: wordpiece}
+model: {kind: averaging, vocab_size: 120, width: 32, inner_width: 48, rounds: 2, max_positions: 160}
+training:
+  epochs: 3
+  batch_size: 32
+  precision: fp32
+  log_every: 5
+  optimizer: {lr: 1e-2}
+  schedule: {kind: constant}
+"""
+GRAPHS = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "fp16") for form in ("", "-exit1", "-step")}
+FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _averaging() -> Iterator[None]:
+    with installed("averaging_family"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recipe and data, as a user would have them."""
+    made, choose = tmp_path_factory.mktemp("averaging"), random.Random(0)
+    rows = []
+    for number in range(600):
+        words = (BLAME, PRAISE)[number % 2]
+        one, two = choose.sample(THINGS, 2)
+        text = f"the {one} was {choose.choice(words)} and the {two} {choose.choice(words)}, no {number}"
+        rows.append(f"{number % 2}\t{text}")
+    (made / "reviews.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    (made / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return made
+
+
+def done(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    outcome = edgeformer(*arguments, "--json", cwd=folder)
+    assert outcome.code == code, outcome.err
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    trained = done(folder, "train", "recipe.yaml", "--name", "reviews")
+    assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
+    exported = done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all")
+    assert {artifact["id"]: artifact["reason"] for artifact in exported["artifacts"]} == dict.fromkeys(GRAPHS)
+    for artifact in exported["artifacts"]:
+        assert artifact["status"] == "built" and artifact["parity"]["top1_agreement"] > 0.95
+        assert artifact["sharing"]["stored_parameters"] == trained["parameters"]
+    return folder / "artifacts" / "reviews"
+
+
+def test_plan(folder: Path, run: Path) -> None:
+    plan = done(folder, "plan", "recipe.yaml", "--device", "rtx4050")
+    assert plan["fits"] and plan["parameters"] == read_run(run).parameters
+
+
+def test_the_model_card_and_config_say_what_it_is(run: Path) -> None:
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "averaged embeddings of width 32, one block (48) × 2 rounds" in card
+    config = json.loads((run / "bundle" / "config.json").read_text(encoding="utf-8"))
+    assert (config["model_type"], config["iterations"]) == ("averaging", 2)
+
+
+def test_verify(folder: Path, run: Path) -> None:
+    found = done(folder, "verify", "reviews")
+    assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS, "verified")
+
+
+def test_evaluate(folder: Path, run: Path) -> None:
+    rows = done(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
+    assert {row["artifact"] for row in rows} == {"torch", *GRAPHS}
+    assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
+
+
+def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
+    for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step"):
+        found = done(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
+        assert [row["label"] for row in found] == ["positive", "negative"], artifact
+    hasty = done(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
+    assert [row["loops"] for row in hasty] == [1, 1]
+
+
+def test_list(folder: Path, run: Path) -> None:
+    assert [row["run"] for row in done(folder, "list", "runs")["runs"]] == ["reviews"]
+
+
+def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path) -> None:
+    options = ("--device", "host", "--artifact", "onnx-int8", "--batch", "1")
+    report = done(folder, "profile", "reviews", *options)
+    steady = [row for row in report["rows"] if row["phase"] == "steady"]
+    assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
+    for kind in ("json", "md", "html", "csv"):
+        assert (run / "reports" / f"host.{kind}").stat().st_size > 0
+
+
+def test_profile_estimates_for_a_card_that_is_not_here(folder: Path, run: Path) -> None:
+    options = ("--device", "rtx4050", "--artifact", "onnx-fp16", "--batch", "1")
+    outcome = edgeformer("profile", "reviews", *options, "--json", cwd=folder)
+    assert outcome.code in (0, 3), outcome.err
+    rows = [row for row in json.loads(outcome.out)["rows"] if row["where"] == "device"]
+    assert rows and {row["latency_ms"]["status"] for row in rows} <= {"estimated", "measured"}
+
+
+def test_a_process_without_the_package_says_what_is_missing(
+    self, folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    outcome = edgeformer("train", "recipe.yaml", cwd=folder)
+    assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same from Python."""
+    monkeypatch.chdir(folder)
+    run = train(load_recipe("recipe.yaml"), TrainOptions(folder / "from-python", name="reviews"))
+    bundle = export(run, ExportOptions(fp16=True, int8=True, exits="all", vocab_trim=True))
+    assert {artifact.id for artifact in bundle.artifacts} == {*GRAPHS, "onnx-int8-trim", "onnx-fp16-trim"}
+    assert {artifact.status for artifact in bundle.artifacts} == {"built"}
+    assert read_bundle(run / "bundle") == bundle
+    location = locate(str(run), folder)
+    with np.load(run / "bundle" / "golden.npz") as golden:
+        assert {"logits", "logits_exit1", "logits_exit2", "labels"} <= set(golden)
+    checked = verify(run / "bundle")
+    assert {row.status for row in checked.artifacts} == {"verified"}
+    rows = evaluate(location, EvaluateOptions(artifact="onnx-int8-trim"))
+    assert rows[0].accuracy is not None and rows[0].accuracy > 0.9
+    assert [found.label for found in predict(location, TEXTS, "onnx-fp16-trim")[1]] == ["positive", "negative"]
+    options = ProfileOptions(batches=(1,), seqs=(16,), rules=FAST, threads=(1,))
+    report = profile_bundle(Location(run, run / "bundle"), load_profile("host"), options)
+    assert {row.artifact for row in report.rows} == {artifact.id for artifact in bundle.artifacts}
+    assert {row.latency_ms.status for row in report.rows} == {"measured"}
+    written = write_report(report, location)
+    assert {path.suffix for path in written} >= {".json", ".md", ".html", ".csv"}
+    assert all(path.stat().st_size for path in written)
