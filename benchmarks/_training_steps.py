@@ -7,10 +7,10 @@ import json
 import time
 
 import torch
-from edgeformer.families.build import build_encoder
 from torch import nn
 
-from edgeformer.families import load_recipe
+from edgeformer.families import family_of, load_recipe
+from edgeformer.families.network import Place
 from edgeformer.stages.training.optimization import build_optimizer
 
 parser = argparse.ArgumentParser()
@@ -18,7 +18,7 @@ parser.add_argument("--steps", type=int, default=20)
 arguments = parser.parse_args()
 recipe = load_recipe("recurrent_sst2_fast")
 torch.manual_seed(0)
-model, _ = build_encoder(recipe.model, recipe.classes)
+model, _ = family_of(recipe).network.build(recipe, Place())
 optimizer = build_optimizer(model, recipe.training.optimizer)
 ids = torch.randint(1000, 30_000, (64, 12))
 labels = torch.randint(0, 2, (64,))

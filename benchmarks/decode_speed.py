@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeformer.families.build import build_crt
 
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.crt.network import build_crt
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 

@@ -26,7 +26,6 @@ import numpy as np
 import onnx
 import onnx_ir
 import onnxruntime
-from edgeformer.families.build import load_encoder
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -38,7 +37,8 @@ from onnxruntime.quantization import (
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.prepare import PreparedData, prepare
-from edgeformer.families import load_recipe
+from edgeformer.families import read_recipe_of
+from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph, text_spec
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.exporting import int8
@@ -77,12 +77,9 @@ class TrainingRows(CalibrationDataReader):  # type: ignore[misc]
         return next(self._batches, None)
 
 
-def build(run: Path, folder: Path, data: PreparedData, calibration: int) -> dict[str, Path]:
-    """Name → graph of every method."""
-    recipe = load_recipe(str(run / "recipe.yaml"))
-    assert isinstance(recipe, ClassificationRecipe)
-    model = load_encoder(recipe.model, recipe.classes, run / "model" / "model.safetensors")
-    traced = export_graph(text_spec(model, ["input_ids", "attention_mask"], recipe.model.max_positions))
+def build(run: Path, folder: Path, data: PreparedData, longest: int, calibration: int) -> dict[str, Path]:
+    """Name → graph of every method; ``longest``: tokens that the graphs may take."""
+    traced = export_graph(text_spec(load_model(run), ["input_ids", "attention_mask"], longest))
     paths = {"fp32": folder / "fp32.onnx", "dynamic": folder / "dynamic.onnx"}
     write_graph(traced, paths["fp32"])
     write_graph(int8.quantize(traced), paths["dynamic"])
@@ -137,7 +134,7 @@ def quality(paths: dict[str, Path], data: PreparedData, threads: int) -> dict[st
     found: dict[str, dict[str, float]] = {}
     for name, path in paths.items():
         with OnnxSession(path, threads=threads) as session:
-            logits, _ = run_rows(session.run, data.validation, data.special.pad, BATCH)
+            logits = run_rows(session.run, data.validation, data.special.pad, BATCH)
         reference = logits if name == "fp32" else reference
         error = np.abs(logits - reference)
         found[name] = {
@@ -190,12 +187,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    recipe = load_recipe(str(arguments.run / "recipe.yaml"))
+    recipe = read_recipe_of(arguments.run)
     if not isinstance(recipe, ClassificationRecipe):
         raise SystemExit(f"{arguments.run} is no classifier's run")
     with tempfile.TemporaryDirectory() as folder:
         data = prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, Path(folder, "cache"))
-        paths = build(arguments.run, Path(folder), data, arguments.calibration)
+        paths = build(arguments.run, Path(folder), data, recipe.model.max_positions, arguments.calibration)
         found = quality(paths, data, arguments.threads)
         for rows, length in SHAPES:
             for name, values in latency(paths, (rows, length), arguments.rounds, arguments.threads).items():

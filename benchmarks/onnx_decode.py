@@ -26,8 +26,6 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 import torch
-from edgeformer.families.build import build_crt
-from edgeformer.families.steps import step_specs
 
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
@@ -36,8 +34,9 @@ from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
 from edgeformer.backends.torch.decoder import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
-from edgeformer.families.crt.graphs import compose_decode
+from edgeformer.families.crt.graphs import compose_decode, step_specs
 from edgeformer.families.crt.model import CRT
+from edgeformer.families.crt.network import build_crt
 from edgeformer.families.tracing import export_graph
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph

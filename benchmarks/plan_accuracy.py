@@ -16,7 +16,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 _SMALLER = "model.loops=4 model.exits=[2] model.cycles=6 model.vocab_size=20000"
@@ -46,31 +48,31 @@ def peak_resident_bytes() -> int:
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
     from accelerate import Accelerator
-    from edgeformer.families.build import build_crt
-    from edgeformer.stages.training. import StopRequest
-    from edgeformer.stages.training.language import LanguageObjective
-    from edgeformer.stages.training.metrics_log import MetricsLog
-    from edgeformer.stages.training.precision import resolve_precision
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
     from edgeformer.data.language import PreparedText
+    from edgeformer.families.network import Place
     from edgeformer.formats.manifest import DataSummary
-    from edgeformer.formats.progress import Silent
+    from edgeformer.formats.progress import SILENT
     from edgeformer.stages.training.checkpoints import Checkpoints
     from edgeformer.stages.training.loop import TrainingLoop
+    from edgeformer.stages.training.metrics import MetricsLog
+    from edgeformer.stages.training.objective import Objective
+    from edgeformer.stages.training.optimization import resolve_precision
+    from edgeformer.tasks import task_named
 
     rows_per_step = recipe.training.batch_size * recipe.training.accumulation
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = PreparedText(Tokenizer(BPE()), 0, train, validation, {}, nothing)
-    model = build_crt(recipe.model)
+    task_named(recipe.task).prepare = lambda *given: data  # this process trains nothing else
     precision = resolve_precision(recipe.training.precision, "cpu")
     accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)
-    loop = TrainingLoop(recipe, LanguageObjective(recipe, data, model), model, accelerator)
+    loop = TrainingLoop(Objective(recipe, folder, Place("cpu", precision), SILENT), accelerator)
     loop.checkpoints = Checkpoints(folder)
-    with MetricsLog(folder, 0) as log:
-        loop.run(StopRequest(), log, Silent(), steps)
+    with closing(MetricsLog(folder, 0)) as log:
+        loop.run(Event(), log, SILENT, steps)
 
 
 def random_rows(recipe: Any, rows: int) -> Any:
@@ -112,10 +114,9 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
-    from edgeformer.stages.training.precision import resolve_precision
-
     from edgeformer.families import load_recipe
     from edgeformer.stages.training.memory import predict_peak
+    from edgeformer.stages.training.optimization import resolve_precision
 
     recipe_name, *overrides = shlex.split(size)
     recipe = load_recipe(recipe_name, overrides)

@@ -1,7 +1,5 @@
 """Check the pick of `edgeformer profile --search` against a brute force that shares no code with it.
 
-Usage: python benchmarks/search_by_brute_force.py REPORT_JSON BUNDLE_JSON
-
 Reads the rows and limits of a report that was made on its own device, and the scores of the bundle, as plain JSON; goes
 through all rows, and exits with 1 unless the report's pick and Pareto front are the ones that it finds. Estimates and
 limits that nobody can decide are not covered: it says so and exits with 2.
@@ -9,6 +7,7 @@ limits that nobody can decide are not covered: it says so and exits with 2.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -58,7 +57,11 @@ def beaten(point: tuple[float, ...], others: list[tuple[float, ...]]) -> bool:
 
 def main() -> int:
     """0: the pick and the front are right."""
-    report, bundle = (json.loads(Path(path).read_bytes()) for path in sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__)
+    for which in ("report", "bundle"):
+        parser.add_argument(which, type=Path, metavar=f"{which.upper()}_JSON")
+    files = parser.parse_args()
+    report, bundle = (json.loads(path.read_bytes()) for path in (files.report, files.bundle))
     search = report["search"]
     if search["basis"] != "measured" or any(c["unknown"] for c in search["candidates"] if c["feasible"]):
         print("holds estimates, or limits that nobody can decide")

@@ -20,9 +20,12 @@ def step_times_ms(environment: dict[str, str], *arguments: str) -> list[float]:
     return times
 
 
-def compare(name: str, a: tuple[str, dict[str, str], list[str]], b: tuple[str, dict[str, str], list[str]]) -> None:
+Variant = tuple[str, dict[str, str], list[str]]
+"""Name, environment, arguments of the child."""
+
+
+def compare(name: str, a: Variant, b: Variant, rounds: int) -> None:
     """Run A B A B …, each variant ``rounds`` times, and print medians and their ratio per round."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     medians: dict[str, list[float]] = {a[0]: [], b[0]: []}
     for number in range(rounds):
         for label, environment, arguments in (a, b):

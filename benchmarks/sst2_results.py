@@ -105,6 +105,8 @@ def main() -> None:
             print(table(json.loads(Path(source).read_text(encoding="utf-8"))))
         case ["artifacts", source]:
             print(artifacts_table(json.loads(Path(source).read_text(encoding="utf-8"))))
+        case ["-h" | "--help"]:
+            print(__doc__)
         case _:
             raise SystemExit(__doc__)
 
