@@ -153,9 +153,7 @@ def test_profile_estimates_for_a_card_that_is_not_here(folder: Path, run: Path) 
     assert rows and {row["latency_ms"]["status"] for row in rows} <= {"estimated", "measured"}
 
 
-def test_a_process_without_the_package_says_what_is_missing(
-    self, folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_the_package_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     outcome = edgeformer("train", "recipe.yaml", cwd=folder)
     assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err

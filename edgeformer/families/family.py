@@ -53,6 +53,8 @@ class Family(ABC):
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
         """A bundle's config.json from the run's, as clients of Hugging Face repositories can open it.
 
+        For a classifier with a step bundle it has ``iterations``: how often a host runs the loop graph.
+
         Args:
             config: the run's config.json; with the vocabulary's new size where that was trimmed.
             precision: of the graph that a client gets which does not ask for one.
