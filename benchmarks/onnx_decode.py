@@ -41,7 +41,7 @@ from edgeformer.families.crt.model import CRT
 from edgeformer.families.tracing import export_graph
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.machine.threads import default_threads
-from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 DECODE = "decode"
@@ -101,7 +101,7 @@ def write_graphs(model: CRT, folder: Path) -> dict[str, Path]:
         started = time.perf_counter()
         graphs = {name: export_graph(spec) for name, spec in step_specs(model).items()}
         graphs[DECODE] = compose_decode(model, graphs)
-        with WeightsFile(folder / "model.onnx_data") as weights:
+        with weights_file(folder / "model.onnx_data") as weights:
             for name, graph in graphs.items():
                 write_graph(graph, paths[name], weights)
         print(f"exported in {time.perf_counter() - started:.0f} s", flush=True)
