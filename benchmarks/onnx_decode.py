@@ -33,7 +33,7 @@ from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
-from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import compose_decode

@@ -159,7 +159,7 @@ class Run:
             ArtifactError: the weights are missing or damaged.
         """
         model = self._load("writing with")
-        from edgeformer.backends.torch.decoder import torch_decoder
+        from edgeformer.backends.torch.session import torch_decoder
 
         return torch_decoder(self.family.network.decoder(model))
 

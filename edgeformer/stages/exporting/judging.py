@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 
 from edgeformer.backends import library_versions
-from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
@@ -174,7 +173,7 @@ class Judge:
         self, id_: str, files: Mapping[str, str], about: tuple[Written, int], facts: dict[str, object]
     ) -> ArtifactManifest:
         written, needed = about
-        graphs = {part: open_graph(self.bundle / file) for part, file in files.items()}
+        graphs = {part: onnx.load(str(self.bundle / file), load_external_data=False) for part, file in files.items()}
         sharing = _added([audit_sharing(graph, needed) for graph in graphs.values()])
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
