@@ -31,7 +31,7 @@ from edgeformer.stages.exporting.audit import (
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
-from edgeformer.stages.exporting.numerics import measure_drift, overflow
+from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
 from edgeformer.stages.exporting.validation import Validation
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
@@ -153,7 +153,7 @@ class Judge:
         if parity.max_abs_error is None:  # no score can be made of what is not a number
             return {"parity": parity, "reason": reason}
         golden = self.subject.score(exit_, logits)
-        score = self.validation.score(run, exit_) if self.validation is not None and run is not None else None
+        score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
         if self.variant == Variant("fp32"):
@@ -167,7 +167,10 @@ class Judge:
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def _overflow(self) -> str | None:
-        return overflow(self.largest) if self.variant.precision == "fp16" else None
+        """Why FP16 cannot hold the model's activations; None when it can, or another precision is judged."""
+        if self.variant.precision != "fp16" or self.largest <= FP16_LARGEST:
+            return None
+        return f"an activation reaches {self.largest:.3g} on real inputs; FP16 ends at {FP16_LARGEST:.0f} (overflow)"
 
     def _manifest(
         self, id_: str, files: Mapping[str, str], about: tuple[Written, int], facts: dict[str, object]
