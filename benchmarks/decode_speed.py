@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.model import CRT

@@ -31,7 +31,7 @@ from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
-from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families import load_recipe
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import compose_decode, step_specs
@@ -39,7 +39,7 @@ from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
 from edgeformer.families.tracing import export_graph
 from edgeformer.machine.host import cpu_name, default_threads, now
-from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 DECODE = "decode"
@@ -99,7 +99,7 @@ def write_graphs(model: CRT, folder: Path) -> dict[str, Path]:
         started = time.perf_counter()
         graphs = {name: export_graph(spec) for name, spec in step_specs(model).items()}
         graphs[DECODE] = compose_decode(model, graphs)
-        with WeightsFile(folder / "model.onnx_data") as weights:
+        with weights_file(folder / "model.onnx_data") as weights:
             for name, graph in graphs.items():
                 write_graph(graph, paths[name], weights)
         print(f"exported in {time.perf_counter() - started:.0f} s", flush=True)

@@ -54,7 +54,7 @@ def open_decoder(folder: Path, recipe: Recipe) -> Decoder[Any]:
         ArtifactError: the weights are missing or damaged.
     """
     model = _load(folder, "writing with")
-    from edgeformer.backends.torch.decoder import torch_decoder
+    from edgeformer.backends.torch.session import torch_decoder
     from edgeformer.families import family_of
 
     return torch_decoder(family_of(recipe).network.decoder(model))

@@ -27,31 +27,10 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
 
 __all__ = [
-    "ROOM",
-    "ArtifactFiles",
-    "Backend",
-    "BuildJob",
-    "Builder",
-    "Kind",
-    "OpenOptions",
-    "ProviderFacts",
-    "Target",
-    "Unavailable",
-    "all_backends",
-    "all_builders",
-    "backend_named",
-    "backend_of",
-    "builder_named",
-    "builder_of",
-    "cannot_estimate",
-    "cannot_run",
-    "computes_on",
-    "counts_threads",
-    "default_provider",
-    "library_versions",
-    "on_gpu",
-    "provider_label",
-    "provider_of",
+    "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
+    "Unavailable", "all_backends", "all_builders", "backend_named", "backend_of", "builder_named", "builder_of",
+    "cannot_estimate", "cannot_run", "computes_on", "counts_threads", "default_provider", "library_versions",
+    "on_gpu", "provider_label", "provider_of",
 ]  # fmt: skip
 
 ROOM: Room[Backend] = Room(__name__, "BACKEND", Backend, lambda backend: (backend.name, *backend.formats))

@@ -38,7 +38,6 @@ class LoopEngine(Protocol[State]):
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> State:
         """New tokens, int64 [B, n], the first of them at place ``start``; ``keep`` False: forget them again."""
-        ...
 
     def advance(self, stretch: int, state: State, *, keep: bool) -> State:
         """Tokens through the loops between two stops.
@@ -48,19 +47,15 @@ class LoopEngine(Protocol[State]):
             state: of tokens that follow, without a gap, those that went through this stretch before.
             keep: False: forget them again.
         """
-        ...
 
     def joined(self, first: State, second: State) -> State:
         """Consecutive tokens as one state."""
-        ...
 
     def readout(self, state: State, loop: int) -> Array:
         """Logits float32 [B, V] of the newest token in ``state``, which is through ``loop``."""
-        ...
 
     def close(self) -> None:
         """Give the memory back."""
-        ...
 
     def caveats(self) -> tuple[str, ...]:
         """As :meth:`~edgeformer.backends.session.Session.caveats`."""

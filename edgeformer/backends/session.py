@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 Array = npt.NDArray[Any]
-S = TypeVar("S", bound="Session")
 
 
 class Session(Protocol):
@@ -37,11 +37,9 @@ class Session(Protocol):
         Raises:
             InputError: an input is missing, or its type or shape cannot be used.
         """
-        ...
 
     def close(self) -> None:
         """Give the memory back. A closed session cannot run again."""
-        ...
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float | None:
         """Milliseconds of one run on the card alone, without copies; None where nothing times that.
@@ -62,7 +60,7 @@ class Session(Protocol):
         """What a reader of this session's figures must be told: nodes that something else computes."""
         return ()
 
-    def __enter__(self: S) -> S:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -116,7 +116,7 @@ class Network(ABC):
         return None
 
     def decoder(self, model: Any) -> Any:
-        """The model as :class:`~edgeformer.backends.torch.decoder.CachedModel`, ready to write a text.
+        """The model as :class:`~edgeformer.backends.torch.session.CachedModel`, ready to write a text.
 
         Raises:
             InputError: the family writes none, or the model leaks.

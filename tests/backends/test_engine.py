@@ -24,7 +24,7 @@ from edgeformer.backends.tensorrt.log import PARTS, Phases, read_inspector, read
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision
 from edgeformer.run import read_run
-from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
@@ -61,7 +61,7 @@ def graph(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A looped model's FP16 graph with its weights inside; the same one with weights beside it is ``beside.onnx``."""
     folder = tmp_path_factory.mktemp("graph")
     path = Path(shutil.copy(finished_run / "bundle" / "onnx" / "model_fp16.onnx", folder))
-    with WeightsFile(folder / "beside.onnx_data") as weights:
+    with weights_file(folder / "beside.onnx_data") as weights:
         write_graph(onnx_ir.load(path), folder / "beside.onnx", weights)
     return path
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.families.tracing import cut_out, export_graph, text_spec
-from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.numerics import measure_drift
 
 
@@ -60,7 +60,7 @@ def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> No
     _, graph = traced
     alone = tmp_path / "alone"
     sizes = [write_graph(cut_out(graph, {name: "logits"}), alone / f"{name}.onnx") for name in ("first", "second")]
-    with WeightsFile(tmp_path / "model.onnx_data") as weights:
+    with weights_file(tmp_path / "model.onnx_data") as weights:
         shared = [
             write_graph(cut_out(graph, {name: "logits"}), tmp_path / f"{name}.onnx", weights)
             for name in ("first", "second")
@@ -77,7 +77,7 @@ def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> No
 
 def test_weights_that_were_not_written_to_the_end_have_no_name(traced, tmp_path: Path) -> None:
     _, graph = traced
-    with pytest.raises(RuntimeError), WeightsFile(tmp_path / "model.onnx_data") as weights:
+    with pytest.raises(RuntimeError), weights_file(tmp_path / "model.onnx_data") as weights:
         write_graph(graph, tmp_path / "all.onnx", weights)
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["all.onnx"]

@@ -19,7 +19,7 @@ from edgeformer.families.tracing import cut_out, export_graph, text_spec
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice
-from edgeformer.stages.exporting.graph_files import WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
 from tests.exporting.language_run import exported_language_run
 
@@ -181,7 +181,7 @@ def test_graphs_of_one_model_share_their_int8_weights(
 
     gathering = quantize(export_graph(text_spec(Gathering().eval(), ["input_ids"], POSITIONS)))
     assert quantized_nodes(onnx_ir.to_proto(gathering)) == {"Gather": 1, "MatMulInteger": 1}
-    with WeightsFile(tmp_path / "weights") as weights:
+    with weights_file(tmp_path / "weights") as weights:
         write_graph(quantized, tmp_path / "all.onnx", weights)
         before = set(weights._places)
         write_graph(gathering, tmp_path / "gathering.onnx", weights)

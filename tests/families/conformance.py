@@ -25,7 +25,7 @@ from torch import nn
 from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
-from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families import ROOM, Family, family_of
 from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
 from edgeformer.families.norms import half_for_export

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeformer.backends.decoder import Decoder
-from edgeformer.backends.torch.decoder import torch_decoder
+from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt

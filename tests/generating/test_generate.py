@@ -181,7 +181,7 @@ class TestRefusals:
     def test_without_torch(self, language_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in sys.modules if name.startswith("edgeformer.families")]:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delitem(sys.modules, "edgeformer.backends.torch.decoder", raising=False)
+        monkeypatch.delitem(sys.modules, "edgeformer.backends.torch.session", raising=False)
         monkeypatch.setitem(sys.modules, "torch", None)
         with pytest.raises(MissingDependencyError, match=r'needs torch: python -m pip install "\.\[train\]"'):
             generate(at(language_run), PROMPT, GREEDY)

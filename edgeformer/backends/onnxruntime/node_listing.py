@@ -154,15 +154,15 @@ def _typical(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
 
 def _node(event: dict[str, Any], duration_us: float) -> ExecutedNode:
     arguments = event["args"]
+    inputs, outputs = (
+        tuple(Tensor(dtype, tuple(shape)) for entry in arguments.get(key, []) for dtype, shape in entry.items())
+        for key in ("input_type_shape", "output_type_shape")
+    )
     return ExecutedNode(
         op=arguments["op_name"],
         name=event["name"].removesuffix(_ENDING),
-        inputs=_tensors(arguments.get("input_type_shape", [])),
-        outputs=_tensors(arguments.get("output_type_shape", [])),
+        inputs=inputs,
+        outputs=outputs,
         parameter_bytes=int(arguments.get("parameter_size", 0)),
         duration_us=duration_us,
     )
-
-
-def _tensors(entries: list[dict[str, list[int]]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(dtype, tuple(shape)) for entry in entries for dtype, shape in entry.items())

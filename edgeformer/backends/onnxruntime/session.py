@@ -61,7 +61,6 @@ class OnnxSession(Session):
         self.provider = provider
         self.threads = threads or default_threads()
         self.max_positions = max_positions
-        _require_provider(provider)
         self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
         self._assigned = _assigned_nodes(self._session) if provider != CPU else None
         self._inputs = {
@@ -94,7 +93,12 @@ class OnnxSession(Session):
 
     def placement(self) -> dict[str, int] | None:
         """Provider → nodes; None for the CPU's, which computes all, and where this ONNX Runtime does not say."""
-        return _by_provider(self._assigned) if self._assigned is not None else None
+        if self._assigned is None:
+            return None
+        found: Counter[str] = Counter()
+        for (provider, _), nodes in self._assigned.items():
+            found[provider] += nodes
+        return dict(found)
 
     def caveats(self) -> tuple[str, ...]:
         """See :meth:`Session.caveats`."""
@@ -141,20 +145,16 @@ class OnnxSession(Session):
         )
 
 
-def _require_provider(provider: str) -> None:
+def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
     available = available_providers()
-    if provider == RTX and provider not in available:
-        problem = rtx_plugin().problem
-        if problem is not None:
-            raise InputError(f"provider {provider!r} cannot be used here: {problem}")
-    elif provider not in available:
+    plugged = provider == RTX and RTX not in available
+    if plugged and rtx_plugin().problem is not None:
+        raise InputError(f"provider {provider!r} cannot be used here: {rtx_plugin().problem}")
+    if provider not in available and not plugged:
         raise InputError(
             f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
             f"available: {', '.join(sorted(available))}"
         )
-
-
-def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
     options = ort.SessionOptions()
@@ -166,7 +166,7 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        if provider == RTX and provider not in available_providers():
+        if plugged:
             options.add_provider_for_devices(list(rtx_plugin().devices), {})
             session = ort.InferenceSession(str(path), options)
         else:
@@ -196,13 +196,6 @@ def _assigned_nodes(session: Any) -> Assigned | None:
     return Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
 
 
-def _by_provider(assigned: Assigned) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for (provider, _), nodes in assigned.items():
-        found[provider] += nodes
-    return dict(found)
-
-
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """Which nodes a provider other than the one of a session computes; None where there are none.
 
@@ -212,17 +205,17 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """
     if assigned is None:
         return f"this onnxruntime {ort.__version__} does not tell which nodes {_short(provider)} left to the CPU"
-    elsewhere = {where: nodes for where, nodes in _by_provider(assigned).items() if where != provider}
-    if not elsewhere:
-        return None
     operators: Counter[str] = Counter()
-    for (where, operator), nodes in assigned.items():
-        if where in elsewhere:
-            operators[operator] += nodes
+    elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
+    for (_, operator), nodes in elsewhere.items():
+        operators[operator] += nodes
+    if not operators:
+        return None
     most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
-    places, more = ", ".join(map(_short, elsewhere)), ", …" if len(most) > _NAMED else ""
-    counts = f"{sum(elsewhere.values())} of {sum(assigned.values())} nodes ran on {places}"
+    places = ", ".join(dict.fromkeys(_short(where) for where, _ in elsewhere))
+    more = ", …" if len(most) > _NAMED else ""
+    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {places}"
     return f"{counts}, not on {_short(provider)}: {named}{more}"
 
 

@@ -137,7 +137,7 @@ class StepEngine(LoopEngine[Array]):
         self._parts.close()
 
 
-class StepSession(Session):
+class StepSession(StepParts, Session):
     """A step bundle as if it were one graph, which can also answer at several exits, or let rows leave early.
 
     Args:
@@ -164,11 +164,10 @@ class StepSession(Session):
     ) -> None:
         self._last = exit_ or max(exits, default=loops)
         asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
-        self._parts = StepParts(parts, loops, {*asked, *exits, self._last}, open_part)
-        if early is not None and self._parts.is_decoder:
+        super().__init__(parts, loops, {*asked, *exits, self._last}, open_part)
+        if early is not None and self.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
         self._early, self._asked, self._exits = early, frozenset(asked), frozenset(exits)
-        self.provider = self._parts.provider
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run embed, the loops and a readout, or several. See :meth:`Session.run`."""
@@ -177,51 +176,38 @@ class StepSession(Session):
         answers: dict[str, Array] = {}
         for loop, state in enumerate(self._states(inputs), start=1):
             if loop in self._exits:
-                answers[exit_logits(loop)] = self._parts.readout(state, loop)
+                answers[exit_logits(loop)] = self.readout(state, loop)
             elif loop == self._last and not self._exits:
-                answers["logits"] = self._parts.readout(state, loop)
+                answers["logits"] = self.readout(state, loop)
         return answers
-
-    def placement(self) -> dict[str, int] | None:
-        """See :meth:`StepParts.placement`."""
-        return self._parts.placement()
-
-    def caveats(self) -> tuple[str, ...]:
-        """See :meth:`StepParts.caveats`."""
-        return self._parts.caveats()
-
-    def close(self) -> None:
-        """Free the memory of all graphs."""
-        self._parts.close()
 
     def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
         """The state after every loop; a language model reads the whole text at once."""
-        if self._parts.is_decoder:
+        if self.is_decoder:
             if "input_ids" not in inputs:
                 raise InputError("input 'input_ids' is missing")
-            engine = StepEngine(self._parts)
+            engine = StepEngine(self)
             state = engine.embed(inputs["input_ids"], 0, keep=False)
             for stretch in range(self._last):
                 state = engine.advance(stretch, state, keep=False)
                 yield state
             return
-        state = self._parts.embed.run(inputs)["state"]
+        state = self.embed.run(inputs)["state"]
         for _ in range(self._last):
-            state = self._parts.loop.run({**inputs, "state": state})["next_state"]
+            state = self.loop.run({**inputs, "state": state})["next_state"]
             yield state
 
     def _leave(self, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
-        parts = self._parts
-        state = parts.embed.run(inputs)["state"]
+        state = self.embed.run(inputs)["state"]
         waiting = np.arange(len(state))
         loops = np.full(len(state), self._last, dtype=np.int64)
         logits: Array | None = None
         for loop in range(1, self._last + 1):
-            rows = {name: inputs[name][waiting] for name in parts.loop.inputs if name in inputs}
-            state = parts.loop.run({**rows, "state": state})["next_state"]
+            rows = {name: inputs[name][waiting] for name in self.loop.inputs if name in inputs}
+            state = self.loop.run({**rows, "state": state})["next_state"]
             if loop != self._last and loop not in self._asked:
                 continue
-            answer = parts.readout(state, loop)
+            answer = self.readout(state, loop)
             logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
             sure = np.ones(len(waiting), dtype=bool)
             if loop != self._last:

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.tensorrt.builders import EngineRequest
 from edgeformer.backends.tensorrt.log import (
     PARTS,
@@ -97,7 +96,7 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
 def graph_bytes(path: Path) -> int:
     """Size of a graph's file and of the weights beside it that it refers to, each once."""
     regions = set()
-    for tensor in open_graph(path).graph.initializer:
+    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
         if uses_external_data(tensor):
             place = ExternalDataInfo(tensor)
             size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)

@@ -1,11 +1,13 @@
-"""Run a torch module as a Session."""
+"""torch, with numpy outside: a module as a Session, a model with caches as a Decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
+from edgeformer.backends.decoder import Decoder, LoopEngine
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import EdgeformerError, InputError
 
@@ -18,7 +20,6 @@ class TorchSession(Session):
             the output ``logits``, or several by name.
         inputs: those it must be given.
         optional: those it takes where they are given.
-        device: where its arguments belong; None: where its parameters lie.
         outputs: names of the tensors that it returns, in their order; others behind them are left where they are.
     """
 
@@ -27,11 +28,10 @@ class TorchSession(Session):
         model: torch.nn.Module,
         inputs: Sequence[str] = ("input_ids", "attention_mask"),
         optional: Sequence[str] = (),
-        device: torch.device | None = None,
         outputs: Sequence[str] = ("logits",),
     ) -> None:
         first = next(model.parameters(), None)
-        self._device = device or (first.device if first is not None else torch.device("cpu"))
+        self._device = first.device if first is not None else torch.device("cpu")
         self._model: torch.nn.Module | None = model.eval()
         self._inputs, self._optional, self._outputs = tuple(inputs), tuple(optional), tuple(outputs)
         self.provider = f"torch-{self._device.type}"
@@ -60,3 +60,61 @@ class TorchSession(Session):
         if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
             raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
         return torch.from_numpy(array).to(self._device)
+
+
+class CachedModel(Protocol):
+    """What is wrapped: a causal model that keeps what it computed for earlier tokens."""
+
+    loops: int
+    max_positions: int
+
+    def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
+        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
+
+    def run_loop(self, number: int, x: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        """Tokens [B, n, C] through the loop ``number``, from 0."""
+
+    def logits(self, state: torch.Tensor, loop: int) -> torch.Tensor:
+        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
+
+
+class TorchEngine(LoopEngine[torch.Tensor]):
+    """A cached model on the CPU; stops after every loop. A state is [B, n, C]."""
+
+    provider = "torch-cpu"
+
+    def __init__(self, model: CachedModel) -> None:
+        self._model: CachedModel | None = model
+        self.stops = tuple(range(1, model.loops + 1))
+        self.max_positions: int | None = model.max_positions
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
+        """See :meth:`LoopEngine.embed`."""
+        return self._opened.embed(torch.from_numpy(ids), start, keep=keep)
+
+    def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        """See :meth:`LoopEngine.advance`."""
+        return self._opened.run_loop(stretch, state, keep=keep)
+
+    def joined(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """See :meth:`LoopEngine.joined`."""
+        return torch.cat((first, second), dim=1)
+
+    def readout(self, state: torch.Tensor, loop: int) -> Array:
+        """See :meth:`LoopEngine.readout`."""
+        return self._opened.logits(state[:, -1], loop).numpy()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model = None
+
+    @property
+    def _opened(self) -> CachedModel:
+        if self._model is None:
+            raise ValueError("the decoder is closed")
+        return self._model
+
+
+def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
+    """A decoder on a cached model in evaluation mode, which serves this decoder alone."""
+    return Decoder(TorchEngine(model))

@@ -36,28 +36,25 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     for node in graph.graph.node:
         tensors += [a.t for a in node.attribute if node.op_type == "Constant" and a.HasField("t")]
     quantized = any(tensor.data_type in _INTEGERS for tensor in tensors)
-    stored = constants = size = 0
-    for tensor in tensors:
-        elements = math.prod(tensor.dims)
-        if _is_parameter(tensor, quantized):
-            stored += elements
-        else:
-            constants += elements
-        size += elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    stored = sum(math.prod(tensor.dims) for tensor in tensors if _is_parameter(tensor, but_scales=quantized))
     return Sharing(
         unique_parameters=unique_parameters,
         stored_parameters=stored,
-        constant_elements=constants,
-        weight_bytes=size,
+        constant_elements=sum(math.prod(tensor.dims) for tensor in tensors) - stored,
+        weight_bytes=sum(map(_bytes, tensors)),
     )
 
 
-def _is_parameter(tensor: onnx.TensorProto, quantized: bool) -> bool:
+def _is_parameter(tensor: onnx.TensorProto, *, but_scales: bool) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-    if quantized and tensor.name.endswith((SCALE, ZERO_POINT)):
+    if but_scales and tensor.name.endswith((SCALE, ZERO_POINT)):
         return False
     return tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    return int(math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
@@ -68,25 +65,14 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     product's weight included, is a head; the rest is block. Scales and zero points of INT8 go with their weights.
     Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts as embeddings.
     """
-    consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.graph.node:
-        for index, name in enumerate(node.input):
-            consumers.setdefault(name, []).append((node, index))
+    tables = {node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")}
     heads = _behind_the_logits(graph)
     parts = dict.fromkeys(("embeddings", "block", "heads"), 0)
     for tensor in graph.graph.initializer:
-        elements = math.prod(tensor.dims)
-        stored = tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
-        if elements <= 1 or not stored or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
-            continue
-        table = any(_takes_rows(node, index) for node, index in consumers.get(tensor.name, []))
-        part = "embeddings" if table and len(tensor.dims) > 1 else "heads" if tensor.name in heads else "block"
-        parts[part] += elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if _is_parameter(tensor, but_scales=False):
+            table = tensor.name in tables and len(tensor.dims) > 1
+            parts["embeddings" if table else "heads" if tensor.name in heads else "block"] += _bytes(tensor)
     return parts
-
-
-def _takes_rows(node: onnx.NodeProto, index: int) -> bool:
-    return index == 0 and node.op_type in ("Gather", "Slice")
 
 
 def _behind_the_logits(graph: onnx.ModelProto) -> set[str]:
@@ -123,26 +109,24 @@ def stored_twice(sharing: Sharing) -> str | None:
 
 def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
     """Inputs and outputs as name → type[shape], e.g. ``int64[batch, sequence]``."""
-    return _describe(graph.graph.input), _describe(graph.graph.output)
 
-
-def _describe(values: list[onnx.ValueInfoProto]) -> dict[str, str]:
-    described = {}
-    for value in values:
+    def described(value: onnx.ValueInfoProto) -> str:
         kind = value.type.tensor_type
         shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in kind.shape.dim)
-        described[value.name] = f"{_TYPE_NAMES.get(kind.elem_type, str(kind.elem_type))}[{shape}]"
-    return described
+        return f"{_TYPE_NAMES.get(kind.elem_type, str(kind.elem_type))}[{shape}]"
+
+    inputs, outputs = graph.graph.input, graph.graph.output
+    return {value.name: described(value) for value in inputs}, {value.name: described(value) for value in outputs}
 
 
 def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
     """Operators of a graph that compute in FP32: those with an FP32 result, by type inference over the file."""
     inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False)
-    kinds = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
-    kinds |= {v.name: v.type.tensor_type.elem_type for v in inferred.graph.output}
+    values = (*inferred.graph.value_info, *inferred.graph.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
     counted = Counter(
         node.op_type
         for node in inferred.graph.node
         if node.op_type != "Cast" and any(kinds.get(name) == TensorProto.FLOAT for name in node.output)
     )
-    return dict(sorted(counted.items()))
+    return dict(counted)

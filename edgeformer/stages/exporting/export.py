@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
 from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER
-from edgeformer.families import read_recipe_of
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, RunManifest
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.workspace import BUNDLE_FILE
-from edgeformer.run import read_run
+from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import bundle_manifest, remove_rejected, write_companions
 from edgeformer.stages.exporting.exportable import Exportable, open_exportable, read_json
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.numerics import largest_activation
-from edgeformer.stages.exporting.trimming import TrimmedSubject, trim_subject, write_trimmed_companions
+from edgeformer.stages.exporting.trimming import TrimmedSubject, complete_trimmed, trim_subject
 from edgeformer.stages.exporting.validation import Validation, open_validation
 from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, VariantSource, variants_of
 from edgeformer.tasks import Origin, TextReader
@@ -68,59 +67,41 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
-    manifest = _finished(run)
-    subject = _open(run, manifest, options.allow_leak)
+    opened = Run.open(run)
+    opened.require_finished()
+    manifest, subject = opened.manifest, open_exportable(opened, allow_leak=options.allow_leak)
+    if subject.parameters != manifest.parameters:
+        raise EdgeformerError(
+            f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
+        )
     exits = _exits(options, subject)
-    tokenizer = _tokenizer(run / MODEL_FOLDER / "tokenizer.json")
+    tokenizer = _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
     name = options.target or subject.recipe.target
     device = _device(builders, name, options.profiles or own_profiles(run.parent))
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
-    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / "config.json", dict))
+    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
     if trimmed is not None:
         readers[True] = trimmed.reader
-    validations, notes = _validations(run, manifest, options, readers, progress)
-    largest = (
-        largest_activation(subject.network.exits(subject.model), *subject.inputs.values()) if options.fp16 else 0.0
-    )
+    origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
+    found = {which: open_validation(opened.recipe, reader, origin, progress) for which, reader in readers.items()}
+    validations = {which: validation for which, (validation, _) in found.items()}
+    notes = list(dict.fromkeys(missing for _, missing in found.values() if missing is not None))
+    largest = 0.0
+    if options.fp16:
+        largest = largest_activation(subject.network.exits(subject.model), *subject.inputs.values())
+        notes.append(_FP16_NOTE)
     with replacing_folder(run / "bundle") as folder:
         write_companions(folder, run, manifest, subject)
         if trimmed is not None:
             (folder / TRIMMED_FOLDER).mkdir()
-        if options.fp16:
-            notes.append(_FP16_NOTE)
         job = _Export(folder, options, subject, trimmed, validations, builders, device, largest, {}, notes, progress)
         artifacts = _build(job, exits)
         if trimmed is not None:
-            _complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
+            complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
         bundle = bundle_manifest(folder, manifest, subject, artifacts, {**facts, "notes": tuple(notes)})
         write_json(folder / BUNDLE_FILE, bundle)
     return bundle
-
-
-def _complete_trimmed(folder: Path, run: Path, trimmed: TrimmedSubject, artifacts: Sequence[ArtifactManifest]) -> None:
-    """What stands beside the trimmed graphs, naming one that was built; without any there is no such repository."""
-    built = [artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"]
-    if built:
-        order: tuple[Precision, ...] = ("int8", "fp16", "fp32")
-        write_trimmed_companions(folder, run, trimmed, min(built, key=order.index))
-    else:
-        shutil.rmtree(folder)
-
-
-def _validations(
-    run: Path, manifest: RunManifest, options: ExportOptions, readers: dict[bool, TextReader], progress: Progress
-) -> tuple[dict[bool, Validation | None], list[str]]:
-    """The validation split as each tokenizer cuts it, by whether it is trimmed, and why it cannot be found."""
-    recipe = read_recipe_of(run)
-    origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
-    found: dict[bool, Validation | None] = {}
-    notes: list[str] = []
-    for which, reader in readers.items():
-        found[which], missing = open_validation(recipe, reader, origin, progress)
-        if missing is not None and missing not in notes:
-            notes.append(missing)
-    return found, notes
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -128,22 +109,6 @@ def _tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exceptions
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
-
-
-def _finished(run: Path) -> RunManifest:
-    manifest = read_run(run)
-    if manifest.status != "finished":
-        raise ArtifactError(f"{run}: is {manifest.status}, not finished; go on with edgeformer train … --resume")
-    return manifest
-
-
-def _open(run: Path, manifest: RunManifest, allow_leak: bool) -> Exportable:
-    subject = open_exportable(run, manifest, allow_leak=allow_leak)
-    if subject.parameters != manifest.parameters:
-        raise EdgeformerError(
-            f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
-        )
-    return subject
 
 
 def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
@@ -169,18 +134,9 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
         except EdgeformerError as error:
             if source.variant == Variant("fp32"):
                 raise  # there is no bundle without it
-            lost = source.variant
-            artifacts.append(
-                ArtifactManifest(
-                    id=lost.id(),
-                    file=None,
-                    format=ONNX,
-                    precision=lost.precision,
-                    trimmed=lost.trimmed,
-                    status="rejected",
-                    reason=str(error),
-                )
-            )
+            variant = source.variant
+            lost = _nothing(variant.id(), ONNX, variant.precision, "rejected", str(error))
+            artifacts.append(lost.model_copy(update={"trimmed": variant.trimmed}))
         if any(_stops(job, artifact) for artifact in artifacts):
             break
     else:
@@ -225,20 +181,20 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[Artifa
     for builder in job.builders:
         target = builder.plan(job.device)
         if isinstance(target, Unavailable):
-            yield ArtifactManifest(
-                id=f"{target.format}-{request.precision}",
-                file=None,
-                format=target.format,
-                precision=request.precision,
-                status="unavailable",
-                reason=target.reason,
-            )
+            id_ = f"{target.format}-{request.precision}"
+            yield _nothing(id_, target.format, request.precision, "unavailable", target.reason)
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
         for artifact in builder.build(target, request):
             yield artifact
             if _stops(job, artifact):
                 return
+
+
+def _nothing(
+    id_: str, format_: str, precision: Precision, status: Literal["rejected", "unavailable"], reason: str
+) -> ArtifactManifest:
+    return ArtifactManifest(id=id_, file=None, format=format_, precision=precision, status=status, reason=reason)
 
 
 def _stops(job: _Export, artifact: ArtifactManifest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.families import Family, family_of, read_recipe_of
+from edgeformer.families import Family, family_of
 from edgeformer.families.network import Exits, Network, count_parameters
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
+from edgeformer.run import Run
 from edgeformer.tasks import Task, task_named
 
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
+Tokens = dict[str, NDArray[np.int64]]
 T = TypeVar("T")
 
 
@@ -35,7 +36,6 @@ class Exportable:
     Attributes:
         model: the model itself; every graph is made of it.
         exits: loops that answer, in rising order; the last one is the whole model.
-        loops: loops after which there is a state.
         parameters: of the whole model, each counted once.
         needed: exit → parameters that its graph needs; the last exit is the full graph.
         inputs: real validation inputs, int64 [n, S] each.
@@ -53,12 +53,12 @@ class Exportable:
     exits: tuple[int, ...]
     parameters: int
     needed: dict[int, int]
-    inputs: dict[str, NDArray[np.int64]]
-    answers: dict[str, NDArray[np.int64]]
+    inputs: Tokens
+    answers: Tokens
     references: dict[int, Logits]
     states: dict[int, Logits]
     golden: dict[str, Array]
-    leaks: bool = False
+    leaks: bool
 
     @property
     def network(self) -> Network:
@@ -70,83 +70,85 @@ class Exportable:
         """The last exit: that of the full graph."""
         return self.exits[-1]
 
-    def rows(self, logits: Logits) -> Logits:
-        """A session's logits in the shape of ``references``."""
-        return logits.reshape(-1, logits.shape[-1])
-
     def score(self, exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None) -> Score:
         """Score logits like ``references``. ``rows``: which golden rows or tokens they are of; None: all."""
         return self.task.golden_score(exit_, logits, self.answers, rows)
 
 
-def open_exportable(run: Path, manifest: RunManifest, *, allow_leak: bool = False) -> Exportable:
+def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     """The run's weights with their golden inputs, after the probe for leaks.
 
     Raises:
         ArtifactError: a file of the run is missing or damaged.
         InputError: the model looks ahead, and ``allow_leak`` is not set.
     """
-    recipe = read_recipe_of(run)
+    names, answers = task_named(run.recipe.task).golden_names
+    arrays = _read_golden_inputs(run.folder, (*names, *answers))
+    model = load_model(run.folder)
+    return with_references(
+        run.recipe,
+        model,
+        {name: arrays[name] for name in names},
+        {name: arrays[name] for name in answers},
+        leaks=_leaks(run, model, allow_leak=allow_leak),
+    )
+
+
+def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Tokens, *, leaks: bool) -> Exportable:
+    """A model with what torch FP32 computes for its inputs.
+
+    Args:
+        recipe: of its run.
+        model: in evaluation mode on the CPU.
+        inputs: int64 [n, S] each.
+        answers: what is right for them.
+        leaks: it sees what it is asked to predict.
+    """
     task, family = task_named(recipe.task), family_of(recipe)
-    names, answers = task.golden_names
-    arrays = read_golden_inputs(run, (*names, *answers))
-    model = load_model(run)
-    empty = Exportable(
+    module = family.network.exits(model)
+    exits: Exits = module  # type: ignore[assignment]
+    with torch.inference_mode():
+        outputs = exits(*map(torch.from_numpy, inputs.values()))
+    count = len(exits.exits)
+    logits = {exit_: found.numpy() for exit_, found in zip(exits.exits, outputs[:count], strict=True)}
+    return Exportable(
         recipe=recipe,
         task=task,
         family=family,
         model=model,
-        exits=(),
-        parameters=0,
-        needed={},
-        inputs={name: arrays[name] for name in names},
-        answers={name: arrays[name] for name in answers},
-        references={},
-        states={},
-        golden={},
-        leaks=_leaks(run, family.network, model, manifest, allow_leak=allow_leak),
-    )
-    return with_references(empty)
-
-
-def with_references(subject: Exportable) -> Exportable:
-    """``subject`` with what torch FP32 computes for its inputs."""
-    module = subject.network.exits(subject.model)
-    exits: Exits = module  # type: ignore[assignment]
-    with torch.inference_mode():
-        outputs = exits(*map(torch.from_numpy, subject.inputs.values()))
-    count = len(exits.exits)
-    logits = {exit_: found.numpy() for exit_, found in zip(exits.exits, outputs[:count], strict=True)}
-    return replace(
-        subject,
         exits=exits.exits,
-        parameters=count_parameters(subject.model),
-        needed=subject.network.needed(subject.model),
+        parameters=count_parameters(model),
+        needed=family.network.needed(model),
+        inputs=inputs,
+        answers=answers,
         references={exit_: found.reshape(-1, found.shape[-1]) for exit_, found in logits.items()},
         states={loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)},
-        golden={**subject.inputs, **subject.answers, **subject.task.golden_answers(logits)},
+        golden={**inputs, **answers, **task.golden_answers(logits)},
+        leaks=leaks,
     )
 
 
-def _leaks(run: Path, network: Network, model: nn.Module, manifest: RunManifest, *, allow_leak: bool) -> bool:
+def _leaks(run: Run, model: nn.Module, *, allow_leak: bool) -> bool:
     try:
-        found = network.causality(model)
+        found = run.family.network.causality(model)
     except ValueError as error:
-        raise ArtifactError(f"{run}: the causality probe found nothing to judge: {error}; train it again") from None
+        raise ArtifactError(
+            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
+        ) from None
     # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
     seen_now = found is not None and found.leaks
-    if not (seen_now or manifest.leaks):
+    if not (seen_now or run.manifest.leaks):
         return False
     if not allow_leak:
         ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
         raise InputError(
-            f"{run}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
+            f"{run.folder}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
             "export it all the same, marked as leaking, with --allow-leak"
         )
     return True
 
 
-def read_golden_inputs(run: Path, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _read_golden_inputs(run: Path, names: Sequence[str]) -> Tokens:
     """The arrays that training left for export, int64. Raises ArtifactError."""
     path = run / MODEL_FOLDER / GOLDEN_INPUTS
     try:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import onnx
 import onnx_ir
 
-from edgeformer.families.tracing import Graphs, cut_out, logits_name, state_name
+from edgeformer.families.tracing import Graphs, cut_out, logits_name
 from edgeformer.formats.files import replacing
 from edgeformer.stages.exporting.variants import Variant
 
@@ -25,31 +24,15 @@ _SMALL_BYTES = 256
 
 
 class WeightsFile:
-    """Weights of several graphs, every distinct tensor once. The graphs lie in the same folder.
+    """Weights of several graphs, every distinct tensor once. The graphs lie in the same folder."""
 
-    Use it as a context manager: the file has its name only when everything was written.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
+        self._file = file
         self._places: dict[str, tuple[int, int]] = {}
-        self._replacing = replacing(path)
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> WeightsFile:
-        self._file = self._replacing.__enter__().open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._file is not None
-        self._file.close()
-        self._replacing.__exit__(kind, error, trace)
 
     def place(self, tensor: onnx_ir.TensorProtocol) -> onnx_ir.ExternalTensor:
         """The tensor as a reference into this file, which it is written to unless its bytes are there already."""
-        assert self._file is not None
         content = tensor.tobytes()
         key = hashlib.sha256(content).hexdigest()
         if key not in self._places:
@@ -66,6 +49,13 @@ class WeightsFile:
             name=tensor.name or "",
             base_dir=str(self.path.parent),
         )
+
+
+@contextmanager
+def weights_file(path: Path) -> Iterator[WeightsFile]:
+    """The file has its name only when everything was written."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        yield WeightsFile(path, file)
 
 
 def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = None) -> int:
@@ -114,24 +104,18 @@ def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence
 
     While the context lasts there is also :func:`probe_path`: the states after every loop as outputs.
     """
-    stems: dict[str, onnx_ir.Model] = {}
-    files = {exit_: variant.exit_file(None if exit_ == last else exit_) for exit_ in exits}
-    for exit_, file in files.items():
-        stems[file] = cut_out(graphs.exits, {logits_name(exit_): "logits"})
+    files = {exit_: variant.file("model" if exit_ == last else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
-    stems |= {file: graphs.steps[part] for part, file in steps.items()}
     decode = variant.file("decode") if graphs.decode is not None else None
+    made = {file: cut_out(graphs.exits, {logits_name(exit_): "logits"}) for exit_, file in files.items()}
+    made |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
-        stems[decode] = graphs.decode
+        made[decode] = graphs.decode
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = cut_out(graphs.exits, {name: name for name in states})
-    if not graphs.shared_weights:
-        sizes = {file: write_graph(graph, bundle / file) for file, graph in stems.items()}
-        write_graph(probe, probe_path(bundle, variant))
-    else:
-        with WeightsFile(bundle / variant.weights) as weights:
-            sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in stems.items()}
-            write_graph(probe, probe_path(bundle, variant), weights)
+    with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
+        sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in made.items()}
+        write_graph(probe, probe_path(bundle, variant), weights)
     try:
         yield Written(files, steps, decode, sizes)
     finally:
@@ -141,8 +125,3 @@ def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence
 def probe_path(bundle: Path, variant: Variant) -> Path:
     """A graph that is there while the others are checked, and gone afterwards."""
     return bundle / variant.folder / ".states.onnx"
-
-
-def probe_outputs(loops: int) -> list[str]:
-    """Names of the probe's outputs."""
-    return [state_name(loop) for loop in range(1, loops + 1)]

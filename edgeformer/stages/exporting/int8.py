@@ -83,7 +83,7 @@ def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
         for node in graph.graph.node
         if node.op_type in _WEIGHT_OPERAND and node.input[_WEIGHT_OPERAND[node.op_type]] in stored
     )
-    return dict(sorted(counted.items()))
+    return dict(counted)
 
 
 def _gemm_as_matmul(model: onnx_ir.Model) -> None:

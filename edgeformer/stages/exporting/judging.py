@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +14,10 @@ import numpy as np
 import onnx
 
 from edgeformer.backends import library_versions
-from edgeformer.backends.onnx_file import open_graph
 from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
-from edgeformer.families.tracing import OPSET
+from edgeformer.families.tracing import OPSET, state_name
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
@@ -28,15 +29,15 @@ from edgeformer.stages.exporting.audit import (
     weight_parts,
 )
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
-from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_outputs, probe_path
+from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
-from edgeformer.stages.exporting.numerics import measure_drift, overflow
-from edgeformer.stages.exporting.step_timing import step_note
+from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
 from edgeformer.stages.exporting.validation import Validation
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import measure_parity, out_of_tolerance
 
+_ROUNDS, _CALLS = 7, 3  # of timing the step bundle against the full graph
 _LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -78,7 +79,7 @@ class Judge:
         last = exit_ == self.subject.last
         file = written.exits[exit_]
         with OnnxSession(self.bundle / file) as session:
-            logits: Logits = self.subject.rows(session.run(self.subject.inputs)["logits"])
+            logits = _rows(session.run(self.subject.inputs)["logits"])
             seen = self._judge(exit_, logits, session.run, session.provider)
         return self._manifest(
             self.variant.id("" if last else f"exit{exit_}"),
@@ -90,9 +91,8 @@ class Judge:
     def steps(self, written: Written) -> ArtifactManifest:
         """Embed, loop and readouts, run in turn through all loops."""
         last = self.subject.last
-        paths = {part: self.bundle / file for part, file in written.steps.items()}
-        with StepSession(paths, loops=len(self.subject.states)) as session:
-            logits = self.subject.rows(session.run(self.subject.inputs)["logits"])
+        with self._open_steps(written) as session:
+            logits = _rows(session.run(self.subject.inputs)["logits"])
             # Its weights are those of the full graph, which is scored on the validation split.
             seen = self._judge(last, logits, None, session.provider)
         facts = {**seen, "role": "step", "parts": written.steps}
@@ -100,23 +100,21 @@ class Judge:
 
     def step_note(self, written: Written) -> str:
         """Where the step bundle beats the full graph on this host, and where it does not."""
-        paths = {part: self.bundle / file for part, file in written.steps.items()}
-        loops = len(self.subject.states)
         with (
             # The three take turns on the same cores, so none may keep threads spinning when it is done.
             OnnxSession(self.bundle / written.exits[self.subject.last], in_turns=True) as full,
-            StepSession(paths, loops, exit_=1) as first,
-            StepSession(paths, loops) as last,
+            self._open_steps(written, exit_=1) as first,
+            self._open_steps(written) as last,
         ):
-            runs = (full.run, first.run, last.run)
-            return step_note(self.variant.precision, runs, self._one_row(), loops)
+            inputs = self.subject.inputs
+            mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
+            longest = int(mask.sum(-1).argmax())
+            row = {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
+            return _step_note(self.variant.precision, (full.run, first.run, last.run), row, len(self.subject.states))
 
-    def _one_row(self) -> dict[str, Array]:
-        """The longest golden input, without padding."""
-        inputs = self.subject.inputs
-        mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
-        longest = int(mask.sum(-1).argmax())
-        return {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
+    def _open_steps(self, written: Written, exit_: int | None = None) -> StepSession:
+        paths = {part: self.bundle / file for part, file in written.steps.items()}
+        return StepSession(paths, len(self.subject.states), exit_=exit_)
 
     def decode(self, written: Written) -> ArtifactManifest:
         """The graph with caches: half of every golden window at once, then token by token."""
@@ -128,7 +126,7 @@ class Judge:
             provider = session.provider
         # Flat positions of the tokens that it answers for: of every window, the second half's and the one before.
         rows = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
-        found, reference = self.subject.rows(logits), self.subject.references[last][rows]
+        found, reference = _rows(logits), self.subject.references[last][rows]
         parity = measure_parity(found, reference, self.variant.precision, provider)
         reason = out_of_tolerance(parity) or self._overflow()
         score = None if parity.max_abs_error is None else self.subject.score(last, found, rows)
@@ -141,12 +139,11 @@ class Judge:
 
     def drift(self) -> Drift | None:
         """Of the states after every loop; None where there is one loop only."""
-        loops = len(self.subject.states)
-        if loops < 2:
+        if len(self.subject.states) < 2:
             return None
         with OnnxSession(probe_path(self.bundle, self.variant)) as session:
             states = session.run(self.subject.inputs)
-        found = {loop: states[name] for loop, name in enumerate(probe_outputs(loops), start=1)}
+        found = {loop: states[state_name(loop)] for loop in self.subject.states}
         return measure_drift(found, self.subject.states, self.variant.precision)
 
     def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
@@ -156,7 +153,7 @@ class Judge:
         if parity.max_abs_error is None:  # no score can be made of what is not a number
             return {"parity": parity, "reason": reason}
         golden = self.subject.score(exit_, logits)
-        score = self.validation.score(run, exit_) if self.validation is not None and run is not None else None
+        score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
         if self.variant == Variant("fp32"):
@@ -170,19 +167,24 @@ class Judge:
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def _overflow(self) -> str | None:
-        return overflow(self.largest) if self.variant.precision == "fp16" else None
+        """Why FP16 cannot hold the model's activations; None when it can, or another precision is judged."""
+        if self.variant.precision != "fp16" or self.largest <= FP16_LARGEST:
+            return None
+        return f"an activation reaches {self.largest:.3g} on real inputs; FP16 ends at {FP16_LARGEST:.0f} (overflow)"
 
     def _manifest(
         self, id_: str, files: Mapping[str, str], about: tuple[Written, int], facts: dict[str, object]
     ) -> ArtifactManifest:
         written, needed = about
-        graphs = {part: open_graph(self.bundle / file) for part, file in files.items()}
+        graphs = {part: onnx.load(str(self.bundle / file), load_external_data=False) for part, file in files.items()}
         sharing = _added([audit_sharing(graph, needed) for graph in graphs.values()])
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
         weights = self.bundle / self.variant.weights
         size_bytes = sum(written.size_bytes[name] for name in files.values())
+        parts = _counted(weight_parts, graphs.values())
+        counted = _counted(float32_operators if precision == "fp16" else quantized_nodes, graphs.values())
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
@@ -199,36 +201,71 @@ class Judge:
                 "inputs": inputs,
                 "outputs": outputs,
                 "opset": OPSET,
-                "ops_in_fp32": _counted(float32_operators, graphs.values()) if precision == "fp16" else {},
-                "quantized": _counted(quantized_nodes, graphs.values()) if precision == "int8" else {},
+                "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
+                "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
                 "sharing": sharing,
-                "parts_bytes": _parts(graphs.values(), size_bytes),
+                "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,
             }
         )
 
 
+def _rows(logits: Array) -> Logits:
+    """A session's logits in the shape of the references, [rows or tokens, C]."""
+    return logits.reshape(-1, logits.shape[-1])
+
+
 def _added(parts: Sequence[Sharing]) -> Sharing:
     """The parts of a step bundle hold different parameters; together they must hold each once."""
-    return Sharing(
-        unique_parameters=parts[0].unique_parameters,
-        stored_parameters=sum(part.stored_parameters for part in parts),
-        constant_elements=sum(part.constant_elements for part in parts),
-        weight_bytes=sum(part.weight_bytes for part in parts),
-    )
-
-
-def _parts(graphs: Iterable[onnx.ModelProto], size_bytes: int) -> dict[str, int]:
-    """Embeddings, block and heads of all graphs; `other` is what is left of the files."""
-    total: Counter[str] = Counter()
-    for graph in graphs:
-        total.update(weight_parts(graph))
-    return {**total, "other": max(0, size_bytes - total.total())}
+    names = ("stored_parameters", "constant_elements", "weight_bytes")
+    return parts[0].model_copy(update={name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def _counted(count: Callable[[onnx.ModelProto], dict[str, int]], graphs: Iterable[onnx.ModelProto]) -> dict[str, int]:
+    """What is found in all graphs together."""
     total: Counter[str] = Counter()
     for graph in graphs:
         total.update(count(graph))
-    return dict(sorted(total.items()))
+    return dict(total)
+
+
+def _step_note(name: str, runs: tuple[Run, Run, Run], inputs: Mapping[str, Array], loops: int) -> str:
+    """A sentence on which of the two is faster, and from how many loops on.
+
+    All variants take turns, A B C A B C …; of each round the ratio of medians is taken, so that a slower moment of
+    the machine meets all of them.
+
+    Args:
+        name: the precision, for the sentence.
+        runs: the full graph, and the step bundle answering after one loop and after all of them.
+        inputs: one row, without padding.
+    """
+    variants = dict(zip(("full", "first", "last"), runs, strict=True))
+    for run in variants.values():
+        run(inputs)
+    rounds = [{key: _median_ms(run, inputs) for key, run in variants.items()} for _ in range(_ROUNDS)]
+    ratios = sorted(times["last"] / times["full"] for times in rounds)
+    even = statistics.median(
+        1 + (loops - 1) * (times["full"] - times["first"]) / max(times["last"] - times["first"], 1e-9)
+        for times in rounds
+    )
+    length = inputs["input_ids"].shape[1]
+    measured = (
+        f"step bundle ({name}): {statistics.median(ratios):.2f}× the time of the full graph over all {loops} loops "
+        f"({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
+    )
+    if even <= 1:
+        return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
+    if even >= loops:
+        return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
+    return f"{measured}; it wins where inputs need fewer than {even:.1f} loops on average, the full graph above that"
+
+
+def _median_ms(run: Run, inputs: Mapping[str, Array]) -> float:
+    times = []
+    for _ in range(_CALLS):
+        started = time.perf_counter()
+        run(inputs)
+        times.append(1000 * (time.perf_counter() - started))
+    return float(np.median(times))

@@ -66,13 +66,6 @@ class _Scores(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def overflow(largest: float) -> str | None:
-    """Why FP16 cannot hold activations up to ``largest``; None when it can."""
-    if largest > FP16_LARGEST:
-        return f"an activation reaches {largest:.3g} on real inputs; FP16 ends at {FP16_LARGEST:.0f} (overflow)"
-    return None
-
-
 def measure_drift(states: Mapping[int, Array], references: Mapping[int, Array], precision: Precision) -> Drift:
     """Compare states of golden inputs, loop → float32 [B, S, C], with those of torch FP32."""
     tolerance = DRIFT_TOLERANCE[precision]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from edgeformer.data.trimming import Trimmed, trim_to_training
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.golden import write_golden
-from edgeformer.formats.manifest import Precision, RunManifest, Vocabulary
+from edgeformer.formats.manifest import ArtifactManifest, Precision, RunManifest, Vocabulary
+from edgeformer.formats.workspace import CONFIG_FILE, MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.stages.exporting.exportable import Exportable, read_json, with_references
 from edgeformer.tasks import TextReader
 
@@ -62,24 +65,30 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
     new[trimmed.kept] = np.arange(len(trimmed.kept))
     inputs = {**subject.inputs, "input_ids": new[subject.inputs["input_ids"]]}
     model = subject.network.trim(subject.model, torch.from_numpy(trimmed.kept))
-    return TrimmedSubject(with_references(replace(subject, model=model, inputs=inputs)), trimmed, vocabulary)
+    small = with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
+    return TrimmedSubject(small, trimmed, vocabulary)
 
 
-def write_trimmed_companions(folder: Path, run: Path, made: TrimmedSubject, precision: Precision) -> None:
-    """Configuration, tokenizer and golden inputs of the trimmed artifacts.
+def complete_trimmed(folder: Path, run: Path, made: TrimmedSubject, artifacts: Sequence[ArtifactManifest]) -> None:
+    """What stands beside the trimmed graphs; where none was built there is no such repository.
 
     Args:
         folder: of the trimmed repository in the new bundle.
         run: whose ``model`` says everything else.
-        precision: of the graph for clients that do not ask for one.
+        made: the trimmed model.
+        artifacts: of the whole bundle; config.json names one of the trimmed ones for clients that ask for none.
 
     Raises:
         ArtifactError: a file of the run is missing or damaged, or names a token that was not kept.
     """
-    folder.mkdir(exist_ok=True)
-    trimmed_companions(run / "model", made.trimmed, folder)
-    config = read_json(folder / "config.json", dict)
-    write_json(folder / "config.json", made.subject.family.client_config(config, precision))
+    built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
+    if not built:
+        shutil.rmtree(folder)
+        return
+    order: tuple[Precision, ...] = ("int8", "fp16", "fp32")
+    trimmed_companions(run / MODEL_FOLDER, made.trimmed, folder)
+    config = read_json(folder / CONFIG_FILE, dict)
+    write_json(folder / CONFIG_FILE, made.subject.family.client_config(config, min(built, key=order.index)))
     write_golden(folder, made.subject.golden)
 
 
@@ -92,23 +101,23 @@ def trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> No
     Raises:
         ArtifactError: a file is missing or damaged, or names a token that was not kept.
     """
-    config = read_json(model_folder / "config.json", dict)
-    for key in [key for key, value in config.items() if key.endswith("_token_id") and value is not None]:
-        config[key] = _new_number(trimmed, config[key], model_folder / "config.json", key)
-    write_json(target / "config.json", {**config, "vocab_size": len(trimmed.kept)})
-    described = read_json(model_folder / "tokenizer_config.json", dict)
-    if "added_tokens_decoder" in described:
-        source = model_folder / "tokenizer_config.json"
-        described["added_tokens_decoder"] = {
-            str(_new_number(trimmed, number, source, "added_tokens_decoder")): token
-            for number, token in described["added_tokens_decoder"].items()
-        }
-    write_json(target / "tokenizer_config.json", described)
-    write_text(target / "tokenizer.json", trimmed.tokenizer.to_str(pretty=True))
+    numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
 
+    def renumbered(old: object, name: str, key: str) -> int:
+        if str(old) not in numbers:
+            raise ArtifactError(
+                f"{model_folder / name}: {key} {old!r} is no token of the trimmed vocabulary; train the run again"
+            )
+        return numbers[str(old)]
 
-def _new_number(trimmed: Trimmed, old: object, path: Path, key: str) -> int:
-    found = [new for new, number in enumerate(trimmed.kept.tolist()) if str(number) == str(old)]
-    if not found:
-        raise ArtifactError(f"{path}: {key} {old!r} is no token of the trimmed vocabulary; train the run again")
-    return found[0]
+    config = read_json(model_folder / CONFIG_FILE, dict)
+    for key, old in config.items():
+        if key.endswith("_token_id") and old is not None:
+            config[key] = renumbered(old, CONFIG_FILE, key)
+    write_json(target / CONFIG_FILE, {**config, "vocab_size": len(trimmed.kept)})
+    name, key = "tokenizer_config.json", "added_tokens_decoder"
+    described = read_json(model_folder / name, dict)
+    if key in described:
+        described[key] = {str(renumbered(old, name, key)): token for old, token in described[key].items()}
+    write_json(target / name, described)
+    write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))

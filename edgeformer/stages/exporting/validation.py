@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from edgeformer.formats.errors import DataError, InputError, MissingDependencyEr
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
-from edgeformer.tasks import Origin, Run, Task, TextReader, task_named
+from edgeformer.tasks import Origin, Run, TextReader, task_named
 from edgeformer.tasks.running import Calls, score_calls
 
 SCORED_TOKENS = 2048
@@ -21,16 +19,8 @@ SCORED_TOKENS = 2048
 _BATCH = 32
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Scores artifacts; ``None`` in its place means that the split could not be found.
-
-    Attributes:
-        score: a session's ``run`` and the loop that answers → score.
-    """
-
-    rows: int
-    score: Callable[[Run, int], Score]
+Validation = Callable[[Run, int], Score]
+"""A session's ``run`` and the loop that answers → its score on the validation split."""
 
 
 def open_validation(
@@ -51,8 +41,11 @@ def open_validation(
             f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
             f"golden inputs; {task.few()}"
         )
-    calls = _calls(task, rows, reader)
-    used = sum(map(len, calls.batches))
+    used = len(rows)
+    if task.unit == "tokens":
+        used = min(used, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
+    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
+    calls = Calls(task, rows, reader.pad, batches)
 
     def judge(run: Run, loop: int) -> Score:
         meter = task.meter((loop,))
@@ -63,13 +56,4 @@ def open_validation(
             progress.finish()
         return meter.score()
 
-    return Validation(used, judge), None
-
-
-def _calls(task: Task, rows: Any, reader: TextReader) -> Calls:
-    """All rows, or of a text as many of the first ones as hold ``SCORED_TOKENS``."""
-    count = len(rows)
-    if task.unit == "tokens":
-        count = min(count, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
-    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=count)
-    return Calls(task, rows, reader.pad, batches)
+    return judge, None

@@ -72,10 +72,6 @@ class Variant:
         """``model`` → ``onnx/model_fp16.onnx``."""
         return f"{self.folder}/{stem}{self._suffix}.onnx"
 
-    def exit_file(self, exit_: int | None) -> str:
-        """The graph up to an exit; None: the full graph."""
-        return self.file("model" if exit_ is None else f"model_exit{exit_}")
-
     def id(self, what: str = "") -> str:
         """``exit2`` → ``onnx-fp16-exit2``; nothing: the full graph's."""
         return "-".join(part for part in (ONNX, self.precision, what, "trim" if self.trimmed else "") if part)
