@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ def command(
         list[str],
         typer.Argument(metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."),
     ],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Compare the rows of two runs' reports for this device.", show_default=False),
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Compare the rows of two runs' reports for this device.")] = None,
     style: Annotated[Style, typer.Option("--format", help="How to print the table.")] = "plain",
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -41,7 +38,6 @@ def command(
 
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
-    from edgeformer.cli.console import print_json
     from edgeformer.reporting.compare import compare_runs, format_comparison
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
