@@ -114,7 +114,7 @@ class Bundle(bundles.Bundle):
 
     @property
     def _location(self) -> runs.Location:
-        return runs.Location.of(self)
+        return runs.Location(runs.run_around(self.folder), self.folder, opened=self)
 
     @property
     def _artifacts(self) -> Path:
@@ -167,7 +167,8 @@ class Run(runs.Run):
         """
         from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 
-        return evaluate(runs.Location.of(self), EvaluateOptions(**options))
+        location = runs.Location(self.folder, runs.bundle_in(self.folder))
+        return evaluate(location, EvaluateOptions(**options))
 
 
 def open(path: str | Path) -> Bundle | Run:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +14,10 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
+from edgeformer.formats import workspace
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Evaluation, read_evaluation
-from edgeformer.formats.workspace import (
-    BUNDLE_FILE,
-    BUNDLE_FOLDER,
-    MODEL_FOLDER,
-    RUN_FILE,
-    TOKENIZER_FILE,
-    read_manifest,
-)
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, all_tasks, task_named
 
@@ -52,7 +47,7 @@ class Run:
     def open(cls, folder: Path) -> Self:
         """Read the manifest of the run in ``folder``. Raises ArtifactError where it is missing or damaged."""
         all_tasks()  # a manifest's scores are recognised by the tasks that are loaded
-        return cls(folder, read_manifest(RunManifest, folder / RUN_FILE))
+        return cls(folder, workspace.read_manifest(RunManifest, folder / workspace.RUN_FILE))
 
     @property
     def name(self) -> str:
@@ -85,11 +80,6 @@ class Run:
         return Bundle.open(folder) if folder is not None else None
 
     @property
-    def weights(self) -> Path:
-        """The file of its weights. Raises ArtifactError where there is none yet."""
-        return self._of_model("model.safetensors")
-
-    @property
     def data(self) -> DataSection:
         """How to find its data again."""
         return self.recipe.data
@@ -118,13 +108,15 @@ class Run:
     def require_finished(self) -> None:
         """Raises ArtifactError for a run whose training has not ended well."""
         if self.manifest.status != "finished":
-            raise ArtifactError(
-                f"{self.folder}: is {self.manifest.status}, not finished; go on with edgeformer train … --resume"
-            )
+            hint = "go on with edgeformer train … --resume"
+            raise ArtifactError(f"{self.folder}: is {self.manifest.status}, not finished; {hint}")
 
     def reader(self) -> TextReader:
         """How its model reads text. Raises ArtifactError or DataError."""
-        return self.task.reader(self._of_model(TOKENIZER_FILE), self.recipe.data, self.recipe.model.vocab_size)
+        tokenizer = self.folder / workspace.MODEL_FOLDER / workspace.TOKENIZER_FILE
+        if not tokenizer.is_file():
+            raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
+        return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
     def evaluation(self) -> Evaluation:
         """What is known of its scores; nothing where it was never scored. Raises ArtifactError."""
@@ -142,14 +134,8 @@ class Run:
         """Its own weights in torch, to write. Raises what :func:`edgeformer.own_weights.open_decoder` raises."""
         return open_decoder(self.folder, self.recipe)
 
-    def _of_model(self, name: str) -> Path:
-        path = self.folder / MODEL_FOLDER / name
-        if not path.is_file():
-            raise ArtifactError(f"{self.folder}: holds no trained model ({name}); finish its training first")
-        return path
 
-
-@dataclass(frozen=True)
+@dataclass
 class Location:
     """What a RUN argument stands for; at least one of ``run`` and ``bundle`` is set.
 
@@ -164,13 +150,6 @@ class Location:
     bundle: Path | None
     artifact: str | None = None
     opened: Bundle | None = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, opened: Bundle | Run) -> Location:
-        """Where an opened bundle or run lies."""
-        if isinstance(opened, Run):
-            return cls(opened.folder, bundle_in(opened.folder))
-        return cls(run_around(opened.folder), opened.folder, opened=opened)
 
     @cached_property
     def name(self) -> str:
@@ -200,42 +179,39 @@ class Location:
 
     def open_bundle(self) -> Bundle:
         """The bundle, read once. Raises ArtifactError where there is none, or a damaged one."""
-        return self._bundle
-
-    @cached_property
-    def _bundle(self) -> Bundle:
-        return self.opened or Bundle.open(self.require_bundle())
+        if self.opened is None:
+            self.opened = Bundle.open(self.require_bundle())
+        return self.opened
 
 
 def bundle_in(run: Path) -> Path | None:
     """The bundle's folder in a run's; None before anything was exported."""
-    folder = run / BUNDLE_FOLDER
-    return folder if (folder / BUNDLE_FILE).is_file() else None
+    folder = run / workspace.BUNDLE_FOLDER
+    return folder if (folder / workspace.BUNDLE_FILE).is_file() else None
 
 
 def run_around(bundle: Path) -> Path | None:
     """The run's folder around a bundle's; None for a bundle that was copied without its run."""
     folder = bundle.resolve().parent
-    return folder if (folder / RUN_FILE).is_file() else None
+    return folder if (folder / workspace.RUN_FILE).is_file() else None
 
 
 def run_folders(artifacts: Path) -> list[Path]:
     """Folders below ``artifacts`` that hold a run, oldest first."""
-    found = [path.parent for path in artifacts.glob(f"*/{RUN_FILE}") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda folder: (_started(folder), folder.name))
+
+    def started(folder: Path) -> tuple[str, str]:
+        try:
+            return str(json.loads((folder / workspace.RUN_FILE).read_bytes())["started"]), folder.name
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", folder.name
+
+    found = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}") if not path.parent.name.startswith(".")]
+    return sorted(found, key=started)
 
 
 def read_run(folder: Path) -> RunManifest:
     """The manifest of the run in ``folder``. Raises ArtifactError."""
     return Run.open(folder).manifest
-
-
-def _started(folder: Path) -> str:
-    try:
-        document: Any = json.loads((folder / RUN_FILE).read_bytes())
-        return str(document["started"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def locate(argument: str | None, artifacts: Path) -> Location:
@@ -252,46 +228,42 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         newest = _newest_finished(artifacts)
         return Location(newest, bundle_in(newest))
     for candidate in (Path(argument), artifacts / argument):
-        if not _exists(candidate):
+        if not is_there(candidate):
             continue
-        if (candidate / RUN_FILE).is_file():
+        if (candidate / workspace.RUN_FILE).is_file():
             return Location(candidate, bundle_in(candidate))
-        if (candidate / BUNDLE_FILE).is_file():
+        if (candidate / workspace.BUNDLE_FILE).is_file():
             return Location(run_around(candidate), candidate)
         if candidate.is_file():
             return _of_file(candidate)
-        if candidate.is_dir() and candidate.name == BUNDLE_FOLDER:
-            raise ArtifactError(f"{candidate}: has no {BUNDLE_FILE}; it is not a bundle, or a damaged one")
+        if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
+            raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
     names = ", ".join(folder.name for folder in run_folders(artifacts)[-8:]) or "none yet"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; runs in {artifacts}: {names}")
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than a file name may be, or with a null character: no path at all
-        return False
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; not where it is no path at all: too long, or with a null character."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def _newest_finished(artifacts: Path) -> Path:
     folders = run_folders(artifacts)
     for folder in reversed(folders):
-        try:
+        with suppress(ArtifactError):
             if Run.open(folder).manifest.status == "finished":
                 return folder
-        except ArtifactError:
-            continue
     have = f"{len(folders)} unfinished" if folders else "none"
     raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
 
 
 def _of_file(file: Path) -> Location:
-    for folder in list(file.resolve().parents)[:3]:
-        if (folder / BUNDLE_FILE).is_file():
-            relative = file.resolve().relative_to(folder.resolve()).as_posix()
-            bundle = Bundle.open(folder)
-            for artifact in bundle.artifacts:
-                if relative == artifact.file or relative in artifact.parts.values():
-                    return Location(run_around(folder), folder, artifact.id, bundle)
-            raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {BUNDLE_FILE}")
-    raise ArtifactError(f"{file}: is not inside a bundle (no {BUNDLE_FILE} beside it or above it)")
+    whole = file.resolve()
+    folder = next((folder for folder in list(whole.parents)[:3] if (folder / workspace.BUNDLE_FILE).is_file()), None)
+    if folder is None:
+        raise ArtifactError(f"{file}: is not inside a bundle (no {workspace.BUNDLE_FILE} beside it or above it)")
+    bundle, name = Bundle.open(folder), whole.relative_to(folder).as_posix()
+    for artifact in bundle.artifacts:
+        if name in (artifact.file, *artifact.parts.values()):
+            return Location(run_around(folder), folder, artifact.id, bundle)
+    raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")

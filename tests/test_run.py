@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.api import Bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.run import Location, Run, bundle_in, locate
 from tests.cli.run_cli import edgeformer
@@ -27,7 +28,7 @@ def test_a_run_says_what_it_is() -> None:
     run = Run.open(OLD / "language-v1")
     assert (run.name, run.task.name, run.family.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
     assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
-    assert run.weights.is_file() and run.recipe.name and run.bundle is not None and run.bundle.name == run.name
+    assert run.reader().vocabulary and run.recipe.name and run.bundle is not None and run.bundle.name == run.name
     assert {row.artifact for row in run.evaluation().rows} >= {"torch"}
     classifier = Run.open(OLD / "classifier-v1")
     assert classifier.exits == (1, 2) and not classifier.answers_with_losses
@@ -41,8 +42,8 @@ def test_an_unfinished_run_is_said_to_be(artifacts: Path) -> None:
     with pytest.raises(ArtifactError, match=r"is interrupted, not finished; go on with edgeformer train … --resume"):
         Run.open(artifacts / "renamed").require_finished()
     shutil.rmtree(artifacts / "renamed" / "model")
-    with pytest.raises(ArtifactError, match=r"holds no trained model \(model\.safetensors\)"):
-        _ = Run.open(artifacts / "renamed").weights
+    with pytest.raises(ArtifactError, match=r"holds no trained model \(tokenizer\.json\)"):
+        Run.open(artifacts / "renamed").reader()
 
 
 def test_every_way_to_a_run_gives_the_same_name(artifacts: Path, tmp_path: Path) -> None:
@@ -64,11 +65,9 @@ def test_every_way_to_a_run_gives_the_same_name(artifacts: Path, tmp_path: Path)
 
 
 def test_a_location_of_what_is_open(artifacts: Path) -> None:
-    run = Run.open(artifacts / "renamed")
-    assert run.bundle is not None
-    assert Location.of(run) == Location.of(run.bundle) == locate("renamed", artifacts)
-    opened = run.bundle
-    assert Location.of(opened).open_bundle() is opened, "read once"
+    opened = Bundle.open(artifacts / "renamed" / "bundle")
+    assert opened._location == locate("renamed", artifacts)
+    assert opened._location.open_bundle() is opened, "read once"
 
 
 def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:

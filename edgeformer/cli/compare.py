@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ def command(
         list[str],
         typer.Argument(metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."),
     ],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Compare the rows of two runs' reports for this device.", show_default=False),
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Compare the rows of two runs' reports for this device.")] = None,
     style: Annotated[Style, typer.Option("--format", help="How to print the table.")] = "plain",
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -41,7 +38,6 @@ def command(
 
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
-    from edgeformer.cli.console import print_json
     from edgeformer.reporting.compare import compare_runs, format_comparison
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
@@ -63,7 +59,9 @@ def command(
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
     """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
-    from edgeformer.reporting.compare_reports import read_report, report_of
+    from edgeformer.formats.report import Report
+    from edgeformer.formats.workspace import read_manifest
+    from edgeformer.reporting.compare_reports import report_of
     from edgeformer.run import locate
 
     files = [argument for argument in arguments if argument.endswith(".json")]
@@ -76,7 +74,7 @@ def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple
     if len(files) == 1:
         raise InputError(f"compare: {files[0]} is a file and the other argument is not; give two reports or two runs")
     if files:
-        return read_report(Path(files[0])), read_report(Path(files[1]))
+        return read_manifest(Report, Path(files[0])), read_manifest(Report, Path(files[1]))
     assert device is not None
     first, second = (report_of(locate(run, artifacts), device) for run in arguments)
     return first, second

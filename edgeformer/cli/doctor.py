@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 if TYPE_CHECKING:
     from edgeformer.machine.capability import Capability
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.machine.host import describe_host
     from edgeformer.reporting.tables import capability_table
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run
+from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
 
 if TYPE_CHECKING:
     from edgeformer.formats.scores import Evaluation
@@ -19,9 +19,7 @@ def command(
     artifact: Annotated[
         str | None,
         typer.Option(
-            metavar="ID|all",
-            help="Which artifact; [b]torch[/b] for the run's own weights. Default: all of the bundle.",
-            show_default=False,
+            metavar="ID|all", help="Which artifact; [b]torch[/b] for the run's own weights. Default: all of the bundle."
         ),
     ] = None,
     split: Annotated[
@@ -32,7 +30,6 @@ def command(
         typer.Option(
             metavar="FILE",
             help="Score a labelled TSV, CSV, JSONL or Parquet file instead; a language model also scores plain text.",
-            show_default=False,
         ),
     ] = None,
     batch: Annotated[
@@ -48,7 +45,6 @@ def command(
             max=1.0,
             metavar="P",
             help="Early exit at this top probability, beside the thresholds that are swept in any case.",
-            show_default=False,
         ),
     ] = None,
     artifacts: Artifacts = Path("artifacts"),
@@ -72,7 +68,6 @@ def command(
 
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.early_exit import early_exit_table
     from edgeformer.reporting.tables import evaluation_table

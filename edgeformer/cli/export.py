@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run
+from edgeformer.cli.options import Artifacts, Json, Run, needs_extra, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ def command(
 
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
-    from edgeformer.cli.console import print_json
-    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import own_profiles
     from edgeformer.run import locate
@@ -105,18 +103,13 @@ def command(
         profiles=own_profiles(artifacts),
     )
     bundle = export(folder, options, show_progress())
-    picture = _draw(folder, bundle)
+    from edgeformer.reporting.bundle_figure import draw_bundle
+
+    picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
     if as_json:
-        rows = [artifact.model_dump(mode="json") for artifact in bundle.artifacts]
-        print_json(
-            {
-                "bundle": str(folder / "bundle"),
-                "leaks": bundle.leaks,
-                "notes": list(bundle.notes),
-                "artifacts": rows,
-                "plot": str(picture),
-            }
-        )
+        found = bundle.model_dump(mode="json")
+        told = {key: found[key] for key in ("leaks", "notes", "artifacts")}
+        print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture)})
     else:
         _show(folder, bundle, picture)
     failed = [artifact for artifact in bundle.artifacts if artifact.status != "built"]
@@ -160,15 +153,7 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in asked), *names]))
 
 
-def _draw(folder: Path, bundle: BundleManifest) -> Path:
-    from edgeformer.reporting.bundle_figure import draw_bundle
-
-    (folder / "plots").mkdir(exist_ok=True)
-    return draw_bundle(bundle, folder / "plots" / "bundle.png")
-
-
 def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
-    from edgeformer.cli.console import stdout
     from edgeformer.reporting.tables import artifact_table
 
     console = stdout()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json, stdin
 from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -23,18 +23,12 @@ def command(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.", show_default=False)
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the likeliest tokens that reach this probability.", show_default=False),
+        float | None, typer.Option(help="Draw from the likeliest tokens that reach this probability.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
-    exit_: Annotated[
-        int | None,
-        typer.Option("--exit", metavar="N", help="Every token answers after loop N.", show_default=False),
-    ] = None,
+    exit_: Annotated[int | None, typer.Option("--exit", metavar="N", help="Every token answers after loop N.")] = None,
     confidence: Annotated[
         bool,
         typer.Option(
@@ -42,23 +36,19 @@ def command(
         ),
     ] = False,
     threshold: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="--confidence: of loop 1. Default: 0.92.", show_default=False),
+        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: of loop 1. Default: 0.92.")
     ] = None,
     floor: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.", show_default=False),
+        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.")
     ] = None,
     decay: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.", show_default=False),
+        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.")
     ] = None,
     artifact: Annotated[
         str | None,
         typer.Option(
             metavar="ID|torch",
             help="Write with this step or decode artifact, or with the run's own weights. Default: FP32 of the bundle.",
-            show_default=False,
         ),
     ] = None,
     artifacts: Artifacts = Path("artifacts"),
@@ -80,7 +70,6 @@ def command(
 
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
-    from edgeformer.cli.console import print_json
     from edgeformer.stages.generating.generate import GenerateOptions, generate
     from edgeformer.tasks.language_modeling.sampling import Sampling
 
@@ -134,35 +123,21 @@ def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
     named = _location(words[0], artifacts) if words else None
     if words and named is None:
         return locate(None, artifacts), words[0]
-    prompt = "" if sys.stdin.isatty() else _stdin()
+    prompt = "" if sys.stdin.isatty() else stdin().rstrip("\n")
     if not prompt:
         raise InputError("no prompt given; pass it as an argument, or on standard input")
     return named or locate(None, artifacts), prompt
 
 
 def _location(word: str, artifacts: Path) -> Location | None:
-    from edgeformer.run import locate
+    """The run of that name; a folder or file that is there but no run is a slip, not a prompt."""
+    from edgeformer.run import is_there, locate
 
     if not word or any(character.isspace() for character in word):
         return None
     try:
         return locate(word, artifacts)
     except ArtifactError:
-        if _is_path(word, artifacts):
+        if is_there(Path(word)) or is_there(artifacts / word):
             raise
         return None
-
-
-def _is_path(word: str, artifacts: Path) -> bool:
-    """A folder or file that is there, but no run: a slip, not a prompt."""
-    try:
-        return Path(word).exists() or (artifacts / word).exists()
-    except (OSError, ValueError):  # longer than a file name may be, or with a null character
-        return False
-
-
-def _stdin() -> str:
-    try:
-        return sys.stdin.read().rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None

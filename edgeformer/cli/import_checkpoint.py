@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, needs_extra, print_json, stdout
 
 app = typer.Typer(no_args_is_help=True, help="Turn weights that were trained elsewhere into a run.")
 
@@ -20,19 +20,15 @@ def _group() -> None:
 @app.command("crt")
 def crt(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint: .pt, .pth, .bin or .safetensors.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run. Default: crt_imported and a number.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: crt_imported and a number.")] = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Its tokenizer.json. Default: gpt2 from the hub.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Its tokenizer.json. Default: gpt2 from the hub.")
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="Text to check and score it on (train.txt, valid.txt …). Default: WikiText-103, read when scored.",
-            show_default=False,
         ),
     ] = None,
     artifacts: Artifacts = Path("artifacts"),
@@ -49,8 +45,6 @@ def crt(
 
       edgeformer export crt_imported-001 --allow-leak
     """
-    from edgeformer.cli.console import print_json, stdout
-    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run

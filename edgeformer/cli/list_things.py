@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 
 def command(
@@ -16,7 +16,6 @@ def command(
     as_json: Json = False,
 ) -> None:
     """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.reporting.listing import device_records, device_table, recipe_records, record_table, run_records
 
     if what == "recipes":

@@ -1,19 +1,30 @@
-"""Options that several commands share, what their text stands for, and the extra that a command needs."""
+"""What several commands share: options, the device and the extra that they name, and how results are printed.
+
+Results go to stdout; progress and messages go to stderr.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeformer.formats.errors import MissingDependencyError, install_hint
+from edgeformer.formats.errors import InputError, MissingDependencyError, install_hint
 
-Artifacts = Annotated[
-    Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.", show_default=True)
-]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from edgeformer.formats.device import DeviceProfile
+
+WIDTH_IN_A_PIPE = 140
+
+Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON document on stdout; everything else on stderr.")
 ]
@@ -22,7 +33,6 @@ Run = Annotated[
     typer.Argument(
         metavar="[RUN]",
         help="A run's name or folder, a bundle's folder, or an artifact file. Default: the newest finished run.",
-        show_default=False,
     ),
 ]
 Set = Annotated[
@@ -31,7 +41,6 @@ Set = Annotated[
         "--set",
         metavar="KEY.PATH=VALUE",
         help="Override a key of the recipe, e.g. [b]training.epochs=3[/b]; the value is YAML. May be repeated.",
-        show_default=False,
     ),
 ]
 DataFolder = Annotated[
@@ -41,17 +50,55 @@ DataFolder = Annotated[
         metavar="DIR",
         help="Read the recipe's parts from files here (train.tsv, dev.tsv, test.tsv, or .csv, .jsonl, .parquet, "
         "also compressed) instead of from the hub.",
-        show_default=False,
     ),
 ]
 TokenizerFile = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="FILE", help="Use this tokenizer.json instead.", show_default=False),
+    Path | None, typer.Option("--tokenizer", metavar="FILE", help="Use this tokenizer.json instead.")
 ]
 
 
-def integers(text: str, option: str) -> tuple[int, ...]:
-    """``"1,16"`` → (1, 16).
+def stdout() -> Console:
+    """For tables and results. In a pipe there is no terminal to measure, so tables get a fixed width."""
+    from rich.console import Console  # --json has no use for it
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
+
+
+def print_json(document: BaseModel | dict[str, Any]) -> None:
+    """The one JSON document of ``--json``."""
+    content = document if isinstance(document, dict) else document.model_dump(mode="json", by_alias=True)
+    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def stdin() -> str:
+    """All of standard input. Raises InputError where it is not UTF-8."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def device_profile(device: str | None, target: str | None, artifacts: Path) -> DeviceProfile:
+    """The hardware profile that --device names.
+
+    Args:
+        device: as it was typed; None: the recipe's target.
+        target: that, where the recipe has one.
+        artifacts: the folder that holds the user's own profiles.
+
+    Raises:
+        InputError: no device, or no such profile.
+    """
+    from edgeformer.formats.documents import load_profile, own_profiles
+
+    name = device or target
+    if name is None:
+        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
+    return load_profile(name, own_profiles(artifacts))
+
+
+def integers(text: str | None, option: str) -> tuple[int, ...]:
+    """``"1,16"`` → (1, 16); nothing of nothing.
 
     Args:
         text: whole numbers with commas between them.
@@ -60,6 +107,8 @@ def integers(text: str, option: str) -> tuple[int, ...]:
     Raises:
         typer.BadParameter: it is something else.
     """
+    if not text:
+        return ()
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:

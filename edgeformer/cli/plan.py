@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Set
-from edgeformer.formats.errors import InputError
+from edgeformer.cli.options import Artifacts, Json, Set, device_profile, needs_extra, print_json, stdout
 
 
 def command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
-    device: Annotated[
-        str | None, typer.Option(help="Hardware profile. Default: the recipe's target.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Hardware profile. Default: the recipe's target.")] = None,
     overrides: Set = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -31,17 +28,11 @@ def command(
 
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
-    from edgeformer.cli.console import print_json, stdout
-    from edgeformer.cli.options import needs_extra
     from edgeformer.families import load_recipe
-    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table
 
     resolved = load_recipe(recipe, overrides)
-    chosen = device or resolved.target
-    if chosen is None:
-        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    profile = load_profile(chosen, own_profiles(artifacts))
+    profile = device_profile(device, resolved.target, artifacts)
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
     result = plan(resolved, profile)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.cli.options import Artifacts, Json, print_json, stdin, stdout
+from edgeformer.formats.errors import ArtifactError
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
@@ -20,9 +20,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[RUN] TEXT…", help="Texts; a run in front of them. Without a text: lines of stdin."),
     ] = None,
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.", show_default=False)
-    ] = None,
+    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.")] = None,
     confidence: Annotated[
         float | None,
         typer.Option(
@@ -31,7 +29,6 @@ def command(
             metavar="P",
             help="Looped models: stop looping for a text at probability P, e.g. 0.95; needs the step bundle "
             "(export --exit all).",
-            show_default=False,
         ),
     ] = None,
     artifacts: Artifacts = Path("artifacts"),
@@ -53,11 +50,8 @@ def command(
     chosen, predictions = predict(location, texts, artifact, confidence)
     rows = [prediction.as_dict() for prediction in predictions]
     if as_json:
-        from edgeformer.cli.console import print_json
-
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})
     else:
-        from edgeformer.cli.console import stdout
         from edgeformer.reporting.tables import prediction_table
 
         stdout().print(prediction_table(location.name, chosen, rows))
@@ -85,7 +79,4 @@ def _looks_like_a_path(word: str, artifacts: Path) -> bool:
 
 
 def _lines() -> list[str]:
-    try:
-        return [line.strip() for line in sys.stdin if line.strip()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return [line.strip() for line in stdin().split("\n") if line.strip()]

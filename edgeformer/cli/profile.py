@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, integers
+from edgeformer.cli.options import Artifacts, Json, Run, device_profile, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
+    from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import BundleManifest
     from edgeformer.run import Location
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
+    from edgeformer.stages.profiling.profile import ProfileOptions
     from edgeformer.stages.profiling.search import SearchOptions
 
+N = TypeVar("N", int, float)
 Minimize = Literal["latency", "size", "memory", "energy"]
 
 
 def command(
     run: Run = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target."),
+        str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
     ] = None,
     batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of --validate 1,8.", show_default=False
-        ),
+        str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of --validate 1,8.")
     ] = None,
     seq: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N…",
-            help="Sequence lengths to measure. Default: the device budget's; of --validate 16,64,128.",
-            show_default=False,
+            metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's; of --validate 16,64,128."
         ),
     ] = None,
     threads: Annotated[
@@ -46,40 +44,28 @@ def command(
             metavar="N,N…",
             help="Threads of one operator; several: each is measured. Default: the physical cores that this process "
             "may use.",
-            show_default=False,
         ),
     ] = None,
-    artifact: Annotated[
-        list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.", show_default=False)
-    ] = None,
+    artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
     max_latency: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Fail above this p50, e.g. 5ms; of language models: per decoded token.",
-            show_default=False,
-        ),
+        typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; of language models: per decoded token."),
     ] = None,
     max_vram: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.", show_default=False)
+        str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.")
     ] = None,
-    max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.", show_default=False)
-    ] = None,
+    max_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.")] = None,
     max_energy: Annotated[
-        str | None,
-        typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.", show_default=False),
+        str | None, typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.")
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Name the artifact to deploy: the cheapest that keeps every limit.")
     ] = False,
     min_accuracy: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="--search: lowest accuracy on validation, e.g. 0.91.", show_default=False),
+        float | None, typer.Option(metavar="SHARE", help="--search: lowest accuracy on validation, e.g. 0.91.")
     ] = None,
     max_perplexity: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.", show_default=False),
+        float | None, typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.")
     ] = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
@@ -125,49 +111,36 @@ def command(
 
       edgeformer profile --calibrate --validate
     """
-    from edgeformer.cli.console import print_json, stdout
-    from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.report_files import write_report
-    from edgeformer.reporting.report_tables import print_report, print_search
+    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
-    from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+    from edgeformer.stages.profiling.profile import ProfileOptions
 
     location = locate(run, artifacts)
     manifest = location.open_bundle().manifest
     wanted = _search(search, min_accuracy, max_perplexity, minimize, manifest)
-    counts = integers(threads, "--threads") if threads else ()
-    batches = integers(batch, "--batch") if batch else ()
-    seqs = integers(seq, "--seq") if seq else ()
+    counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        limits = {
-            "--max-latency": max_latency,
-            "--max-vram": max_vram,
-            "--max-size": max_size,
-            "--max-energy": max_energy,
-        }
-        _refuse("--calibrate and --validate judge nothing", {"--search": search, "--artifact": artifact, **limits})
-        shapes, rules = (
-            tuple(product(batches or (1, 8), seqs or (16, 64, 128))),
-            MeasureRules.strict() if strict else None,
-        )
+        limits = {"latency": max_latency, "vram": max_vram, "size": max_size, "energy": max_energy}
+        judging = {"search": search, "artifact": artifact, **{f"max-{name}": text for name, text in limits.items()}}
+        if given := [option for option, value in judging.items() if value]:
+            raise InputError(f"--{given[0]}: --calibrate and --validate judge nothing; run it by itself")
+        shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
+        rules = MeasureRules.strict() if strict else None
         asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
-        _calibrate(location, device or "host", asked, artifacts, as_json)
+        _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
         return
-    chosen = device or manifest.target
-    if chosen is None:
-        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    profile = load_profile(chosen, own_profiles(artifacts))
+    profile = device_profile(device, manifest.target, artifacts)
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,
-        max_latency_ms=_quantity(max_latency, "--max-latency"),
-        max_size_bytes=_whole(_quantity(max_size, "--max-size")),
-        max_memory_bytes=_whole(_quantity(max_vram, "--max-vram")),
-        max_energy_mj=_quantity(max_energy, "--max-energy"),
+        max_latency_ms=_quantity(max_latency, "--max-latency", parse_milliseconds),
+        max_size_bytes=_quantity(max_size, "--max-size", parse_bytes),
+        max_memory_bytes=_quantity(max_vram, "--max-vram", parse_bytes),
+        max_energy_mj=_quantity(max_energy, "--max-energy", parse_millijoules),
         strict=strict,
         threads=counts,
         artifacts=tuple(artifact or ()),
@@ -175,6 +148,15 @@ def command(
         search=wanted,
         estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
     )
+    _judge(location, profile, options, as_json)
+
+
+def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.report_files import write_report
+    from edgeformer.reporting.report_tables import print_report, print_search
+    from edgeformer.stages.profiling.profile import profile_bundle
+
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
     if as_json:
@@ -187,17 +169,17 @@ def command(
         raise typer.Exit(3)
 
 
-def _calibrate(location: Location, device: str, options: CalibrationOptions, artifacts: Path, as_json: bool) -> None:
+def _calibrate(
+    location: Location, profile: DeviceProfile, options: CalibrationOptions, artifacts: Path, as_json: bool
+) -> None:
     """--calibrate and --validate; ``artifacts`` gets the profile."""
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
+    from edgeformer.formats.documents import own_profiles
     from edgeformer.reporting.verification import print_calibration
     from edgeformer.stages.profiling.estimating.check import improve
 
-    folder = own_profiles(artifacts)
-    profile = load_profile(device, folder)
-    profile, written = improve(location.require_bundle(), profile, options, folder, show_progress())
+    bundle = location.require_bundle()
+    profile, written = improve(bundle, profile, options, own_profiles(artifacts), show_progress())
     assert profile.calibration is not None
     if as_json:
         print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
@@ -214,13 +196,6 @@ def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
     return threads[0] if threads else None
 
 
-def _refuse(why: str, options: dict[str, object]) -> None:
-    """Raise InputError for the first of ``options`` that was given."""
-    for option, value in options.items():
-        if value:
-            raise InputError(f"{option}: {why}; run it by itself")
-
-
 def _search(
     wanted: bool,
     min_accuracy: float | None,
@@ -231,30 +206,20 @@ def _search(
     """What to search for, checked against the bundle before minutes of measuring."""
     from edgeformer.stages.profiling.search import SearchOptions, check_options
 
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     if not wanted:
         asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}
-        given = [option for option, value in asked.items() if value is not None]
-        if given:
+        if given := [option for option, value in asked.items() if value is not None]:
             raise InputError(f"{given[0]}: says what to search for; add --search")
         return None
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options
 
 
-def _quantity(text: str | None, option: str) -> float | None:
+def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
     """The number of a limit's option in the unit that reports use: ms, bytes or mJ."""
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
-
-    parse = {"--max-latency": parse_milliseconds, "--max-energy": parse_millijoules}.get(option, parse_bytes)
-    if text is None:
-        return None
     try:
-        return float(parse(text))
+        return None if text is None else parse(text)
     except ValueError as error:
         raise InputError(f"{option}: {error}") from None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

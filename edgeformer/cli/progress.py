@@ -39,13 +39,7 @@ class Bars:
         self._task: TaskID | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a bar.
-
-        Args:
-            description: what is done.
-            total: how much there is; None: nobody knows.
-            unit: what is counted.
-        """
+        """Begin a bar, as :meth:`Progress.start` has it."""
         self.finish()
         self._bars = RichBars(
             TextColumn("{task.description}"),
@@ -64,10 +58,8 @@ class Bars:
     def advance(self, amount: int = 1, **fields: float) -> None:
         """Move the bar."""
         if self._bars is not None and self._task is not None:
-            if fields:
-                self._bars.update(self._task, advance=amount, figures=_figures(fields))
-            else:
-                self._bars.update(self._task, advance=amount)
+            shown = {"figures": _figures(fields)} if fields else {}
+            self._bars.update(self._task, advance=amount, **shown)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         """Remove the bar."""
@@ -89,13 +81,7 @@ class Lines:
         self._done, self._started, self._last = 0, 0.0, 0.0
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a piece of work.
-
-        Args:
-            description: what is done.
-            total: how much there is; None: nobody knows.
-            unit: what is counted.
-        """
+        """Begin a piece of work, as :meth:`Progress.start` has it."""
         self._description, self._total, self._unit = description, total, unit
         self._done, self._started = 0, time.monotonic()
         self._last = self._started
@@ -107,12 +93,12 @@ class Lines:
         if now - self._last < _LINE_EVERY_S:
             return
         self._last = now
-        of_total = f"/{self._total:,}" if self._total else ""
-        left = ""
-        if self._total and self._done:
-            left = f"  {format_duration((now - self._started) * (self._total - self._done) / self._done)} left"
-        figures = _figures(fields)
-        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {figures}{left}")
+        of_total = left = ""
+        if self._total:
+            of_total = f"/{self._total:,}"
+            if self._done:
+                left = f"  {format_duration((now - self._started) * (self._total - self._done) / self._done)} left"
+        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(fields)}{left}")
 
     def finish(self) -> None:
         """Nothing: the last line stands."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, needs_extra, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,20 +21,12 @@ def command(
     overrides: Set = None,
     data: DataFolder = None,
     tokenizer: TokenizerFile = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the run. Default: the recipe's name and a number.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of this recipe.")] = False,
     accelerator: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", show_default=False)
-    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")] = None,
     as_device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050.")
     ] = None,
     allow_leak: Annotated[
         bool,
@@ -67,7 +59,6 @@ def command(
 
       edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json
     """
-    from edgeformer.cli.options import needs_extra
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.machine.host import usable_cores
@@ -119,7 +110,6 @@ def _allowing_leak(recipe: Recipe) -> Recipe:
 
 
 def _finish(folder: Path, as_json: bool) -> None:
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run

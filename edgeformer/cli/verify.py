@@ -7,21 +7,17 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json
+from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 
 def command(
     bundle: Annotated[
         str | None,
         typer.Argument(
-            metavar="[BUNDLE]",
-            help="A bundle's folder, or a run that has one. Default: the newest finished run.",
-            show_default=False,
+            metavar="[BUNDLE]", help="A bundle's folder, or a run that has one. Default: the newest finished run."
         ),
     ] = None,
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.", show_default=False)
-    ] = None,
+    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.")] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -36,7 +32,6 @@ def command(
 
       edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
     """
-    from edgeformer.cli.console import print_json, stdout
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.verification import verification_lines, verification_table
     from edgeformer.run import locate

@@ -66,14 +66,8 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
     for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
         assert artifact.drift is not None
         rows = [row for row in artifact.drift.loops if row.rms_error is not None]
-        axis.plot(
-            [row.loop for row in rows],
-            [row.rms_error for row in rows],
-            "o-",
-            color=colour,
-            label=artifact.id,
-            markersize=4,
-        )
+        loops, errors = [row.loop for row in rows], [row.rms_error for row in rows]
+        axis.plot(loops, errors, "o-", color=colour, label=artifact.id, markersize=4)
         tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
     for tolerance, precisions in tolerances.items():
         axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
@@ -82,7 +76,6 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
         axis.annotate(text, (0.99, tolerance), xycoords=place, ha="right", va="bottom", fontsize=7, color=GREY)
     axis.set_yscale("log")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(
-        xlabel="loop", ylabel="RMS error of the state / RMS of the state", title="drift from torch FP32, loop by loop"
-    )
+    axis.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
+    axis.set_title("drift from torch FP32, loop by loop")
     axis.legend(frameon=False, fontsize=8, loc="best")

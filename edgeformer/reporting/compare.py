@@ -29,12 +29,9 @@ def _record(location: Location) -> Record:
     record: Record = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
-        record |= {
-            "split": manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else ""),
-            "parameters": manifest.parameters,
-            **_scores(manifest),
-            "train_seconds": manifest.seconds,
-        }
+        record["split"] = manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else "")
+        record["parameters"] = manifest.parameters
+        record |= {**_scores(manifest), "train_seconds": manifest.seconds}
     if location.bundle is not None:
         bundle = location.open_bundle().manifest
         record.setdefault("parameters", bundle.parameters)

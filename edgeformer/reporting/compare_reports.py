@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
@@ -44,11 +43,6 @@ def report_of(location: Location, device: str) -> Report:
     return read_manifest(Report, path)
 
 
-def read_report(path: Path) -> Report:
-    """A report file that `profile` wrote. Raises ArtifactError."""
-    return read_manifest(Report, path)
-
-
 def compare_reports(first: Report, second: Report) -> Record:
     """Every row of both, matched by artifact, where, phase, batch and sequence length.
 
@@ -62,7 +56,7 @@ def compare_reports(first: Report, second: Report) -> Record:
         ``a`` and ``b`` (what each report is), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), their
         ``ratio`` b/a, ``noise`` (smallest relative difference that says something), ``mark`` and ``status`` of both.
     """
-    detailed = _several((first, second))
+    detailed = any(n > 1 for report in (first, second) for n in Counter(map(_short, report.rows)).values())
     ours, theirs = _by_key(first.rows, detailed), _by_key(second.rows, detailed)
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return {
@@ -83,10 +77,6 @@ _Key = tuple[str, str, str, int, int, str, int | None]
 
 def _short(row: Row) -> tuple[str, str, str, int, int]:
     return row.artifact, row.where, row.phase, row.batch, row.seq
-
-
-def _several(reports: Iterable[Report]) -> bool:
-    return any(count > 1 for report in reports for count in Counter(map(_short, report.rows)).values())
 
 
 def _by_key(rows: Iterable[Row], detailed: bool) -> dict[_Key, Row]:

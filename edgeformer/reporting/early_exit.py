@@ -24,25 +24,25 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
         rows: of one task.
     """
     metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
+
+    def figure(alike: list[EarlyExitRow]) -> str:
+        row = alike[0]
+        return f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
+
+    def leaving(alike: list[EarlyExitRow]) -> str:
+        return ", ".join(f"{loop}: {share:.1%}" for loop, share in alike[0].share.items() if share)
+
     columns: list[Column[list[EarlyExitRow]]] = [
         Column("artifact", lambda alike: alike[0].artifact),
         Column("set", lambda alike: alike[0].split),
         Column("threshold", _thresholds, number=True),
         Column("mean_loops", lambda alike: f"{alike[0].mean_loops:.2f}", number=True),
-        Column(metric, lambda alike: _figure(alike[0]), number=True),
+        Column(metric, figure, number=True),
         Column("loss", lambda alike: alike[0].loss, number=True),
-        Column("leave_after_loop", lambda alike: _leaving(alike[0])),
+        Column("leave_after_loop", leaving),
     ]
     groups = [list(alike) for _, alike in groupby(rows, key=_kind)]
     return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
-
-
-def _figure(row: EarlyExitRow) -> str:
-    return f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
-
-
-def _leaving(row: EarlyExitRow) -> str:
-    return ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)
 
 
 def _kind(row: EarlyExitRow) -> tuple[object, ...]:

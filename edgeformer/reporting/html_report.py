@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -68,8 +69,8 @@ def _estimated(check: Check) -> str:
     return "estimated" if check.basis == "estimated" and check.value is not None else ""
 
 
-def _status(row: Row) -> str:
-    return row.latency_ms.status
+_status = attrgetter("latency_ms.status")
+"""Rows look like what is known of their time."""
 
 
 def _measured(rows: Sequence[Row], report: Report) -> PageTable:
@@ -117,7 +118,11 @@ def _conditions(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for name, value in row.conditions.items():
             if value is not None and value != [] and value != {}:
                 seen.setdefault(name, {})[_plain(value)] = None
-    return [(f"while measuring: {name.replace('_', ' ')}", _some(list(values))) for name, values in seen.items()]
+
+    def some(values: list[str]) -> str:
+        return "; ".join(values[:4]) + (f"; and {len(values) - 4} more" if len(values) > 4 else "")
+
+    return [(f"while measuring: {name.replace('_', ' ')}", some(list(values))) for name, values in seen.items()]
 
 
 def _plain(value: object) -> str:
@@ -126,10 +131,6 @@ def _plain(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _some(values: list[str]) -> str:
-    return "; ".join(values[:4]) + (f"; and {len(values) - 4} more" if len(values) > 4 else "")
 
 
 def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +14,8 @@ from edgeformer.formats.documents import load_profile, own_profiles, profile_nam
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.units import format_bytes
-from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.reporting.columns import Column, Columns, written
-from edgeformer.run import read_run, run_folders
+from edgeformer.run import bundle_in, read_run, run_folders
 from edgeformer.tasks import task_named
 
 T = TypeVar("T")
@@ -76,14 +75,11 @@ def run_records(artifacts: Path) -> list[Record]:
             continue
         rows.append(
             {
-                "run": manifest.run,
-                "status": manifest.status,
-                "started": manifest.started,
-                "split": manifest.data.split,
-                "synthetic": manifest.data.synthetic,
+                **{key: getattr(manifest, key) for key in ("run", "status", "started")},
+                **{key: getattr(manifest.data, key) for key in ("split", "synthetic")},
                 "parameters": manifest.parameters,
                 **_scores(manifest),
-                "bundle": (folder / "bundle" / BUNDLE_FILE).is_file(),
+                "bundle": bundle_in(folder) is not None,
             }
         )
     return rows
@@ -113,13 +109,9 @@ def record_table(title: str, rows: Sequence[Record]) -> Table:
 
 
 def _column(name: str) -> Column[Record]:
-    size = name.endswith("_bytes")
+    shown: Callable[[Any], str] = format_bytes if name.endswith("_bytes") else written
     heading = name.replace("_bytes", "").replace("_", " ")
-    return Column(name, lambda row: row.get(name), "", heading, lambda row: _shown(row.get(name), size))
-
-
-def _shown(value: Any, size: bool) -> str:
-    return format_bytes(value) if size and value is not None else written(value)
+    return Column(name, lambda row: row.get(name), "", heading, lambda row: shown(row.get(name)))
 
 
 def device_table(rows: Sequence[Record]) -> Table:

@@ -20,12 +20,8 @@ MOST_ROWS = 24
 _SPREAD_FOR_LOG = 12.0
 _FAR = 4.0
 _MIB = 2**20
-_BESIDE: dict[str, Any] = {
-    "textcoords": "offset points",
-    "va": "center",
-    "fontsize": 8,
-    "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
-}
+_BOX = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "bbox": _BOX}
 """A figure beside its bar. The line that marks a budget does not run through it."""
 
 
@@ -95,8 +91,7 @@ def draw_estimates(axis: Any, report: Report) -> None:
         middle = row.latency_ms.p50 or 0.0
         low, high = row.latency_ms.low or middle, row.latency_ms.high or middle
         _estimate(axis, y, (low, middle, high), of[row.artifact])
-        text = f"{ABOUT} {format_milliseconds(middle)}"
-        axis.annotate(text, (high, y), (4, 0), **_BESIDE)
+        axis.annotate(f"{ABOUT} {format_milliseconds(middle)}", (high, y), (4, 0), **_BESIDE)
         ends += [low, high]
     _finish_times(axis, rows, [*ends, *_budget_line(axis, report, "latency", "ms", ends)], report)
     axis.set(xlabel=f"ms per call, ESTIMATED for {report.device}, not measured")
@@ -253,13 +248,5 @@ def draw_sizes(axis: Any, report: Report) -> None:
     _name_rows(axis, [named(name) for name in sizes])
     axis.set(xlabel="size (MiB)" if parts else "size (MiB), not split: the bundle does not say")
     if parts:
-        axis.legend(
-            frameon=False,
-            fontsize=8,
-            ncols=5,
-            columnspacing=1,
-            handlelength=1,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            borderaxespad=1.7,
-        )
+        close = {"columnspacing": 1, "handlelength": 1, "borderaxespad": 1.7}
+        axis.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), **close)

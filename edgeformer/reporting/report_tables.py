@@ -52,6 +52,10 @@ _REASON = 80
 def measurements(report: Report) -> Columns[Row]:
     """Every figure of a row; each document picks those that it has room for."""
     starts = _first_calls(report)
+
+    def first_call(row: Row) -> str:
+        return f"{format_milliseconds(starts[id(row)])} ms" if id(row) in starts else ""
+
     return Columns(
         [
             Column("artifact", attrgetter("artifact")),
@@ -64,9 +68,7 @@ def measurements(report: Report) -> Columns[Row]:
             Column("shape", lambda row: shape_words(row, report), heading="batch × tokens", number=True),
             Column("threads", attrgetter("threads")),
             Column("status", attrgetter("latency_ms.status")),
-            Column(
-                "first_call", lambda row: starts.get(id(row)), "ms", text=lambda row: _first_call(starts.get(id(row)))
-            ),
+            Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call),
             Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _latency),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
             Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)"),
@@ -99,10 +101,6 @@ def _first_calls(report: Report) -> dict[int, float]:
             if first is not None:
                 found[id(row)] = first
     return found
-
-
-def _first_call(value: float | None) -> str:
-    return "" if value is None else f"{format_milliseconds(value)} ms"
 
 
 def _latency(row: Row) -> Text:
@@ -216,11 +214,6 @@ FACTS: Columns[Fact] = Columns(
 )
 
 
-def estimated_rows(report: Report) -> list[Row]:
-    """Rows of the device that the estimator filled."""
-    return [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
-
-
 def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
     """Print the whole report.
 
@@ -256,7 +249,7 @@ def _print_rows(report: Report, console: Console) -> None:
     here = [row for row in report.rows if row.where == "host" and row.phase != "cold"]
     shown = columns.pick("artifact", "size", "shape", "first_call", "p50", "p90", "throughput", "memory_peak", "state")
     console.print(shown.terminal(title, here))
-    guessed = estimated_rows(report)
+    guessed = [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
     if guessed:
         title = f"NOT MEASURED: estimated for {report.device_title}"
         shown = columns.pick("artifact", "shape", "p50", "memory_peak")

@@ -78,18 +78,15 @@ def _early_column(metric: Metric) -> Column[NamedScore]:
 
 def run_table(manifest: RunManifest) -> Table:
     """Scores of a finished run on its validation and test sets."""
-    trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {_kept(manifest)}"
+    # The weights of a stop between two epochs are of no whole one.
+    kept = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
+    trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {kept}"
     parts = [f"{manifest.parameters:,} parameters", trained if manifest.steps else "not trained here"]
     title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
     scores = {"validation": manifest.validation, **manifest.tests}
     rows = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
     columns = score_columns(task_named(manifest.task), [score for _, score in rows])
     return columns.terminal(title, rows, None if rows else Text("no scores: evaluate it first"))
-
-
-def _kept(manifest: RunManifest) -> str:
-    """Which weights were kept; those of a stop between two epochs are of no whole one."""
-    return "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
 
 
 def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | None]:
@@ -152,25 +149,24 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     # A row does not name its task; its metric tells.
     tasks = all_tasks()
     task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
-    last: Column[EvaluationRow] = Column("exit", attrgetter("exit"), text=lambda row: _exit(row.exit), number=True)
+
+    def exit_(row: EvaluationRow) -> str:
+        return "last" if row.exit is None else str(row.exit)
+
+    def time(row: EvaluationRow) -> str:
+        return DASH if row.ms_per_sample is None else f"{row.ms_per_sample:,.3f}"
+
+    last: Column[EvaluationRow] = Column("exit", attrgetter("exit"), text=exit_, number=True)
     columns: list[Column[EvaluationRow]] = [
         Column("artifact", attrgetter("artifact")),
         Column("set", attrgetter("split")),
         *([last] if any(row.exit is not None for row in rows) else []),
         *map(_score_column, task.columns),
-        Column("ms/sample", attrgetter("ms_per_sample"), text=_per_sample, number=True),
+        Column("ms/sample", attrgetter("ms_per_sample"), text=time, number=True),
     ]
     where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
     return Columns(columns).terminal(f"{name}: scores{where}{leaks}", rows)
-
-
-def _exit(loop: int | None) -> str:
-    return "last" if loop is None else str(loop)
-
-
-def _per_sample(row: EvaluationRow) -> str:
-    return DASH if row.ms_per_sample is None else f"{row.ms_per_sample:,.3f}"
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, Any]]) -> Table:
@@ -225,19 +221,23 @@ def plan_table(plan: Plan) -> Table:
 
 def suggestion_table(plan: Plan) -> Table:
     """Changes of a recipe that does not fit, as they are typed, with the peak that each is predicted to have."""
+
+    def fits(change: Any) -> Text:
+        return Text(written(change.fits), "green" if change.fits else "")
+
     columns: Columns[Any] = Columns(
         [
             Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
             Column("predicted peak", attrgetter("peak_bytes"), "bytes"),
-            Column("fits", attrgetter("fits"), text=lambda change: Text(written(change.fits), _fits(change.fits))),
+            Column(
+                "fits",
+                attrgetter("fits"),
+                text=fits,
+            ),
             Column("what it costs", attrgetter("note")),
         ]
     )
     return columns.terminal("What to change (the first row that fits is the cheapest that was found)", plan.suggestions)
-
-
-def _fits(fits: bool) -> str:
-    return "green" if fits else ""
 
 
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:

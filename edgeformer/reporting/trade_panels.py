@@ -138,12 +138,12 @@ def draw_search(axis: Any, report: Report) -> None:
     search = report.search
     assert search is not None
     candidates = drawn_candidates(search)
+    few = len(candidates) <= _NAMED
     for rank, (number, position, c) in enumerate(candidates):
-        area = _bubble(axis, c, report, position == search.pick)
-        if len(candidates) <= _NAMED:
-            _name_bubble(axis, c, _bubble_name(c, position == search.pick), (rank, area))
-        elif c.on_front or position == search.pick:
-            _name_bubble(axis, c, str(number), (rank, area))
+        picked = position == search.pick
+        area = _bubble(axis, c, report, picked)
+        if few or c.on_front or picked:
+            _name_bubble(axis, c, _bubble_name(c, picked) if few else str(number), (rank, area))
     front = sorted((c.latency_ms or 0.0, c.score or 0.0) for _, _, c in candidates if c.on_front)
     axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
     if search.bound is not None:

@@ -67,17 +67,13 @@ def _ratio(case: FittedCase) -> float | None:
     return case.estimated_ms / case.measured_ms if case.estimated_ms is not None and case.measured_ms else None
 
 
-def _logarithm(case: FittedCase) -> str | None:
-    ratio = _ratio(case)
-    return None if ratio is None else f"{log2(ratio):+.2f}"
-
-
 def _about(case: FittedCase) -> str:
     return DASH if case.estimated_ms is None else f"{ABOUT} {format_milliseconds(case.estimated_ms)} ms"
 
 
-def _two_places(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"
+def _written_ratio(case: FittedCase) -> str:
+    ratio = _ratio(case)
+    return DASH if ratio is None else f"{ratio:.2f}"
 
 
 CASES: Columns[FittedCase] = Columns(
@@ -87,8 +83,13 @@ CASES: Columns[FittedCase] = Columns(
         Column("batch × tokens", lambda case: f"{case.batch} × {case.seq}", number=True),
         Column("measured", lambda case: case.measured_ms, "ms"),
         Column("estimated", lambda case: case.estimated_ms, "ms", text=_about),
-        Column("estimated / measured", _ratio, text=lambda case: _two_places(_ratio(case)), number=True),
-        Column("log2", _logarithm, number=True),
+        Column(
+            "estimated / measured",
+            _ratio,
+            text=lambda case: DASH if (ratio := _ratio(case)) is None else f"{ratio:.2f}",
+            number=True,
+        ),
+        Column("log2", lambda case: f"{log2(ratio):+.2f}" if (ratio := _ratio(case)) else None, number=True),
     ]
 )
 """Measured beside estimated, with their ratio and its logarithm to the base 2."""

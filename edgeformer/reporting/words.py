@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
@@ -21,9 +21,11 @@ def latency_words(latency: Latency) -> str:
     middle = f"{format_milliseconds(latency.p50)} ms"
     if latency.status != "estimated":
         return middle
-    if latency.low is None or latency.high is None:
-        return f"{ABOUT} {middle}"
-    return f"{ABOUT} {middle} ({format_milliseconds(latency.low)} to {format_milliseconds(latency.high)})"
+    return f"{ABOUT} {middle}{_range(latency.low, latency.high, format_milliseconds)}"
+
+
+def _range(low: float | None, high: float | None, written: Callable[[float], str]) -> str:
+    return "" if low is None or high is None else f" ({written(low)} to {written(high)})"
 
 
 def memory_words(memory: Memory) -> str:
@@ -31,9 +33,7 @@ def memory_words(memory: Memory) -> str:
     if memory.status != "estimated":
         return format_bytes(memory.peak)
     middle = f"{ABOUT} {format_bytes(memory.peak)}" if memory.peak is not None else ABOUT
-    if memory.low is None or memory.high is None:
-        return middle
-    return f"{middle} ({format_bytes(memory.low)} to {format_bytes(memory.high)})"
+    return middle + _range(memory.low, memory.high, format_bytes)
 
 
 def quantity(value: float | None, check: Check) -> str:
@@ -52,9 +52,8 @@ def value_words(check: Check) -> str:
     """A check's value in its unit; an estimate with its sign and range."""
     if check.basis != "estimated" or check.value is None:
         return quantity(check.value, check)
-    if check.low is None or check.high is None:
-        return f"{ABOUT} {quantity(check.value, check)}"
-    return f"{ABOUT} {quantity(check.value, check)} ({quantity(check.low, check)} to {quantity(check.high, check)})"
+    span = _range(check.low, check.high, lambda value: quantity(value, check))
+    return f"{ABOUT} {quantity(check.value, check)}{span}"
 
 
 def shape_words(row: Row, report: Report) -> str:
@@ -108,21 +107,17 @@ def in_words(report: Report) -> str:
         return f"{done}{' and '.join(unknown)} not known{where}."
     if not checks:
         return "Nothing was checked."
-    guessed = sorted({c.name for c in checks if c.basis == "estimated"})
-    return f"Every check is within budget{f'; {_listed(guessed)} only by estimate' if guessed else ''}."
+    guessed = " and ".join(sorted({c.name for c in checks if c.basis == "estimated"}))
+    return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}."
 
 
 def _named(names: Iterable[str], report: Report) -> str:
     passed = [c for c in report.verdict.checks if c.status == "pass"]
-    return _listed([f"{name}{_estimated([c for c in passed if c.name == name])}" for name in names])
+    return " and ".join(f"{name}{_estimated([c for c in passed if c.name == name])}" for name in names)
 
 
 def _estimated(checks: Iterable[Check]) -> str:
     return " (estimated)" if any(check.basis == "estimated" for check in checks) else ""
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names)
 
 
 def has_estimates(report: Report) -> bool:

@@ -36,7 +36,7 @@ from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.exporting.audit import audit_sharing
-from edgeformer.stages.exporting.graph_files import ALIGNMENT, WeightsFile, write_graph
+from edgeformer.stages.exporting.graph_files import ALIGNMENT, weights_file, write_graph
 from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks import Prepared, Task, task_named
@@ -282,7 +282,7 @@ def check_shared_weights(case: Case, folder: Path) -> None:
     graphs = {"exits": traced.exits, **traced.steps}
     if traced.decode is not None:
         graphs["decode"] = traced.decode
-    with WeightsFile(folder / "weights") as weights:
+    with weights_file(folder / "weights") as weights:
         for name, graph in graphs.items():
             write_graph(graph, folder / f"{name}.onnx", weights)
     tensors = {

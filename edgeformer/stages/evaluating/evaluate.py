@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.machine.host import cpu_name
 from edgeformer.run import Location
@@ -48,7 +48,7 @@ class EvaluateOptions:
             raise InputError(f"--threshold {self.threshold}: a probability is in 0…1")
 
 
-def evaluate(location: Location, options: EvaluateOptions, progress: Progress | None = None) -> Evaluation:
+def evaluate(location: Location, options: EvaluateOptions, progress: Progress = SILENT) -> Evaluation:
     """Score artifacts on the test split (or another set, or a file); also kept in the run's evaluation.json.
 
     One row per artifact; of one that can answer at several exits (the run's own weights, a step artifact) one more for
@@ -69,7 +69,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress | 
             f"--threshold: {', '.join(choice.id for choice in chosen)} cannot leave early; step artifacts can: "
             f"edgeformer export {location.argument} --exit all"
         )
-    scoring = _Scoring(options, progress or Silent())
+    scoring = _Scoring(options, progress)
     for choice in chosen:
         scoring.score(choice)
     if location.run is not None and options.data is None:
@@ -95,7 +95,8 @@ class _Scoring:
             meter = task.meter(choice.exits[-1:])
             timed = self._run(choice, meter, every_exit=False)
             (row, *_) = task.rows(choice.id, name, meter.score(task.words(texts, cut=True)), leaks=choice.owner.leaks)
-            self.rows.append(row.model_copy(update={**timed, "exit": _earlier(choice)}))
+            earlier = choice.artifact.exit if choice.artifact is not None else None
+            self.rows.append(row.model_copy(update={**timed, "exit": earlier}))
         if choice.answers_with_losses or len(choice.exits) > 1:
             self._score_exits(choice, name, texts)
 
@@ -131,21 +132,12 @@ class _Scoring:
         losses = choice.answers_with_losses
         batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
         what = f"Scoring {choice.id} on {self._name(choice)}" + (" at every exit" if every_exit else "")
-        self.progress.start(what, len(texts), "rows")
-        try:
-            with choice.session(every_exit=every_exit) as session:
-                calls = Calls(task, texts, reader.pad, batches)
-                warm_up = not (every_exit or losses)  # of those no time is told
-                seconds = score_calls(session.run, calls, meter, warm_up=warm_up, advance=self.progress.advance)
-                provider = session.provider
-        finally:
-            self.progress.finish()
-        return {
-            "ms_per_sample": 1000 * seconds / len(texts),
-            "batch": max(map(len, batches)),
-            "provider": provider,
-            "host": cpu_name(),
-        }
+        with bar(self.progress, what, len(texts), "rows"), choice.session(every_exit=every_exit) as session:
+            calls = Calls(task, texts, reader.pad, batches)
+            warm_up = not (every_exit or losses)  # of those no time is told
+            seconds = score_calls(session.run, calls, meter, warm_up=warm_up, advance=self.progress.advance)
+            about = {"batch": max(map(len, batches)), "provider": session.provider, "host": cpu_name()}
+        return {"ms_per_sample": 1000 * seconds / len(texts), **about}
 
     def _name(self, choice: Choice) -> str:
         """The set's own name."""
@@ -157,18 +149,12 @@ class _Scoring:
         reader, owner, as_trained = choice.reader(), choice.owner, choice.answers_with_losses
         key = (reader.vocabulary, as_trained)
         if key not in self._sets:
-            if self.options.data is not None:
-                found: Any = owner.task.read_file(owner.data, reader, self.options.data, as_trained=as_trained)
+            if (file := self.options.data) is not None:
+                self._sets[key] = owner.task.read_file(owner.data, reader, file, as_trained=as_trained)
             else:
                 origin = Origin(self.options.cache, owner.trained_on, as_trained)
-                found = owner.task.read_set(owner.data, reader, self.options.split, origin)
-            self._sets[key] = found
+                self._sets[key] = owner.task.read_set(owner.data, reader, self.options.split, origin)
         return self._sets[key]
-
-
-def _earlier(choice: Choice) -> int | None:
-    """The loop of an artifact that answers before the model's last one."""
-    return choice.artifact.exit if choice.artifact is not None else None
 
 
 def _early_row(

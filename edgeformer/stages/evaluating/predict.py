@@ -52,15 +52,16 @@ def predict(
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
     if confidence is not None and artifact is None and location.artifact is None:
-        artifact = _step_artifact(location)
+        steps = location.open_bundle().built("step") if location.bundle is not None else ()
+        if not steps:
+            raise InputError(f"{location.name}: has no step bundle; write one: edgeformer export --exit all")
+        artifact = steps[0].id
     chosen = choose(location, artifact)[0]
     data = chosen.owner.data
     labels: Sequence[str] | None = getattr(data, "labels", None)
     if labels is None:
-        raise InputError(
-            f"{location.name}: is a {chosen.owner.task.noun}, which has no labels; use edgeformer "
-            f"{chosen.owner.task.use}"
-        )
+        task = chosen.owner.task
+        raise InputError(f"{location.name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     reader = chosen.reader()
     encoded, cut = encode_texts(reader.tokenizer, texts, data.tokens_at_once)
     early = None
@@ -70,18 +71,9 @@ def predict(
         answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
     probabilities = softmax(answers["logits"]).tolist()
     loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
-    rows = zip(texts, probabilities, cut.tolist(), loops, strict=True)
-    return chosen.id, [_prediction(labels, *row) for row in rows]
-
-
-def _prediction(labels: Sequence[str], text: str, found: list[float], truncated: bool, loops: int | None) -> Prediction:
-    best = max(range(len(found)), key=found.__getitem__)
-    return Prediction(text, labels[best], found[best], dict(zip(labels, found, strict=True)), truncated, loops)
-
-
-def _step_artifact(location: Location) -> str:
-    """The first step bundle that was built, from which rows can leave early. Raises InputError."""
-    found = location.open_bundle().built("step") if location.bundle is not None else ()
-    if not found:
-        raise InputError(f"{location.name}: has no step bundle; write one: edgeformer export --exit all")
-    return found[0].id
+    predictions = []
+    for text, found, truncated, after in zip(texts, probabilities, cut.tolist(), loops, strict=True):
+        by_label = dict(zip(labels, found, strict=True))
+        best = max(by_label, key=by_label.__getitem__)
+        predictions.append(Prediction(text, best, by_label[best], by_label, truncated, after))
+    return chosen.id, predictions

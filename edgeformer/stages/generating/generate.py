@@ -9,7 +9,7 @@ from edgeformer.data.encoding import PlainText
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.generating.author import Author, find_author
-from edgeformer.stages.generating.decoding import Transcript, decode
+from edgeformer.stages.generating.decoding import decode
 from edgeformer.stages.generating.text_stream import TextStream
 from edgeformer.tasks.language_modeling.sampling import Sampler, Sampling
 from edgeformer.tasks.language_modeling.scoring import exit_thresholds
@@ -110,7 +110,9 @@ def generate(
     thresholds = _thresholds(author, options)
     tokenizer = author.reader().tokenizer
     plain = PlainText(tokenizer)
-    ids = [plain.boundary, *_encoded(plain, prompt)]
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise InputError(f"the prompt is not valid Unicode: {prompt.encode('utf-8', 'replace').decode()[:60]!r}")
+    ids = [plain.boundary, *plain.encode(prompt).ids]
     notes = _check_length(len(ids), options.max_tokens, author)
     artifact, decoder = author.open(thresholds)
     stream, pieces = TextStream(tokenizer, ids), list[str]()
@@ -125,6 +127,7 @@ def generate(
     found = decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
     show(stream.finish())
     loops = tuple(step.loop for step in found.steps)
+    after_first, seconds = len(found.steps) - 1, found.seconds - found.prompt_seconds
     return Generation(
         run=location.name,
         artifact=artifact,
@@ -138,7 +141,7 @@ def generate(
         provider=decoder.provider,
         prompt_seconds=found.prompt_seconds,
         seconds=found.seconds,
-        tokens_per_s=_speed(found),
+        tokens_per_s=after_first / seconds if after_first and seconds > 0 else None,
         notes=notes,
     )
 
@@ -159,13 +162,6 @@ def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
     return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
 
 
-def _encoded(plain: PlainText, prompt: str) -> list[int]:
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise InputError(f"the prompt is not valid Unicode: {prompt.encode('utf-8', 'replace').decode()[:60]!r}")
-    ids: list[int] = plain.encode(prompt).ids
-    return ids
-
-
 def _check_length(prompt_tokens: int, max_tokens: int, author: Author) -> tuple[str, ...]:
     """Refuse what does not fit; say when it goes beyond what the model has seen in training."""
     most, trained = author.max_positions, author.trained_length
@@ -180,8 +176,3 @@ def _check_length(prompt_tokens: int, max_tokens: int, author: Author) -> tuple[
     if longest > trained:
         return (f"trained on {trained} tokens at a time; what comes behind that is guesswork",)
     return ()
-
-
-def _speed(found: Transcript) -> float | None:
-    after_first, seconds = len(found.steps) - 1, found.seconds - found.prompt_seconds
-    return after_first / seconds if after_first and seconds > 0 else None

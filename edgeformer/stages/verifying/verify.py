@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,9 +9,9 @@ from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.golden import GoldenError
+from edgeformer.formats.golden import Golden, GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.report import ArtifactCheck, FileCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
@@ -29,7 +27,7 @@ INT8_AGREEMENT_LOSS = 0.02
 _ROWS = 2.5  # two rows, whatever the division rounds to
 
 
-def verify(bundle: Bundle, artifact: str | None = None, progress: Progress | None = None) -> Verification:
+def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT) -> Verification:
     """Check a bundle on this machine, without torch and without the data set. Nothing is written.
 
     Args:
@@ -41,17 +39,13 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress | Non
         ArtifactError: bundle.json names a file outside the bundle.
         InputError: no such artifact.
     """
-    progress = progress or Silent()
     chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
     files = check_files(bundle, progress)
-    progress.start("Running golden inputs", len(chosen), "artifacts")
     checks = []
-    try:
+    with bar(progress, "Running golden inputs", len(chosen), "artifacts"):
         for entry in chosen:
             checks.append(check_artifact(bundle, entry))
             progress.advance()
-    finally:
-        progress.finish()
     return Verification(
         bundle=str(bundle.folder),
         run=bundle.name,
@@ -77,14 +71,11 @@ def check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     """
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
-    progress.start("Checking files", len(expected), "files")
     checks = []
-    try:
+    with bar(progress, "Checking files", len(expected), "files"):
         for name in expected:
             checks.append(bundle.contents.inspect(name))
             progress.advance()
-    finally:
-        progress.finish()
     found = {path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()}
     others = [path for path in found if path.parts[0] != REPORTS_FOLDER]
     extra = sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
@@ -100,28 +91,32 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
         artifact: its entry in the manifest.
     """
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
+
+    def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
+        return found.model_copy(update={"status": status, "reason": str(reason)})
+
     if artifact.status != "built" or artifact.file is None:
-        return found.model_copy(update={"reason": f"{artifact.status} at export: {artifact.reason}"})
+        return because(f"{artifact.status} at export: {artifact.reason}")
     for name in bundle.contents.needed_by(artifact):
         file = bundle.contents.inspect(name)
         if file.status != "intact":
             detail = f" ({file.detail})" if file.detail else ""
-            return found.model_copy(update={"status": "damaged", "reason": f"{name} is {file.status}{detail}"})
+            return because(f"{name} is {file.status}{detail}", "damaged")
     refusal = bundle.cannot_run(artifact)
     if refusal is not None:
-        return found.model_copy(update={"reason": refusal})
+        return because(refusal)
     try:
         golden = bundle.golden(artifact)
     except ArtifactError as error:
-        return found.model_copy(update={"reason": f"no answers to compare with: {error}"})
+        return because(f"no answers to compare with: {error}")
     try:
-        parity = _parity(bundle, artifact, golden.inputs(bundle.task.golden_names[0]), golden.arrays)
+        parity = _parity(bundle, artifact, golden)
     except (MissingDependencyError, GoldenError) as error:
-        return found.model_copy(update={"reason": str(error)})
+        return because(error)
     except ArtifactError as error:
-        return found.model_copy(update={"status": "damaged", "reason": str(error)})
+        return because(error, "damaged")
     except EdgeformerError as error:
-        return found.model_copy(update={"status": "failed", "reason": str(error)})
+        return because(error, "failed")
     tolerance, problem = hold(parity, artifact)
     status = "failed" if problem else "verified"
     return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
@@ -155,13 +150,13 @@ def hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | 
     return held, None
 
 
-def _parity(bundle: Bundle, artifact: ArtifactManifest, inputs: dict[str, NDArray[np.int64]], golden: Any) -> Parity:
+def _parity(bundle: Bundle, artifact: ArtifactManifest, golden: Golden) -> Parity:
+    inputs = golden.inputs(bundle.task.golden_names[0])
     with bundle.session(artifact) as session:
-        logits = _logits(session, inputs, artifact)
-        provider = session.provider
+        logits, provider = _logits(session, inputs, artifact), session.provider
     last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
     exit_ = last if artifact.exit is None else artifact.exit
-    return bundle.task.golden_parity(golden, logits, exit_, artifact.precision, provider)
+    return bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
 
 
 def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: ArtifactManifest) -> Logits:
@@ -174,12 +169,8 @@ def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: Ar
     most = min((shape[-1][0] for shape in shapes.values()), default=rows)
     pieces = []
     for start in range(0, rows, most):
-        pieces.append(_answer(session, {name: array[start : start + most] for name, array in inputs.items()}))
-    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-
-
-def _answer(session: Session, inputs: dict[str, NDArray[np.int64]]) -> Logits:
-    outputs = session.run(inputs)
-    if "logits" not in outputs:
-        raise ArtifactError(f"it has no output `logits`, but {', '.join(outputs) or 'none'}; export the run again")
-    return outputs["logits"]
+        outputs = session.run({name: array[start : start + most] for name, array in inputs.items()})
+        if "logits" not in outputs:
+            raise ArtifactError(f"it has no output `logits`, but {', '.join(outputs) or 'none'}; export the run again")
+        pieces.append(outputs["logits"])
+    return np.concatenate(pieces)
