@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.backends import library_versions
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.cli.progress import show_progress
 from edgeformer.formats.device import DeviceProfile, FittedCase
 from edgeformer.formats.documents import load_profile
@@ -50,11 +50,11 @@ def uncalibrated(device: DeviceProfile, bundles: Sequence[Path], cases: Sequence
     plain = device.model_copy(update={"calibration": None})
     found: list[dict[str, Any]] = []
     for bundle in bundles:
-        manifest = read_bundle(bundle)
-        for artifact in manifest.artifacts:
-            mine = [case for case in cases if (case.run, case.artifact) == (manifest.run, artifact.id)]
+        opened = Bundle.open(bundle)
+        for artifact in opened.artifacts:
+            mine = [case for case in cases if (case.run, case.artifact) == (opened.name, artifact.id)]
             items: list[Item] = [("steady", case.batch, case.seq) for case in mine]
-            rows = estimate(bundle, manifest, artifact, plain, items) if mine else []
+            rows = estimate(opened, artifact, plain, items) if mine else []
             for case, row in zip(mine, rows, strict=True):
                 low, high = row.latency_ms.low, row.latency_ms.high
                 if low is None or high is None:

@@ -81,9 +81,8 @@ def test_int8_products_are_not_estimated_for_cards(id_: str) -> None:
 
 
 def test_rows_of_int8_products_on_a_card_are_unavailable() -> None:
-    manifest = Bundle.open(OLD).manifest
-    artifact = next(known for known in manifest.artifacts if known.id == "onnx-int8")
-    (row,) = estimate(OLD, manifest, artifact, load_profile("rtx4050"), [("steady", 1, 16)])
+    bundle = Bundle.open(OLD)
+    (row,) = estimate(bundle, bundle.artifact("onnx-int8"), load_profile("rtx4050"), [("steady", 1, 16)])
     assert (row.where, row.provider) == ("device", "CUDAExecutionProvider")
     assert row.latency_ms.status == row.memory_bytes.status == "unavailable"
     assert "leaves them to the CPU" in str(row.latency_ms.reason)

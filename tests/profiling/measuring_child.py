@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tiny_bundle import artifact_of
 
-from edgeformer.backends import ArtifactFiles
+from edgeformer.bundle import Bundle
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
 from edgeformer.stages.profiling import process
@@ -23,13 +22,12 @@ RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5,
 def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     """The tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
-    files = ArtifactFiles(artifact, bundle / "onnx" / "model.onnx", max_positions=24)
     return MeasureSpec(
-        checked=CheckedArtifact.of(files, bundle),
+        checked=CheckedArtifact.of(Bundle.open(bundle), artifact, checked=True),
         provider="CPUExecutionProvider",
         threads=1,
         shapes=((1, 8), (2, 8)),
-        rules=asdict(RULES),
+        rules=RULES,
     ).model_copy(update=changes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile, FittedCase
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, RecipeError
@@ -90,8 +90,8 @@ def test_measured_beside_estimated(bundle: Path, calibrated: DeviceProfile) -> N
     assert checked is not None and checked.error is not None and checked.validated_on == cases
     assert (checked.error.cases, checked.error.kind, checked.error.device) == (2, "cpu", cpu_name())
     device = calibrated.model_copy(update={"calibration": checked})
-    manifest = read_bundle(bundle)
-    (row,) = estimate(bundle, manifest, manifest.artifacts[0], device, [("steady", 1, 16)])
+    opened = Bundle.open(bundle)
+    (row,) = estimate(opened, opened.artifacts[0], device, [("steady", 1, 16)])
     assert row.latency_ms.p50 == pytest.approx(cases[0].estimated_ms)
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
 from edgeformer.stages.profiling import process
-from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import MeasureSpec, phases_of
-from edgeformer.tasks import task_named
+from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
 from tests.exporting.language_run import LOOPS, POSITIONS, exported_language_run
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.2, min_s=0.05, max_s=0.4, idle_s=0.01, energy_s=0.01)
@@ -29,15 +26,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(bundle: Path, id_: str, *shapes: tuple[int, int]) -> list[Row]:
-    manifest = read_bundle(bundle)
-    artifact = next(one for one in manifest.artifacts if one.id == id_)
+    opened = Bundle.open(bundle)
+    artifact = opened.artifact(id_)
     spec = MeasureSpec(
-        checked=check_files(bundle, manifest, artifact),
+        checked=CheckedArtifact.of(opened, artifact),
         provider="CPUExecutionProvider",
         threads=1,
-        phases=phases_of(artifact, task_named(manifest.task)),
+        phases=phases_of(artifact, opened.task),
         shapes=shapes,
-        rules=asdict(RULES),
+        rules=RULES,
     )
     return measure_in_child(spec, RULES.longest_s, Silent())
 

@@ -35,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def listed(bundle: Path) -> listing.Listing:
-    return list_artifact(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), ITEMS)
+    return list_artifact(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), ITEMS)
 
 
 def fact(value: Any) -> Any:
@@ -75,7 +75,7 @@ def rows_for(bundle: Path, listed: listing.Listing, target: DeviceProfile, **cha
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: str) -> None:
-    found = estimate(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
+    found = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
     assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
     for row in found:
         assert row.where == "device" and row.provider.startswith("CPU" if kind == "cpu" else "CUDA")
@@ -136,8 +136,7 @@ def test_a_precision_that_was_not_calibrated_has_the_wide_range(bundle: Path, li
 
 
 def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | None = None, **options: Any) -> str:
-    manifest = Bundle.open(bundle).manifest
-    found = estimate(bundle, manifest, artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS, **options)
+    found = estimate(Bundle.open(bundle), artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS, **options)
     assert {row.latency_ms.status for row in found} == {row.memory_bytes.status for row in found} == {"unavailable"}
     assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
     return str(found[0].latency_ms.reason)
@@ -176,7 +175,7 @@ def test_a_calibration_of_another_processor_is_refused(bundle: Path) -> None:
     assert "another processor (Another Processor 9000, not" in reason(bundle, device(calibration=elsewhere))
     # a profile that stands for that very processor may use it
     theirs = device(match="Processor 9000", calibration=elsewhere)
-    (row, _) = estimate(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), theirs, ITEMS)
+    (row, _) = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), theirs, ITEMS)
     assert row.latency_ms.status == "estimated"
 
 
@@ -195,7 +194,7 @@ def engine(**changes: Any) -> ArtifactManifest:
 def test_an_engine_is_estimated_from_the_graph_of_its_exit(bundle: Path) -> None:
     manifest = Bundle.open(bundle).manifest
     card = device("cuda", compute_capability=fact("8.9"))
-    (row, _) = estimate(bundle, manifest, engine(), card, ITEMS)
+    (row, _) = estimate(Bundle(bundle, manifest), engine(), card, ITEMS)
     assert (row.artifact, row.provider, row.precision) == ("engine", "tensorrt-rtx", "fp16")
     assert row.latency_ms.status == row.memory_bytes.status == "estimated"
     fp16 = artifact_of(bundle, "onnx/model.onnx", id="half", precision="fp16")
@@ -217,9 +216,9 @@ def test_int8_products_that_the_card_cannot_run_are_not_estimated_for_it(bundle:
     int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
     assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
     manifest = Bundle.open(bundle).manifest
-    assert estimate(bundle, manifest, int8, device("cpu"), ITEMS)[0].latency_ms.status == "estimated"
+    assert estimate(Bundle(bundle, manifest), int8, device("cpu"), ITEMS)[0].latency_ms.status == "estimated"
     tables = int8.model_copy(update={"quantized": {"Gather": 1}})
-    assert estimate(bundle, manifest, tables, device("cuda"), ITEMS)[0].latency_ms.status == "estimated"
+    assert estimate(Bundle(bundle, manifest), tables, device("cuda"), ITEMS)[0].latency_ms.status == "estimated"
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_names("profiles") if name != "host"])
@@ -231,9 +230,7 @@ def test_every_shipped_device_gives_an_estimate(bundle: Path, listed: listing.Li
 
 def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -> None:
     items: list[Item] = [("steady", 1, 999), ("steady", 1, 8)]
-    refused, fine = estimate(
-        bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), device(), items
-    )
+    refused, fine = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), items)
     assert refused.latency_ms.status == "unavailable" and "refuses" in str(refused.latency_ms.reason)
     assert fine.latency_ms.status == "estimated"
 
@@ -285,6 +282,6 @@ def test_an_unknown_input_is_named() -> None:
 def test_listing_changes_nothing_in_the_bundle(bundle: Path) -> None:
     write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")])
     before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
-    list_artifact(bundle, Bundle.open(bundle).manifest, artifact_of(bundle, "onnx/model.onnx"), ITEMS[:1])
+    list_artifact(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), ITEMS[:1])
     assert before == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
     Bundle.open(bundle).session(artifact_of(bundle, "onnx/model.onnx")).close()

@@ -62,7 +62,7 @@ def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path
 def test_an_artifact_that_cannot_be_opened_is_a_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
     rows = measure_in_child(
-        make_spec(bundle, checked=another(make_spec(bundle), file=str(tmp_path / "bad.onnx"))), 5.0, Silent()
+        make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), 5.0, Silent()
     )
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
 
@@ -92,7 +92,7 @@ def test_rows_that_were_finished_before_the_crash_survive(
 ) -> None:
     spec = make_spec(bundle)
     row = unavailable_row(
-        spec.artifact, 1, ("steady", 1, 8), "CPUExecutionProvider", "host", "stands for a measured one"
+        spec.checked.artifact, 1, ("steady", 1, 8), "CPUExecutionProvider", "host", "stands for a measured one"
     )
     said = [
         Start(item=("steady", 1, 8), provider="P"), FinishedRow(row=row), Start(item=("steady", 2, 8), provider="P"),

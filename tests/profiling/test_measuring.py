@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tiny_bundle import write_bundle
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Row
 from edgeformer.stages.profiling import process
-from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.launch import measure_in_child
-from edgeformer.stages.profiling.messages import MeasureSpec, phases_of
-from edgeformer.tasks import task_named
+from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
 from tests.exporting.language_run import exported_language_run
 from tests.profiling.measuring_child import RULES, make_spec
 
@@ -60,15 +57,15 @@ def load_times(rows: list[Row]) -> list[float]:
 def test_load_ms_is_the_opening_alone_without_imports_and_manifests(
     monkeypatch: pytest.MonkeyPatch, language: Path, id_: str, phases: list[str]
 ) -> None:
-    manifest = read_bundle(language)
-    artifact = next(known for known in manifest.artifacts if known.id == id_)
+    opened = Bundle.open(language)
+    artifact = opened.artifact(id_)
     spec = MeasureSpec(
-        checked=check_files(language, manifest, artifact),
+        checked=CheckedArtifact.of(opened, artifact),
         provider="CPUExecutionProvider",
         threads=1,
-        phases=phases_of(artifact, task_named(manifest.task)),
+        phases=phases_of(artifact, opened.task),
         shapes=((1, 8),),
-        rules=asdict(RULES),
+        rules=RULES,
     )
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
     rows = measure_in_child(spec, RULES.longest_s, Silent())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -112,7 +112,7 @@ def test_what_a_second_process_does_not_find_again_is_not_stable(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "children"
-    rules = asdict(replace(RULES, window_calls=5, min_calls=20, min_s=0.2, window_tolerance=9.0))
+    rules = replace(RULES, window_calls=5, min_calls=20, min_s=0.2, window_tolerance=9.0)
     program = SLOWER_THE_SECOND_TIME.format(log=str(log))
     _, steady = run_as(monkeypatch, bundle, program, shapes=((1, 8),), rules=rules)
     assert log.read_text(encoding="ascii") == "xx"
@@ -135,7 +135,7 @@ sys.exit(child.main())
 def test_a_thread_that_spins_in_the_measuring_process_is_reported_on_the_row(
     monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
-    rules = asdict(replace(RULES, min_s=0.4, max_s=1.0))
+    rules = replace(RULES, min_s=0.4, max_s=1.0)
     (steady,) = [
         row for row in run_as(monkeypatch, bundle, SPINS, shapes=((1, 8),), rules=rules) if row.phase == "steady"
     ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import le
 from typing import Literal
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import BundleManifest
 from edgeformer.formats.report import Candidate
-from edgeformer.formats.units import format_bytes, format_milliseconds
-from edgeformer.stages.profiling.verdict import Quantity
+from edgeformer.formats.units import format_bytes
+from edgeformer.stages.profiling.verdict import Quantity, shown
 from edgeformer.tasks import Metric, all_tasks, task_named
 
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -53,15 +54,13 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
             flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
             raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}; bound it with {metric.flag}")
         if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
-            raise InputError(f"{metric.flag}: {_out_of_range(metric, bound)}")
+            if metric.highest is None:
+                least = f"{metric.lowest:g}, give e.g. {25 * metric.lowest:g}"
+                raise InputError(f"{metric.flag}: {bound:g}; {metric.name} is never below {least}")
+            share = f"{metric.lowest:g} to {metric.highest:g}, e.g. 0.91 for 91 %"
+            raise InputError(f"{metric.flag}: {bound:g} is no share; give {share}")
     if manifest.leaks:
         raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
-
-
-def _out_of_range(metric: Metric, bound: float) -> str:
-    if metric.highest is None:
-        return f"{bound:g}; {metric.name} is never below {metric.lowest:g}, give e.g. {25 * metric.lowest:g}"
-    return f"{bound:g} is no share; give {metric.lowest:g} to {metric.highest:g}, e.g. 0.91 for 91 %"
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,12 @@ class Option:
     cost: Quantity
     stable: bool = True
 
+    @property
+    def value(self) -> float:
+        """Of a feasible candidate, which has one."""
+        assert self.cost.value is not None
+        return self.cost.value
+
 
 def front(candidates: Sequence[Candidate], metric: Metric) -> set[int]:
     """Positions of the candidates that no other beats: in score, latency and size, feasible or not.
@@ -112,21 +117,8 @@ def front(candidates: Sequence[Candidate], metric: Metric) -> set[int]:
     return {
         position
         for position, point in points.items()
-        if not any(other != point and all(map(_at_most, other, point)) for other in points.values())
+        if not any(other != point and all(map(le, other, point)) for other in points.values())
     }
-
-
-def _at_most(left: float, right: float) -> bool:
-    return left <= right
-
-
-@dataclass(frozen=True)
-class _Ranking:
-    """Positions: of the pick, of the least of all, and of all that could be picked."""
-
-    pick: int
-    best: int
-    pool: Sequence[int]
 
 
 def choose(options: Sequence[Option], choice: Choice, basis: Basis) -> tuple[int | None, str]:
@@ -142,23 +134,16 @@ def choose(options: Sequence[Option], choice: Choice, basis: Basis) -> tuple[int
         return None, _why_nothing(options, choice)
     certain = [position for position in feasible if not options[position].candidate.unknown]
     pool = certain or feasible
-    best = min(pool, key=lambda position: _value(options[position]))
-    tied = [p for p in pool if choice.minimize == "size" or _within_noise(options[best].cost, options[p].cost)]
+    best = min(pool, key=lambda position: options[position].value)
+    tied = [p for p in pool if choice.minimize == "size" or _within_noise(options[best], options[p])]
     pick = min(tied, key=lambda position: _order(options[position], choice))
-    return pick, _why(options, _Ranking(pick, best, pool), choice, basis)
+    return pick, _why(options, pick, best, pool, choice) + _reservations(options[pick].candidate, basis)
 
 
-def _value(option: Option) -> float:
-    assert option.cost.value is not None  # a candidate without it is not feasible
-    return option.cost.value
-
-
-def _within_noise(best: Quantity, other: Quantity) -> bool:
+def _within_noise(best: Option, other: Option) -> bool:
     """Whether ``other``, which is no smaller than ``best``, might as well be as small."""
-    assert best.value is not None and other.value is not None
-    if other.value <= best.value * (1 + NOISE):
-        return True
-    return best.high is not None and other.low is not None and other.low <= best.high
+    high, low = best.cost.high, other.cost.low
+    return other.value <= best.value * (1 + NOISE) or (high is not None and low is not None and low <= high)
 
 
 def _order(option: Option, choice: Choice) -> tuple[float, ...]:
@@ -169,16 +154,16 @@ def _order(option: Option, choice: Choice) -> tuple[float, ...]:
     return candidate.size_bytes, *((threads, latency) if choice.minimize == "latency" else (latency, threads))
 
 
-def _why(options: Sequence[Option], ranking: _Ranking, choice: Choice, basis: Basis) -> str:
+def _why(options: Sequence[Option], pick: int, best: int, pool: Sequence[int], choice: Choice) -> str:
     """Why the pick was picked: it has the least, or is no different from that within noise."""
-    pick, best, pool = ranking.pick, ranking.best, ranking.pool
     name, what = _label(options, pick), choice.minimize
     among = f"of {len(pool)} that {_demands(choice)}" if len(pool) > 1 else f"the only one that {_demands(choice)}"
     if pick != best:
         within = "their ranges overlap" if options[pick].cost.low is not None else f"they are within {NOISE:.1%}"
         size = options[pick].candidate.size_bytes
         smaller = size < options[best].candidate.size_bytes
-        wins = f"smaller file ({format_bytes(size)})" if smaller else _wins(choice)
+        otherwise = "fewer threads" if choice.minimize == "latency" else "shorter time"
+        wins = f"smaller file ({format_bytes(size)})" if smaller else otherwise
         reason = (
             f"{name}: {what} {_cost(options[pick], what)}, no different from the least ({_cost(options[best], what)}, "
             f"{_label(options, best)}) {among}: {within}, and it has the {wins}"
@@ -189,16 +174,12 @@ def _why(options: Sequence[Option], ranking: _Ranking, choice: Choice, basis: Ba
         reason = f"{name}: {among} ({what} {_cost(options[pick], what)})"
     others = [position for position in pool if position not in (pick, best)]
     if others:
-        following = min(others, key=lambda position: _value(options[position]))
+        following = min(others, key=lambda position: options[position].value)
         reason += f"; next: {_label(options, following)}, {_cost(options[following], what)}"
     shaky = sum(not options[position].stable for position in pool) if what in ("latency", "energy") else 0
     if shaky:
         reason += f". {shaky} of the {len(pool)} measurements are not stable: measure again when the machine is quiet"
-    return reason + _reservations(options[pick].candidate, basis)
-
-
-def _wins(choice: Choice) -> str:
-    return "fewer threads" if choice.minimize == "latency" else "shorter time"
+    return reason
 
 
 def _demands(choice: Choice) -> str:
@@ -232,10 +213,8 @@ def _why_nothing(options: Sequence[Option], choice: Choice) -> str:
 
 
 def _cost(option: Option, what: str) -> str:
-    value, about = option.cost.value, "≈ " if option.cost.basis == "estimated" else ""
-    if what in ("size", "memory"):
-        return about + format_bytes(value)
-    return f"{about}{format_milliseconds(value)} {'ms' if what == 'latency' else 'mJ'}"
+    about = "≈ " if option.cost.basis == "estimated" else ""
+    return about + shown(option.cost.value, {"latency": "ms", "energy": "mJ"}.get(what, "bytes"))
 
 
 def _label(options: Sequence[Option], position: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -50,8 +51,7 @@ class CpuReading:
 def read_cpu() -> CpuReading:
     """One reading; take one before and one after."""
     times = psutil.cpu_times()
-    process = psutil.Process()
-    own = process.cpu_times()
+    own = psutil.Process().cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts a guest's time in user time as well.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
@@ -85,21 +85,18 @@ class CpuUse:
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
         """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowded`."""
-        noted: list[str] = []
-        if self.foreign_cores > FOREIGN_CORES:
-            noted.append(f"other processes used {self.foreign_cores:.1f} cores while this was measured")
-        if self.stolen_cores > FOREIGN_CORES:
-            noted.append(f"the hypervisor took {self.stolen_cores:.1f} cores away while this was measured")
-        if self.throttled:
-            noted.append("the processor throttled because of heat while this was measured")
-        if self.clock_fall > _CLOCK_FALL:
-            noted.append(f"the processor's clock fell by {self.clock_fall:.0%} while this was measured")
-        if threads is not None and self.crowded(threads, pools):
-            noted.append(self._crowd(threads))
-        return noted
+        during = "while this was measured"
+        said = (
+            (self.foreign_cores > FOREIGN_CORES, f"other processes used {self.foreign_cores:.1f} cores {during}"),
+            (self.stolen_cores > FOREIGN_CORES, f"the hypervisor took {self.stolen_cores:.1f} cores away {during}"),
+            (self.throttled, f"the processor throttled because of heat {during}"),
+            (self.clock_fall > _CLOCK_FALL, f"the processor's clock fell by {self.clock_fall:.0%} {during}"),
+        )
+        noted = [text for holds, text in said if holds]
+        return noted if threads is None or not self.crowded(threads, pools) else [*noted, self._crowd(threads)]
 
-    def crowded(self, threads: int, pools: int = 1) -> bool:
-        """Whether more than the artifact's ``threads`` computed in this process.
+    def crowded(self, threads: int | None, pools: int = 1) -> bool:
+        """Whether more than the artifact's ``threads`` computed in this process. Not asked where these are None.
 
         Cores alone do not tell: on two cores, two threads and a third that spins use two cores together.
 
@@ -107,15 +104,15 @@ class CpuUse:
             threads: of one operator, the calling one among them.
             pools: graphs that run in turns, each with threads of its own beside the calling one.
         """
+        if threads is None:
+            return False
         others = len(self.busy_threads) > (threads - 1) * pools or bool(self.strangers)
         return others or self.own_cores > threads + _OWN_TOLERANCE
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
         """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
-        foreign = self.foreign_cores + self.stolen_cores
-        busy = foreign > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
-        crowded = threads is not None and self.crowded(threads, pools)
-        return busy or self.throttled or crowded
+        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
+        return busy or self.throttled or self.crowded(threads, pools)
 
     def _crowd(self, threads: int) -> str:
         given = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -267,8 +264,7 @@ def _fastest_mhz() -> float | None:
 
 def _hottest() -> float | None:
     sensors = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
-    values = [entry.current for entries in sensors.values() for entry in entries if entry.current]
-    return max(values) if values else None
+    return max((entry.current for entries in sensors.values() for entry in entries if entry.current), default=None)
 
 
 def _cpufreq(name: str, root: Path = _CPU) -> str | None:
@@ -282,8 +278,6 @@ def _throttle_count(root: Path = _CPU) -> int | None:
     """Thermal throttling events of all cores since boot (Linux on Intel), None where nobody counts."""
     counts: list[int] = []
     for file in root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             counts.append(int(file.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            continue
     return sum(counts) if counts else None

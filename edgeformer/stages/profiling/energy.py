@@ -34,10 +34,8 @@ class RaplCounter:
     def __init__(self, domains: list[RaplDomain]) -> None:
         self.name = f"RAPL ({', '.join(domain.name for domain in domains)}: whole processor)"
         self._domains = domains
-        self._before: list[int] = []
 
     def start(self) -> None:
-        """Read every package."""
         self._before = [domain.read_uj() for domain in self._domains]
 
     def used_mj(self) -> float:
@@ -53,14 +51,11 @@ class NvmlCounter:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._before = 0
 
     def start(self) -> None:
-        """Read the card's counter."""
         self._before = self._read()
 
     def used_mj(self) -> float:
-        """The card's difference."""
         return float(self._read() - self._before)
 
     def _read(self) -> int:

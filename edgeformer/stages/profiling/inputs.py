@@ -1,35 +1,14 @@
-"""What a measuring process is given: files that were checked, and real inputs at a stated shape.
+"""What a measuring process gives an artifact: real inputs at a stated shape.
 
-The inputs are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
+They are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
 confidence exits and lookups.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from edgeformer.bundle import Bundle
 from edgeformer.formats.golden import Golden, Tokens
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.stages.profiling.messages import CheckedArtifact
-
-
-def check_files(bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest) -> CheckedArtifact:
-    """The artifact, after its files and its golden inputs were compared with the manifest and found to be of use.
-
-    Args:
-        bundle: the bundle's folder.
-        manifest: of that bundle.
-        artifact: a built one of it.
-
-    Raises:
-        ArtifactError: a file is missing, truncated or changed, or the golden inputs are not what they should be.
-    """
-    opened = Bundle(bundle, manifest)
-    opened.golden(artifact)
-    return CheckedArtifact.of(opened.files(artifact), bundle)
 
 
 def fit_row(row: Tokens, seq: int) -> Tokens:

@@ -7,12 +7,11 @@ elsewhere, its threads meet on other cores, a neighbour on the same hardware has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from edgeformer.backends import on_gpu
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.report import Row
-from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import (
     MESSAGES,
     FinishedRow,
@@ -41,24 +40,22 @@ def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progre
         progress: advanced once per shape and phase, and once more where it is measured again.
     """
     items, silence_s = spec.items, longest_shape_s + _ALLOWANCE_S
-    progress.start(f"measuring {spec.artifact.id}", len(items), "shape")
+    progress.start(f"measuring {spec.checked.artifact.id}", len(items), "shape")
     rows = _measure_items(spec, items, silence_s, progress)
     for row in rows:
         if row.latency_ms.status == "unavailable":
             what = "" if row.phase == "steady" else f", {row.phase}"
             reason = row.latency_ms.reason
-            progress.message(f"{spec.artifact.id} at {row.batch}×{row.seq}{what}: not measured: {reason}")
+            progress.message(f"{spec.checked.artifact.id} at {row.batch}×{row.seq}{what}: not measured: {reason}")
     calm = stable_items(rows)
     if not calm:
         return rows
-    rules = MeasureRules.from_fields(spec.rules)
     others = tuple(item for item in items if item not in calm)
-    second = spec.model_copy(update={"rules": asdict(rules.repeated()), "answered": others})
-    progress.start(f"measuring {spec.artifact.id} again", len(calm), "shape")
+    second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": others})
+    progress.start(f"measuring {spec.checked.artifact.id} again", len(calm), "shape")
+    tolerance = spec.rules.repeat_tolerance
     again = {item_of(row): row for row in _measure_items(second, calm, silence_s, progress)}
-    return [
-        confirmed(row, again[item], rules.repeat_tolerance) if (item := item_of(row)) in calm else row for row in rows
-    ]
+    return [confirmed(row, again[item], tolerance) if (item := item_of(row)) in calm else row for row in rows]
 
 
 def item_of(row: Row) -> Item | None:
@@ -102,14 +99,10 @@ def _measure_items(spec: MeasureSpec, items: Sequence[Item], silence_s: float, p
     for item in items:
         rows += answers.rows.get(item, [])
         if item not in answers.measured:
-            reason = answers.refused.get(item) or lost[item]
-            rows.append(_missing(spec, item, answers.provider or spec.provider or "none", reason))
+            reason, provider = answers.refused.get(item) or lost[item], answers.provider or spec.provider or "none"
+            row = unavailable_row(spec.checked.artifact, spec.checked.size_bytes, item, provider, "host", reason)
+            rows.append(row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads}))
     return rows
-
-
-def _missing(spec: MeasureSpec, item: Item, provider: str, reason: str) -> Row:
-    row = unavailable_row(spec.artifact, spec.size_bytes, item, provider, "host", reason)
-    return row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads})
 
 
 @dataclass
@@ -127,22 +120,16 @@ class _Answers:
         """Keep one message."""
         if isinstance(message, Start):
             self.provider, self.at = message.provider, message.item
-        elif isinstance(message, FinishedRow):
-            self._keep(message.row)
-        else:
+        elif isinstance(message, Refusal):
             self.refused[message.item] = message.reason
             self.progress.advance(1)
-
-    def _keep(self, row: Row) -> None:
-        item = item_of(row)
-        if item is None:
-            # A child that goes on after another one has a first call, too; one such row is enough.
-            if not any(kept.phase == "cold" for rows in self.rows.values() for kept in rows):
-                self.rows.setdefault(self.at or ("steady", row.batch, row.seq), []).append(row)
-            return
-        self.rows.setdefault(item, []).append(row)
-        self.measured.add(item)
-        self.progress.advance(1, p50_ms=row.latency_ms.p50 or 0.0)
+        elif (item := item_of(message.row)) is not None:
+            self.rows.setdefault(item, []).append(message.row)
+            self.measured.add(item)
+            self.progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
+        # A child that goes on after another one has a first call, too; one such row is enough.
+        elif not any(kept.phase == "cold" for rows in self.rows.values() for kept in rows):
+            self.rows.setdefault(self.at or ("steady", message.row.batch, message.row.seq), []).append(message.row)
 
     @property
     def items(self) -> set[Item]:

@@ -10,9 +10,8 @@ import math
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -51,13 +50,6 @@ class MeasureRules:
     idle_s: float = 1.0
     energy_s: float = 2.0
     repeat_tolerance: float = 0.05
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, float]) -> MeasureRules:
-        """From what :func:`dataclasses.asdict` gave; JSON does not tell 10 from 10.0."""
-        whole = ("warmup_min_calls", "window_calls", "windows", "min_calls")
-        kept: dict[str, Any] = {name: int(value) if name in whole else value for name, value in fields.items()}
-        return cls(**kept)
 
     def repeated(self) -> MeasureRules:
         """For the second process: a third of the time and of the calls, and no energy."""

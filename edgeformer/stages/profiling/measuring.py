@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +21,7 @@ from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.energy import energy_counter, measure_energy
 from edgeformer.stages.profiling.inputs import make_buffers
-from edgeformer.stages.profiling.measure import MeasureRules, measure, summarise
+from edgeformer.stages.profiling.measure import measure, summarise
 from edgeformer.stages.profiling.memory import (
     PeakMeter,
     added,
@@ -33,7 +32,7 @@ from edgeformer.stages.profiling.memory import (
     release_unused,
     resident_bytes,
 )
-from edgeformer.stages.profiling.messages import FinishedRow, Item, MeasureSpec, Refusal, Start
+from edgeformer.stages.profiling.messages import FinishedRow, Item, MeasureSpec, Refusal, Start, row_of
 
 Buffers = Sequence[Mapping[str, Tokens]]
 # Set by the parent for this process only.
@@ -108,18 +107,14 @@ def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     Raises:
         EdgeformerError: it cannot be opened.
     """
-    backend, files, options = backend_of(spec.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     session = backend.open(files, options)
     load_ms = (time.perf_counter() - began) * 1000
-
-    def call(index: int) -> object:
-        return session.run(buffers[index % len(buffers)])
-
     placement = session.placement()
     return Workload(
-        first=lambda: call(0),
-        call=call,
+        first=lambda: session.run(buffers[0]),
+        call=lambda index: session.run(buffers[index % len(buffers)]),
         close=session.close,
         load_ms=load_ms,
         facts={"nodes_by_provider": placement} if placement is not None else {},
@@ -134,7 +129,7 @@ def open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workloa
 
     Takes and raises what :func:`open_whole` does; the tokens before the last of each buffer are read once.
     """
-    backend, files, options = backend_of(spec.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     decoder = backend.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - began) * 1000
@@ -155,29 +150,21 @@ def open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workloa
     return Workload(first, call, decoder.close, load_ms, facts, decoder.caveats())
 
 
-@dataclass(frozen=True)
-class _MemoryFigures:
-    """The row's memory, and other figures of it by name, for the row's conditions."""
-
-    memory: Memory
-    named: Mapping[str, Any] = field(default_factory=dict)
-
-
 class _Measurement:
     """One artifact over its shapes and phases. The first one's opening and first call are the cold row."""
 
     def __init__(self, spec: MeasureSpec, send: Send) -> None:
         self.spec = spec
         self.send = send
-        self.rules = MeasureRules.from_fields(spec.rules)
-        backend = backend_of(spec.artifact)
-        self.provider = backend.provider(spec.artifact, spec.provider)
-        backend.load(spec.artifact)  # part of the baseline: the runtime, nothing opened
+        self.rules = spec.rules
+        backend = backend_of(spec.checked.artifact)
+        self.provider = backend.provider(spec.checked.artifact, spec.provider)
+        backend.load(spec.checked.artifact)  # part of the baseline: the runtime, nothing opened
 
         # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
         for name in _PINNING:
             os.environ.pop(name, None)
-        golden = read_golden(Path(spec.checked.golden))
+        golden = read_golden(spec.checked.golden)
         self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()
         self.before_gpu = before_opening(spec.gpu_uuid)
@@ -251,34 +238,32 @@ class _Measurement:
         row = self._row(item, latency, memory, energy)
         return _noting(row.model_copy(update={"device_ms": device_ms}), **facts)
 
-    def _memory(self, workload: Workload, since_reset: bool) -> _MemoryFigures:
+    def _memory(self, workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
+        """The row's memory, and other figures of it by name, for the row's conditions."""
         resident = added(self.meter, self.baseline_bytes, since_reset)
         if "context_tokens" in workload.facts:
             method = f"{resident.method}; reading the text before the token included"
             resident = resident.model_copy(update={"method": method})
         if not on_gpu(self.provider):
-            return _MemoryFigures(resident)
+            return resident, {}
         found = gpu_memory_by_name(self.before_gpu)
         named = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**found, **workload.memory_by_name()}}
-        return _MemoryFigures(gpu_memory(self.provider, self.before_gpu, found) or resident, named)
+        return gpu_memory(self.provider, self.before_gpu, found) or resident, named
 
-    def _row(self, item: Item, latency: Latency, figures: _MemoryFigures, energy: Energy) -> Row:
-        spec, (phase, batch, seq) = self.spec, item
-        return Row(
-            artifact=spec.artifact.id,
-            precision=spec.artifact.precision,
-            provider=self.provider,
-            where="host",
-            phase=phase,
-            batch=batch,
-            seq=seq,
+    def _row(self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy) -> Row:
+        checked = self.spec.checked
+        return row_of(
+            checked.artifact,
+            item,
+            self.provider,
+            "host",
             latency_ms=latency,
-            memory_bytes=figures.memory,
-            size_bytes=spec.size_bytes,
-            throughput_per_s=batch * 1000 / latency.mean if latency.mean else None,
+            memory_bytes=memory[0],
+            size_bytes=checked.size_bytes,
+            throughput_per_s=item[1] * 1000 / latency.mean if latency.mean else None,
             energy_mj=energy,
-            threads=None if on_gpu(self.provider) else spec.threads,
-            conditions=dict(figures.named),
+            threads=None if on_gpu(self.provider) else self.spec.threads,
+            conditions=memory[1],
         )
 
 

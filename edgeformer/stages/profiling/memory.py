@@ -6,6 +6,7 @@ has several names, of which each platform tells others.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -14,7 +15,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -37,26 +37,25 @@ _NOBODY_SAYS = (
 )
 
 
-class PeakMeter(Protocol):
+class PeakMeter:
     """Peak memory of this process since :meth:`reset`."""
 
     method: str
 
     def reset(self) -> bool:
         """Start over. False: this system cannot, the peak stays that of the whole process."""
-        ...
+        return False
 
     def peak_bytes(self) -> int:
         """The highest resident memory seen."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop watching."""
-        ...
 
 
-class KernelPeak:
-    """Linux: the kernel keeps the peak (VmHWM) and lets a process reset its own."""
+class KernelPeak(PeakMeter):
+    """Linux: the kernel keeps the peak (VmHWM) and lets a process reset its own, but in some containers."""
 
     method = "peak resident memory kept by the kernel (VmHWM)"
 
@@ -64,7 +63,6 @@ class KernelPeak:
         self._proc = proc
 
     def reset(self) -> bool:
-        """Ask the kernel to forget the peak; refused in some containers."""
         try:
             (self._proc / "clear_refs").write_text("5", encoding="ascii")
         except OSError:
@@ -78,51 +76,36 @@ class KernelPeak:
                 return int(line.split()[1]) * 1024
         raise OSError(f"{self._proc}/status has no VmHWM")
 
-    def close(self) -> None:
-        """Nothing to stop."""
 
-
-class WindowsPeak:
-    """Windows keeps the peak working set of a process; it cannot be reset."""
+class WindowsPeak(PeakMeter):
+    """Windows keeps the peak working set of a process since it began; it cannot be reset."""
 
     method = "peak working set kept by Windows"
 
-    def reset(self) -> bool:
-        """Not possible."""
-        return False
-
     def peak_bytes(self) -> int:
-        """The peak working set since the process began."""
         return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
 
-    def close(self) -> None:
-        """Nothing to stop."""
 
-
-class PolledPeak:
+class PolledPeak(PeakMeter):
     """Elsewhere: resident memory asked for every 10 ms by a thread; shorter peaks are missed."""
 
     method = "highest resident memory seen, asked every 10 ms"
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
         self._peak = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def reset(self) -> bool:
-        """Forget the peak."""
         self._peak = 0
         return True
 
     def peak_bytes(self) -> int:
-        """The highest value seen, the present one included."""
-        self._peak = max(self._peak, self._process.memory_info().rss)
+        self._peak = max(self._peak, resident_bytes())
         return self._peak
 
     def close(self) -> None:
-        """Stop the thread."""
         self._stopped.set()
         self._thread.join()
 
@@ -156,25 +139,17 @@ def added(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
         baseline_bytes: resident memory with the runtime imported and nothing opened.
         since_reset: False where earlier shapes of the same process are part of the peak.
     """
-    method = meter.method
-    if not since_reset:
-        method += ", over all shapes so far: this system cannot reset it"
-    return Memory(
-        status="measured",
-        peak=max(0, meter.peak_bytes() - baseline_bytes),
-        baseline=baseline_bytes,
-        method=method,
-    )
+    method = meter.method + ("" if since_reset else ", over all shapes so far: this system cannot reset it")
+    peak = max(0, meter.peak_bytes() - baseline_bytes)
+    return Memory(status="measured", peak=peak, baseline=baseline_bytes, method=method)
 
 
 def release_unused() -> None:
     """Give freed memory back to the system, so that one shape's memory is not counted with the next one's."""
     gc.collect()
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)
-        except (OSError, AttributeError):  # not glibc
-            return
 
 
 @dataclass(frozen=True)

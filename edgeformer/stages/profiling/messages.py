@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import ArtifactFiles
+from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.golden import GOLDEN_FILE
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Energy, Latency, Memory, Row
+from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.process import End
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ Phase = Literal["steady", "decode"]
 
 Item = tuple[Phase, int, int]
 """What gets one answer: (phase, batch, seq)."""
+
+Where = Literal["host", "device"]
+"""On this host, or on the device that an artifact is judged for."""
 
 
 def phases_of(artifact: ArtifactManifest, task: Task) -> tuple[Phase, ...]:
@@ -49,26 +54,32 @@ class CheckedArtifact(Frozen):
     """An artifact whose files the parent has compared with the manifest: all that a child needs to open it."""
 
     artifact: ArtifactManifest = Field(description="without its scores, which only its task could read")
-    golden: str = Field(description="absolute path of golden.npz")
-    file: str = Field(description="absolute path")
-    parts: dict[str, str] = Field({}, description="step artifacts: part → absolute path")
+    golden: Path
+    file: Path
+    parts: dict[str, Path] = Field({}, description="step artifacts: part → file")
     loops: int | None = Field(None, description="step artifacts: how often the loop graph is called")
     max_positions: int | None = None
 
     @classmethod
-    def of(cls, files: ArtifactFiles, bundle: Path) -> CheckedArtifact:
-        """For a child.
+    def of(cls, bundle: Bundle, artifact: ArtifactManifest, *, checked: bool = False) -> CheckedArtifact:
+        """For a child, whose paths are absolute.
 
         Args:
-            files: after they were checked.
-            bundle: the bundle's folder.
+            bundle: whose artifact it is.
+            artifact: a built one of it.
+            checked: its files and golden inputs were compared with the manifest before.
+
+        Raises:
+            ArtifactError: a file is missing, truncated or changed, or the golden inputs are not what they should be.
         """
-        artifact = files.artifact.model_copy(update={"score": None, "validation": None})
+        if not checked:
+            bundle.golden(artifact)
+        files = bundle.files(artifact, checked=checked)
         return cls(
-            artifact=artifact,
-            golden=str((bundle / artifact.companions / GOLDEN_FILE).resolve()),
-            file=str(files.file.resolve()),
-            parts={name: str(path.resolve()) for name, path in files.parts.items()},
+            artifact=artifact.model_copy(update={"score": None, "validation": None}),
+            golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
+            file=files.file.resolve(),
+            parts={name: path.resolve() for name, path in files.parts.items()},
             loops=files.loops,
             max_positions=files.max_positions,
         )
@@ -76,13 +87,12 @@ class CheckedArtifact(Frozen):
     @property
     def files(self) -> ArtifactFiles:
         """As a backend takes them."""
-        parts = {name: Path(path) for name, path in self.parts.items()}
-        return ArtifactFiles(self.artifact, Path(self.file), parts, self.loops, self.max_positions)
+        return ArtifactFiles(self.artifact, self.file, self.parts, self.loops, self.max_positions)
 
     @property
     def size_bytes(self) -> int:
         """With its share of the weights that lie beside the graph."""
-        return self.artifact.size_bytes or Path(self.file).stat().st_size
+        return self.artifact.size_bytes or self.file.stat().st_size
 
 
 class MeasureSpec(Frozen):
@@ -95,18 +105,8 @@ class MeasureSpec(Frozen):
     phases: tuple[Phase, ...] = Field(("steady",), strict=False)
     shapes: tuple[Shape, ...] = Field(strict=False)
     answered: tuple[Item, ...] = Field((), strict=False, description="by an earlier child, or what killed it")
-    rules: dict[str, float] = Field(description="fields of MeasureRules")
+    rules: MeasureRules
     gpu_uuid: str | None = None
-
-    @property
-    def artifact(self) -> ArtifactManifest:
-        """What is measured."""
-        return self.checked.artifact
-
-    @property
-    def size_bytes(self) -> int:
-        """Of what is measured."""
-        return self.checked.size_bytes
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -137,17 +137,28 @@ class Refusal(Frozen):
     reason: str
 
 
-Message = Annotated[Start | FinishedRow | Refusal | End, Field(discriminator="kind")]
-MESSAGES: TypeAdapter[Start | FinishedRow | Refusal | End] = TypeAdapter(Message)
+MESSAGES: TypeAdapter[Start | FinishedRow | Refusal | End] = TypeAdapter(
+    Annotated[Start | FinishedRow | Refusal | End, Field(discriminator="kind")]
+)
+
+
+def row_of(artifact: ArtifactManifest, item: Item, provider: str, where: Where, **figures: Any) -> Row:
+    """A row of an artifact.
+
+    Args:
+        artifact: whose row it is.
+        item: phase and shape.
+        provider: what computes it.
+        where: on this host, or on the device that it is judged for.
+        figures: the row's other fields.
+    """
+    phase, batch, seq = item
+    where_and_how: Any = {"provider": provider, "where": where, "phase": phase, "batch": batch, "seq": seq}
+    return Row(artifact=artifact.id, precision=artifact.precision, **where_and_how, **figures)
 
 
 def unavailable_row(
-    artifact: ArtifactManifest,
-    size_bytes: int,
-    item: Item,
-    provider: str,
-    where: Literal["host", "device"],
-    reason: str,
+    artifact: ArtifactManifest, size_bytes: int, item: Item, provider: str, where: Where, reason: str
 ) -> Row:
     """A row that says why nothing was measured; the file's size is known all the same.
 
@@ -159,17 +170,6 @@ def unavailable_row(
         where: on this host, or on the device that it is judged for.
         reason: why not.
     """
-    phase, batch, seq = item
-    return Row(
-        artifact=artifact.id,
-        precision=artifact.precision,
-        provider=provider,
-        where=where,
-        phase=phase,
-        batch=batch,
-        seq=seq,
-        latency_ms=Latency(status="unavailable", reason=reason),
-        memory_bytes=Memory(status="unavailable", reason=reason),
-        size_bytes=size_bytes,
-        energy_mj=Energy(status="unavailable", reason=reason),
-    )
+    why: Any = {"status": "unavailable", "reason": reason}
+    figures = {"latency_ms": Latency(**why), "memory_bytes": Memory(**why), "energy_mj": Energy(**why)}
+    return row_of(artifact, item, provider, where, size_bytes=size_bytes, **figures)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
+from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.report import Report, Row, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.estimating.estimate import estimate
-from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
-from edgeformer.stages.profiling.search import search
+from edgeformer.stages.profiling.search import search, whole_texts
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
-from edgeformer.tasks import task_named
 
 __all__ = ["ProfileOptions", "profile_bundle"]
 
@@ -29,8 +26,7 @@ __all__ = ["ProfileOptions", "profile_bundle"]
 class _Profiling:
     """A bundle, the device that it is profiled for, and where to say what is going on."""
 
-    folder: Path
-    manifest: BundleManifest
+    bundle: Bundle
     device: DeviceProfile
     target: Target
     request: Request
@@ -56,11 +52,10 @@ def profile_bundle(
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
         InputError: an unknown artifact, or a shape that the model cannot take.
     """
-    opened = location.open_bundle()
-    folder, manifest = opened.folder, opened.manifest
-    request = resolve(options, device, manifest, location.artifact)
-    here = _Profiling(folder, manifest, device, find_target(device), request, progress or Silent())
-    files = [(artifact, check_files(folder, manifest, artifact)) for artifact in request.artifacts]
+    bundle = location.open_bundle()
+    request = resolve(options, device, bundle.manifest, location.artifact)
+    here = _Profiling(bundle, device, find_target(device), request, progress or Silent())
+    files = [(artifact, CheckedArtifact.of(bundle, artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     known: list[Evidence] = []
     for artifact, checked in files:
@@ -72,8 +67,7 @@ def profile_bundle(
                 here.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
             of_device = _estimate(here, artifact)
             rows += of_device
-        whole_texts = artifact.role in ("full", "exit")
-        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
+        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts(artifact)))
     return _report(here, rows, known)
 
 
@@ -93,9 +87,9 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
             checked=checked,
             provider=request.provider,
             threads=threads,
-            phases=phases_of(artifact, task_named(here.manifest.task)),
+            phases=phases_of(artifact, here.bundle.task),
             shapes=request.shapes,
-            rules=asdict(request.rules),
+            rules=request.rules,
             gpu_uuid=gpu.uuid if gpu is not None else None,
         )
         measured = measure_in_child(spec, request.rules.longest_s, here.progress)
@@ -107,11 +101,11 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
 
 def _estimate(here: _Profiling, artifact: ArtifactManifest) -> list[Row]:
     """The device's rows of one artifact, from its graph and the profile's facts."""
-    phases = phases_of(artifact, task_named(here.manifest.task))
+    phases = phases_of(artifact, here.bundle.task)
     items = [(phase, *shape) for shape in here.request.shapes for phase in phases]
     here.progress.start(f"estimating {artifact.id} on {here.device.name}", None)
     try:
-        return estimate(here.folder, here.manifest, artifact, here.device, items)
+        return estimate(here.bundle, artifact, here.device, items)
     finally:
         here.progress.finish()
 
@@ -137,9 +131,10 @@ def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
 
 
 def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
-    target, manifest = here.target, here.manifest
+    target, manifest = here.target, here.bundle.manifest
     limits, options = here.request.limits, here.request.search
     verdict = check_budget(known, limits)
+    estimated = any(row.latency_ms.status == "estimated" for row in rows)
     notes = [*here.request.notes, *here.notes]
     if not target.present:
         notes.append(f"{target.reason}: rows `host` were measured here, rows `device` are estimated for it")
@@ -161,7 +156,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         },
         on_target=target.present,
         run=manifest.run,
-        bundle=str(here.folder),
+        bundle=str(here.bundle.folder),
         created=now(),
         synthetic=manifest.synthetic,
         leaks=manifest.leaks,
@@ -169,20 +164,15 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         rows=tuple(rows),
         verdict=verdict,
         notes=tuple(notes),
-        **_estimated(here, rows),
+        # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
+        estimated_for=here.device.kind if estimated else None,
+        estimate_error=here.request.estimate_error if estimated else None,
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
         search=search(manifest, rows, limits, options, kind=here.device.kind, on_target=target.present)
         if options is not None
         else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
-
-
-def _estimated(here: _Profiling, rows: list[Row]) -> dict[str, Any]:
-    """For which kind of device rows were estimated, and how wrong the estimator was where it could be checked."""
-    if not any(row.latency_ms.status == "estimated" for row in rows):
-        return {}
-    return {"estimated_for": here.device.kind, "estimate_error": here.request.estimate_error}
 
 
 def _size_parts(artifact: ArtifactManifest) -> SizeParts:

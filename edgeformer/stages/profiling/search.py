@@ -16,7 +16,6 @@ from edgeformer.backends import on_gpu
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search
 from edgeformer.formats.scores import Score
-from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import (
     Basis,
@@ -35,6 +34,7 @@ from edgeformer.stages.profiling.verdict import (
     energy_of,
     latency_of,
     memory_of,
+    shown,
 )
 from edgeformer.tasks import Metric
 
@@ -54,19 +54,10 @@ class _KnownScore:
 class _Question:
     """What every candidate is held against, and whose times it has."""
 
+    manifest: BundleManifest
     limits: Limits
     choice: Choice
     basis: Basis
-
-
-@dataclass(frozen=True)
-class _Known:
-    """One artifact: its rows, usable or not; its score; why there is no usable row, if there is none."""
-
-    artifact: ArtifactManifest
-    rows: Sequence[Row]
-    score: _KnownScore
-    why_none: str
 
 
 def search(
@@ -99,16 +90,14 @@ def search(
     """
     check_options(options, manifest)
     basis, usable = _usable(rows, kind, on_target)
-    question = _Question(limits, Choice.of(options, manifest), basis)
+    question = _Question(manifest, limits, Choice.of(options, manifest), basis)
     metric = question.choice.metric
     found: list[Option] = []
     for artifact in {entry.id: entry for entry in manifest.artifacts}.values():
         own = [row for row in rows if row.artifact == artifact.id]
-        if not own:
-            continue
-        known = _Known(artifact, own, _score(artifact, manifest, metric), _why_none(own, limits))
-        ways: list[Row | None] = [*_ways(artifact, usable.get(artifact.id, []), limits)]
-        found += [_option(known, row, question) for row in ways or [None]]
+        if own:
+            ways: Sequence[Row | None] = _ways(artifact, usable.get(artifact.id, []), limits) or [None]
+            found += [_option(artifact, own, row, question) for row in ways]
     on_front = front([option.candidate for option in found], metric)
     candidates = tuple(
         option.candidate.model_copy(update={"on_front": position in on_front}) for position, option in enumerate(found)
@@ -150,19 +139,14 @@ def _ways(artifact: ArtifactManifest, rows: Sequence[Row], limits: Limits) -> li
     A language model's graph for whole texts spends a whole pass on each token, so its passes are what compares with
     the tokens of a graph that decodes.
     """
-    phase = "steady" if _whole_texts(artifact) else limits.phase
+    phase = "steady" if whole_texts(artifact) else limits.phase
     judged = [row for row in rows if (row.batch, row.seq, row.phase) == (limits.batch, limits.seq, phase)]
     return list({(row.provider, row.threads): row for row in judged}.values())
 
 
-def _whole_texts(artifact: ArtifactManifest) -> bool:
+def whole_texts(artifact: ArtifactManifest) -> bool:
+    """Whether it is a graph without caches, to which every token of a text costs a pass over all of it."""
     return artifact.role in ("full", "exit")
-
-
-def _why_none(rows: Sequence[Row], limits: Limits) -> str:
-    """Why an artifact has no usable row: what its rows say, else that none is of the judged shape."""
-    said = [row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable" and row.latency_ms.reason]
-    return said[0] if said else f"{limits.batch}×{limits.seq} was neither measured nor estimated"
 
 
 def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric) -> _KnownScore:
@@ -197,17 +181,21 @@ def _checked(score: Score, metric: Metric) -> _KnownScore:
     return _KnownScore(value)
 
 
-def _option(known: _Known, row: Row | None, question: _Question) -> Option:
-    """``row`` as a candidate; None: nothing usable is known of the artifact but its size."""
-    artifact, score, limits, choice = known.artifact, known.score, question.limits, question.choice
-    any_row = row or known.rows[0]
+def _option(artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, question: _Question) -> Option:
+    """``row``, one of the artifact's ``rows``, as a candidate; None: nothing usable is known but the size."""
+    limits, choice = question.limits, question.choice
+    score = _score(artifact, question.manifest, choice.metric)
+    any_row = row or rows[0]
     size = any_row.size_bytes
-    missing = Quantity(None, "unavailable", known.why_none)
+    # Why there is no usable row: what the rows say, else that none is of the judged shape.
+    said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
+    shape = f"{limits.batch}×{limits.seq} was neither measured nor estimated"
+    missing = Quantity(None, "unavailable", next(filter(None, said), shape))
     latency = latency_of(row) if row is not None else missing
     memory = memory_of(row) if row is not None else missing
     energy = energy_of(row) if row is not None else missing
     of_device = [row] if row is not None and question.basis != "host" else []
-    evidence = Evidence(artifact.id, size, of_device, known.why_none, _whole_texts(artifact))
+    evidence = Evidence(artifact.id, size, of_device, missing.reason, whole_texts(artifact))
     checks = check_budget([evidence], limits).checks
     costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(size, "measured", "")}
     against = _against(checks, score, latency, choice)
@@ -248,9 +236,5 @@ def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, cho
         against.append(f"no time is known: {latency.reason}")
     for check in checks:
         if check.status == "fail":
-            against.append(f"{check.name} {_shown(check.value, check)} is over {_shown(check.limit, check)}")
+            against.append(f"{check.name} {shown(check.value, check.unit)} is over {shown(check.limit, check.unit)}")
     return against
-
-
-def _shown(value: float | None, check: Check) -> str:
-    return format_bytes(value) if check.unit == "bytes" else f"{format_milliseconds(value)} {check.unit}"

@@ -6,12 +6,12 @@ within the limit, fails when the whole range is beyond it, and is unknown in bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
-from edgeformer.formats.report import Check, CheckStatus, MeasurementStatus, Row, Verdict
+from edgeformer.formats.report import Check, CheckStatus, Latency, MeasurementStatus, Memory, Row, Verdict
 from edgeformer.formats.units import format_bytes, format_milliseconds
 
 
@@ -97,22 +97,12 @@ def spared_of_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[st
 def latency_of(row: Row) -> Quantity:
     """Typical milliseconds of one call; for a decode row, of one token."""
     latency = row.latency_ms
-    if latency.status == "measured":
-        unstable = "" if latency.stable else "; the measurement is not stable"
-        return Quantity(latency.p50, "measured" if latency.p50 is not None else "unavailable", unstable)
-    if latency.status == "estimated":
-        return _estimate(latency.low, latency.high, latency.p50)
-    return Quantity(None, "unavailable", latency.reason or "not measured")
+    return _known(latency, latency.p50, "" if latency.stable else "; the measurement is not stable")
 
 
 def memory_of(row: Row) -> Quantity:
     """Peak bytes."""
-    memory = row.memory_bytes
-    if memory.status == "measured" and memory.peak is not None:
-        return Quantity(memory.peak, "measured", "")
-    if memory.status == "estimated":
-        return _estimate(memory.low, memory.high, memory.peak)
-    return Quantity(None, "unavailable", memory.reason or "not measured")
+    return _known(row.memory_bytes, row.memory_bytes.peak)
 
 
 def energy_of(row: Row) -> Quantity:
@@ -123,10 +113,16 @@ def energy_of(row: Row) -> Quantity:
     return Quantity(energy.value, energy.status, "")
 
 
-def _estimate(low: float | None, high: float | None, middle: float | None) -> Quantity:
+def _known(figure: Latency | Memory, value: float | None, doubt: str = "") -> Quantity:
+    """``doubt``: of a measured value."""
+    if figure.status == "measured" and value is not None:
+        return Quantity(value, "measured", doubt)
+    if figure.status != "estimated":
+        return Quantity(None, "unavailable", figure.reason or "not measured")
+    low, high = figure.low, figure.high
     if low is None or high is None:
-        return Quantity(middle, "estimated", "", None, None)
-    return Quantity(middle if middle is not None else sqrt(low * high), "estimated", "", low, high)
+        return Quantity(value, "estimated", "")
+    return Quantity(value if value is not None else sqrt(low * high), "estimated", "", low, high)
 
 
 def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
@@ -135,9 +131,9 @@ def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     if limits.size_bytes is not None:
         size = Quantity(artifact.size_bytes, "measured", "")
         checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
-    ways = _ways(artifact, limits)
-    rows: list[Row | None] = [*ways]
-    by_way = [_row_checks(artifact, row, limits, per_call, _where(row, ways, limits)) for row in rows or [None]]
+    ways: Sequence[Row | None] = _ways(artifact, limits) or [None]
+    several = len({way.threads for way in ways if way is not None}) > 1
+    by_way = [_row_checks(artifact, row, limits, per_call, _where(row if several else None, limits)) for row in ways]
     return checks + min(by_way, key=_rank)
 
 
@@ -148,11 +144,11 @@ def _ways(artifact: Evidence, limits: Limits) -> list[Row]:
     for row in sorted(artifact.rows, key=lambda row: row.phase not in phases[:1]):
         if (row.batch, row.seq) == (limits.batch, limits.seq) and row.phase in phases:
             found.setdefault((row.where, row.provider, row.threads), row)
-    for status in ("measured", "estimated"):
-        chosen = [row for row in found.values() if row.latency_ms.status == status]
-        if chosen:
-            return chosen
-    return list(found.values())
+    by_status = {
+        status: [row for row in found.values() if row.latency_ms.status == status]
+        for status in ("measured", "estimated", "unavailable")
+    }
+    return next(filter(None, by_status.values()), [])
 
 
 def _rank(checks: list[Check]) -> tuple[int, int, float]:
@@ -161,43 +157,35 @@ def _rank(checks: list[Check]) -> tuple[int, int, float]:
     return statuses.count("fail"), statuses.count("unknown"), float("inf") if latency is None else latency
 
 
-def _where(row: Row | None, ways: Sequence[Row], limits: Limits) -> str:
+def _where(row: Row | None, limits: Limits) -> str:
+    """``row``: one of several that differ in their threads."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    if row is None or row.threads is None or len({way.threads for way in ways}) < 2:
+    if row is None or row.threads is None:
         return where
     return f"{where}, with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
 
 
 def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
     """Checks of everything that depends on the row."""
-    missing = Quantity(None, "unavailable", artifact.why_no_rows)
-    checks: list[Check] = []
     # A decoding artifact's whole calls say nothing about its tokens; their memory is memory all the same.
     timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
-    if limits.latency_ms is not None and per_call:
-        what = "p50 of a whole pass, which each token costs without caches," if _passes(artifact, limits) else "p50"
-        latency = _said(latency_of(timed), what, where) if timed is not None else missing
-        checks.append(_compare("latency", artifact.artifact, limits.latency_ms, latency, "ms"))
-    if limits.memory_bytes is not None:
-        memory = _said(memory_of(row), "peak", where) if row is not None else missing
-        checks.append(_compare("memory", artifact.artifact, limits.memory_bytes, memory, "bytes"))
-    if limits.energy_mj is not None and per_call:
-        energy = _said(energy_of(timed), "above idle, per call", where) if timed is not None else missing
-        checks.append(_compare("energy", artifact.artifact, limits.energy_mj, energy, "mJ"))
+    passes = artifact.whole_texts and limits.phase == "decode"
+    p50 = "p50 of a whole pass, which each token costs without caches," if passes else "p50"
+    judged: list[tuple[str, float | None, str, Row | None, Callable[[Row], Quantity], str]] = [
+        ("latency", limits.latency_ms if per_call else None, "ms", timed, latency_of, p50),
+        ("memory", limits.memory_bytes, "bytes", row, memory_of, "peak"),
+        ("energy", limits.energy_mj if per_call else None, "mJ", timed, energy_of, "above idle, per call"),
+    ]
+    checks: list[Check] = []
+    for name, limit, unit, source, quantity_of, what in judged:
+        if limit is not None:
+            missing = Quantity(None, "unavailable", artifact.why_no_rows)
+            quantity = quantity_of(source) if source is not None else missing
+            if quantity.basis != "unavailable":  # that keeps its own reason
+                estimated = "estimated " if quantity.basis == "estimated" else ""
+                quantity = replace(quantity, reason=f"{estimated}{what} {where}{quantity.reason}")
+            checks.append(_compare(name, artifact.artifact, limit, quantity, unit))
     return checks
-
-
-def _passes(artifact: Evidence, limits: Limits) -> bool:
-    return artifact.whole_texts and limits.phase == "decode"
-
-
-def _said(quantity: Quantity, what: str, where: str) -> Quantity:
-    """The quantity with a reason that says what and where it is; what is unavailable keeps its own."""
-    if quantity.basis == "unavailable":
-        return quantity
-    estimated = "estimated " if quantity.basis == "estimated" else ""
-    reason = f"{estimated}{what} {where}{quantity.reason}"
-    return Quantity(quantity.value, quantity.basis, reason, quantity.low, quantity.high)
 
 
 def _compare(name: str, artifact: str, limit: float, quantity: Quantity, unit: str) -> Check:
@@ -229,8 +217,9 @@ def _status(limit: float, quantity: Quantity, unit: str) -> tuple[CheckStatus, s
         return "pass", ""
     if low > limit:
         return "fail", ""
-    return "unknown", f"; the limit lies within the range {_shown(low, unit)} to {_shown(high, unit)}"
+    return "unknown", f"; the limit lies within the range {shown(low, unit)} to {shown(high, unit)}"
 
 
-def _shown(value: float, unit: str) -> str:
+def shown(value: float | None, unit: str) -> str:
+    """A quantity for people: ``12.3 MiB``, ``4.56 ms``."""
     return format_bytes(value) if unit == "bytes" else f"{format_milliseconds(value)} {unit}"

@@ -3,9 +3,9 @@ that :mod:`.check` does not use."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -15,7 +15,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, Fact, FittedCase, Peaks
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
@@ -26,12 +26,11 @@ from edgeformer.stages.profiling.estimating.fit import (
     meet_calls,
     memory_ratio,
 )
-from edgeformer.stages.profiling.estimating.listing import ROUNDS, Listing, ListSpec, run_listing
+from edgeformer.stages.profiling.estimating.listing import ROUNDS, ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime, run_probe
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
 from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_us
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
-from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 
 HOST_FILE = "host.yaml"
@@ -51,23 +50,13 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 
+Timed = tuple[ArtifactManifest, Listing]
+"""An artifact and its items, timed."""
+
 _COMMENT = """\
 # Written by `edgeformer profile --calibrate`: this host's rates as they were measured, and what the estimator learned.
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
 """
-
-
-@dataclass(frozen=True)
-class _Times:
-    """Of one artifact's items."""
-
-    artifact: ArtifactManifest
-    listing: Listing
-
-    def works(self, item: Item) -> list[tuple[NodeWork, float]]:
-        """Work and duration of every node of one item."""
-        nodes = self.listing.items[item].nodes
-        return [(work, node.duration_us) for work, node in zip(count_nodes(nodes), nodes, strict=True)]
 
 
 def calibrate(
@@ -94,9 +83,11 @@ def calibrate(
     """
     if base.kind != "cpu":
         raise InputError(f"only processors can be calibrated so far, and {base.name!r} is a {base.kind} device")
-    manifest = Bundle.open(bundle).manifest
-    chosen = _artifacts(bundle, manifest)
-    items = _items(manifest, shapes)
+    opened = Bundle.open(bundle)
+    chosen = full_graphs(opened, _PRECISIONS)
+    if not chosen or chosen[0].artifact.precision != "fp32":
+        raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
+    items = _items(opened.manifest.max_positions, shapes)
     count, shown = threads or default_threads(), progress or Silent()
     shown.start("measuring this host's rates", None)
     try:
@@ -104,7 +95,7 @@ def calibrate(
     finally:
         shown.finish()
     timed = [_time(checked, items, count, _BUDGET_S / len(chosen), shown) for checked in chosen]
-    return _fit(manifest, base, count, probed, timed)
+    return _fit(opened.name, host_facts(base, count, probed, timed), count, probed, timed)
 
 
 def write_profile(device: DeviceProfile, folder: Path) -> Path:
@@ -120,31 +111,31 @@ def write_profile(device: DeviceProfile, folder: Path) -> Path:
     return path
 
 
-def _artifacts(bundle: Path, manifest: BundleManifest) -> list[CheckedArtifact]:
-    found = [
-        artifact
-        for precision in _PRECISIONS
-        for artifact in manifest.artifacts
-        if artifact.is_graph
-        and (artifact.role, artifact.precision, artifact.status) == ("full", precision, "built")
-        and not artifact.trimmed
-    ]
-    if not found or found[0].precision != "fp32":
-        raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
-    return [check_files(bundle, manifest, artifact) for artifact in found]
+def full_graphs(bundle: Bundle, precisions: Sequence[str]) -> list[CheckedArtifact]:
+    """The full, untrimmed ONNX graphs of a bundle, after their files were checked.
+
+    Args:
+        bundle: an opened one.
+        precisions: of the graphs, in the order that is wanted.
+
+    Raises:
+        ArtifactError: a file is missing, truncated or changed.
+    """
+    full = [artifact for artifact in bundle.built("full") if artifact.is_graph and not artifact.trimmed]
+    wanted = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
+    return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
 
 
-def _items(manifest: BundleManifest, shapes: Sequence[Shape]) -> tuple[Item, ...]:
-    fitting = sorted((shape for shape in shapes if shape[1] <= manifest.max_positions), key=lambda s: s[0] * s[1])
+def _items(longest: int, shapes: Sequence[Shape]) -> tuple[Item, ...]:
+    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
     if len(fitting) < 4:
         raise InputError(
-            f"calibrating needs at least 4 shapes that the model takes (up to {manifest.max_positions} tokens), "
-            f"not {len(fitting)}"
+            f"calibrating needs at least 4 shapes that the model takes (up to {longest} tokens), not {len(fitting)}"
         )
     return tuple(("steady", batch, seq) for batch, seq in fitting)
 
 
-def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budget_s: float, shown: Progress) -> _Times:
+def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budget_s: float, shown: Progress) -> Timed:
     spec = ListSpec(checked=checked, items=items, threads=threads, timed=True, budget_s=budget_s)
     name = checked.artifact.id
     # Every item is timed in some rounds, and then listed.
@@ -155,21 +146,17 @@ def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budge
         shown.finish()
     for item, reason in listing.refused.items():
         shown.message(f"{name} at {item[1]}×{item[2]}: not timed: {reason}")
-    return _Times(checked.artifact, listing)
+    return checked.artifact, listing
 
 
-def _fit(
-    manifest: BundleManifest, base: DeviceProfile, threads: int, probed: HostRates, timed: Sequence[_Times]
-) -> DeviceProfile:
-    device = host_facts(base, threads, probed, [one.works(item) for one in timed for item in one.listing.items])
+def _fit(run: str, device: DeviceProfile, threads: int, probed: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
     rates = {name: rates_of(device, name) for name in _PRECISIONS}
     nodes = _probe_samples(rates["fp32"], probed)
     ratio = memory_ratio(nodes, rates["fp32"])
     calls: dict[tuple[str, Item], CallSample] = {}
-    for one in timed:
-        for item in one.listing.items:
-            call, samples = _samples(device, one, item)
-            calls[one.artifact.id, item] = call
+    for artifact, listing in timed:
+        for item, listed in listing.items.items():
+            calls[artifact.id, item], samples = _samples(artifact, listed, rates[artifact.precision])
             nodes += samples
     if sum(call.precision == "fp32" for call in calls.values()) < 4:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
@@ -179,17 +166,18 @@ def _fit(
         versions=library_versions(), efficiencies=classes, operators=operators,
     )  # fmt: skip
     calibration = meet_calls(calibration, list(calls.values()), rates)
-    fitted = tuple(
-        _fitted_case(manifest, device, calibration, name, item, call) for (name, item), call in calls.items()
-    )
-    return device.model_copy(update={"calibration": calibration.model_copy(update={"fitted_on": fitted})})
+    fitted: list[FittedCase] = []
+    for (name, (_, batch, seq)), call in calls.items():
+        estimated_us = fitted_us(call.works, rates[call.precision], calibration, call.precision, call.weight_bytes)
+        times = {"measured_ms": call.measured_us / 1000, "estimated_ms": estimated_us / 1000}
+        fitted.append(FittedCase(run=run, artifact=name, precision=call.precision, batch=batch, seq=seq, **times))
+    return device.model_copy(update={"calibration": calibration.model_copy(update={"fitted_on": tuple(fitted)})})
 
 
-def _samples(device: DeviceProfile, times: _Times, item: Item) -> tuple[CallSample, list[NodeSample]]:
-    precision, nodes = times.artifact.precision, times.listing.items[item].nodes
+def _samples(artifact: ArtifactManifest, item: ItemNodes, rates: Rates) -> tuple[CallSample, list[NodeSample]]:
+    precision, nodes = artifact.precision, item.nodes
     works = count_nodes(nodes)
-    rates = rates_of(device, precision)
-    weight_bytes = stored_weight_bytes(nodes, works, times.artifact)
+    weight_bytes = stored_weight_bytes(nodes, works, artifact)
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
     done = tuple(amounts(work, beyond, rates.cache_bytes) for work in works)
     whole_us = sum(node.duration_us for node in nodes)
@@ -197,9 +185,8 @@ def _samples(device: DeviceProfile, times: _Times, item: Item) -> tuple[CallSamp
         NodeSample(precision, work, amount, node.duration_us, whole_us)
         for node, work, amount in zip(nodes, works, done, strict=True)
     ]
-    call_us = times.listing.items[item].call_us
-    assert call_us is not None
-    return CallSample(precision, tuple(works), done, call_us, weight_bytes), alike(samples)
+    assert item.call_us is not None
+    return CallSample(precision, tuple(works), done, item.call_us, weight_bytes), alike(samples)
 
 
 def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
@@ -214,27 +201,14 @@ def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
     return samples
 
 
-def _fitted_case(
-    manifest: BundleManifest, device: DeviceProfile, calibration: Calibration, name: str, item: Item, call: CallSample
-) -> FittedCase:
-    rates = rates_of(device, call.precision)
-    estimated_us = fitted_us(call.works, rates, calibration, call.precision, call.weight_bytes)
-    return FittedCase(
-        run=manifest.run, artifact=name, precision=call.precision, batch=item[1], seq=item[2],
-        measured_ms=call.measured_us / 1000, estimated_ms=estimated_us / 1000,
-    )  # fmt: skip
-
-
-def host_facts(
-    base: DeviceProfile, threads: int, rates: HostRates, calls: Iterable[Sequence[tuple[NodeWork, float]]]
-) -> DeviceProfile:
+def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
     """``base`` with the facts of this host.
 
     Args:
         base: keeps its name, title and budgets.
         threads: that were used.
         rates: what the probe measured.
-        calls: work and microseconds of every node of the calls that were timed: INT8's peak is the best of them.
+        timed: INT8's peak is the best of its products.
     """
     when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
 
@@ -243,10 +217,11 @@ def host_facts(
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
     int8 = [
-        work.operations / (us * 1e-6)
-        for call in calls
-        for work, us in call
-        if work.quantized and work.operations > _LEAST_OPERATIONS and us > 0
+        work.operations / (node.duration_us * 1e-6)
+        for _, listing in timed
+        for item in listing.items.values()
+        for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
+        if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
     ]
     cache, how = cache_bytes(rates.products)
     return base.model_copy(
@@ -270,24 +245,15 @@ def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[
         products: single rows times different amounts of weights show from where on these come from memory.
         root: where Linux describes the first core's caches.
     """
-    said = _system_cache(root)
-    if said is not None:
-        return said, "as Linux says"
+    found: list[int] = []
+    for file in root.glob("index*/size"):
+        with contextlib.suppress(OSError):
+            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
+            found += [int(match[1]) * _UNITS[match[2]]] if match is not None else []
+    if found:
+        return max(found), "as Linux says"
     sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}
     rates = {size: 4 * time.width**2 / time.duration_us for size, time in sizes.items()}
     middle = (max(rates.values()) * min(rates.values())) ** 0.5
     # At half of its size a cache delivers about the geometric middle of its own and the memory's rate.
     return 2 * max(size for size, rate in rates.items() if rate >= middle), "from the time of products of single rows"
-
-
-def _system_cache(root: Path) -> int | None:
-    """Linux: the largest cache of the first core."""
-    found: list[int] = []
-    for file in root.glob("index*/size"):
-        try:
-            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
-        except OSError:
-            continue
-        if match is not None:
-            found.append(int(match[1]) * _UNITS[match[2]])
-    return max(found, default=None)

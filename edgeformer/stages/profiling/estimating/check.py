@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.formats.errors import EdgeformerError, InputError
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.formats.report import Latency
 from edgeformer.machine.host import now
-from edgeformer.stages.profiling.estimating.calibrate import calibrate, write_profile
+from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
-from edgeformer.stages.profiling.inputs import check_files
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, Shape
+from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, Shape
 
 CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
 
@@ -80,11 +77,10 @@ def check_estimates(
     device: DeviceProfile,
     shapes: Sequence[Shape] = CHECK_SHAPES,
     *,
-    precisions: Sequence[str] = ("fp32",),
     rules: MeasureRules | None = None,
     progress: Progress | None = None,
 ) -> tuple[FittedCase, ...]:
-    """Measure the full ONNX graphs of ``bundles`` as `profile` does, and estimate the same cases.
+    """Measure the full FP32 ONNX graphs of ``bundles`` as `profile` does, and estimate the same cases.
 
     Cases that the calibration was fitted on are left out: they would flatter it. So are those that could not be
     measured, with a message.
@@ -93,7 +89,6 @@ def check_estimates(
         bundles: their folders.
         device: this host's calibrated profile.
         shapes: (batch, seq); those that a model cannot take are left out.
-        precisions: of the graphs to compare.
         rules: when to stop measuring; None: DESIGN.md's.
         progress: where to say what is going on.
 
@@ -102,17 +97,19 @@ def check_estimates(
         ArtifactError: a bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: nothing could be measured, or nothing estimated.
     """
-    calibration = _own_calibration(device)
+    calibration, refusal = _calibration(device), refused_calibration(device)
+    if refusal is not None:
+        raise InputError(refusal)
     comparison = _Comparison(device, calibration, rules or MeasureRules(), progress or Silent())
     cases: list[FittedCase] = []
     fitted = 0
-    for bundle in bundles:
-        manifest = Bundle.open(bundle).manifest
-        for checked in _artifacts(bundle, manifest, precisions):
-            unseen = _unseen(calibration, manifest, checked.artifact, shapes)
+    for folder in bundles:
+        bundle = Bundle.open(folder)
+        for checked in full_graphs(bundle, ("fp32",)):
+            unseen = _unseen(calibration, bundle, checked.artifact.id, shapes)
             fitted += len(shapes) - len(unseen)
             if unseen:
-                cases += comparison.cases(bundle, manifest, checked, unseen)
+                cases += comparison.cases(bundle, checked, unseen)
     if not cases and fitted:
         raise InputError(
             "all these cases were fitted or are too long for the model: ask for other shapes or another run"
@@ -132,9 +129,7 @@ def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProf
     Raises:
         InputError: it has no calibration.
     """
-    calibration = device.calibration
-    if calibration is None:
-        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
+    calibration = _calibration(device)
     error = error_of(cases, calibration.processor, device.kind)
     updated = calibration.model_copy(update={"validated_on": tuple(cases), "error": error})
     return device.model_copy(update={"calibration": updated})
@@ -160,37 +155,17 @@ def error_of(cases: Sequence[FittedCase], processor: str, kind: str) -> Estimate
     )  # fmt: skip
 
 
-def _own_calibration(device: DeviceProfile) -> Calibration:
+def _calibration(device: DeviceProfile) -> Calibration:
     if device.calibration is None:
         raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
-    refusal = refused_calibration(device)
-    if refusal is not None:
-        raise InputError(refusal)
     return device.calibration
 
 
-def _artifacts(bundle: Path, manifest: BundleManifest, precisions: Sequence[str]) -> list[CheckedArtifact]:
-    return [
-        check_files(bundle, manifest, artifact)
-        for artifact in manifest.artifacts
-        if artifact.is_graph
-        and artifact.role == "full"
-        and artifact.status == "built"
-        and not artifact.trimmed
-        and artifact.precision in precisions
-    ]
-
-
-def _unseen(
-    calibration: Calibration, manifest: BundleManifest, artifact: ArtifactManifest, shapes: Sequence[Shape]
-) -> tuple[Shape, ...]:
+def _unseen(calibration: Calibration, bundle: Bundle, artifact: str, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
     """The shapes that the model takes and that were not fitted, from small to large."""
     seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
-    unseen = [
-        (batch, seq)
-        for batch, seq in shapes
-        if seq <= manifest.max_positions and (manifest.run, artifact.id, batch, seq) not in seen
-    ]
+    longest = bundle.manifest.max_positions
+    unseen = [shape for shape in shapes if shape[1] <= longest and (bundle.name, artifact, *shape) not in seen]
     return tuple(sorted(unseen, key=lambda shape: (shape[0] * shape[1], shape)))
 
 
@@ -203,15 +178,19 @@ class _Comparison:
     rules: MeasureRules
     progress: Progress
 
-    def cases(
-        self, bundle: Path, manifest: BundleManifest, checked: CheckedArtifact, shapes: Sequence[Shape]
-    ) -> list[FittedCase]:
+    def cases(self, bundle: Bundle, checked: CheckedArtifact, shapes: Sequence[Shape]) -> list[FittedCase]:
         """The shapes that could be both measured and estimated."""
-        measured = self._measured(checked, shapes)
-        items: list[Item] = [("steady", batch, seq) for batch, seq in shapes]
-        artifact = next(entry for entry in manifest.artifacts if entry.id == checked.artifact.id)
-        cases: list[FittedCase] = []
-        for row in estimate(bundle, manifest, artifact, self.device, items):
+        spec = MeasureSpec(
+            checked=checked,
+            provider=self.calibration.provider,
+            threads=self.calibration.threads,
+            shapes=tuple(shapes),
+            rules=self.rules,
+        )
+        rows = measure_in_child(spec, self.rules.longest_s, self.progress)
+        measured = {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}
+        artifact, cases = bundle.artifact(checked.artifact.id), list[FittedCase]()
+        for row in estimate(bundle, artifact, self.device, spec.items):
             latency, name = measured.get((row.batch, row.seq)), f"{artifact.id} at {row.batch}×{row.seq}"
             if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
                 why = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "not measured"
@@ -222,19 +201,8 @@ class _Comparison:
                 self.progress.message(f"{name}: the measurement is not stable: {doubts}")
             cases.append(
                 FittedCase(
-                    run=manifest.run, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
+                    run=bundle.name, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
                     measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
                 )
             )  # fmt: skip
         return cases
-
-    def _measured(self, checked: CheckedArtifact, shapes: Sequence[Shape]) -> dict[Shape, Latency]:
-        spec = MeasureSpec(
-            checked=checked,
-            provider=self.calibration.provider,
-            threads=self.calibration.threads,
-            shapes=tuple(shapes),
-            rules=asdict(self.rules),
-        )
-        rows = measure_in_child(spec, self.rules.longest_s, self.progress)
-        return {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from edgeformer.backends import backend_of, cannot_estimate, provider_of
-from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
+from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
@@ -15,14 +15,8 @@ from edgeformer.formats.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, list_artifact
 from edgeformer.stages.profiling.estimating.rates import rates_of, refused_calibration
 from edgeformer.stages.profiling.estimating.roofline import Footprint, estimate_memory, fitted_us, range_us
-from edgeformer.stages.profiling.estimating.work import (
-    NodeWork,
-    count_nodes,
-    largest_step_bytes,
-    stored_weight_bytes,
-    total,
-)
-from edgeformer.stages.profiling.messages import Item, Phase, unavailable_row
+from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes, total
+from edgeformer.stages.profiling.messages import Item, Phase, row_of, unavailable_row
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
 _UNVALIDATED_LOG2 = 0.6
@@ -45,8 +39,7 @@ class Case:
 
 
 def estimate(
-    bundle: Path,
-    manifest: BundleManifest,
+    bundle: Bundle,
     artifact: ArtifactManifest,
     device: DeviceProfile,
     items: Sequence[Item],
@@ -58,26 +51,21 @@ def estimate(
     long that takes here has no influence. Files must have been checked against the manifest before.
 
     Args:
-        bundle: the bundle's folder.
-        manifest: of that bundle.
+        bundle: the artifact's.
         artifact: a built one; an engine is estimated from the ONNX graph of the same exit.
         device: facts, and a calibration if there is one.
         items: what to estimate.
         threads: CPUs: of one operator.
     """
-    size_bytes = artifact.size_bytes or 0
-    listed = onnx_origin(manifest, artifact)
-    if listed is None:
-        reason = f"estimates need an ONNX graph, and the bundle has none for {artifact.id}"
-        return [_unavailable(artifact, device, size_bytes, item, reason) for item in items]
-    case = Case(artifact, listed, device, size_bytes, threads)
-    problem = _problem(case)
-    if problem is not None:
-        return [_unavailable(artifact, device, size_bytes, item, problem) for item in items]
+    listed = onnx_origin(bundle.manifest, artifact) or artifact
+    case = Case(artifact, listed, device, artifact.size_bytes or 0, threads)
     try:
-        listing = list_artifact(bundle, manifest, listed, items)
+        problem = _problem(case)
+        listing = Listing() if problem is not None else list_artifact(bundle, listed, items)
     except EdgeformerError as error:
-        return [_unavailable(artifact, device, size_bytes, item, str(error)) for item in items]
+        problem, listing = str(error), Listing()
+    if problem is not None:
+        listing.refused = dict.fromkeys(items, problem)
     return [estimate_listed(case, listing, item) for item in items]
 
 
@@ -90,19 +78,16 @@ def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> Artifac
     """
     if artifact.is_graph:
         return artifact
+    order = (artifact.precision, "fp16", "fp32")
     same = [
         known
         for known in manifest.artifacts
         if known.is_graph
         and known.status == "built"
+        and known.precision in order
         and (known.role, known.exit, known.trimmed) == (artifact.role, artifact.exit, artifact.trimmed)
     ]
-    order = (artifact.precision, "fp16", "fp32")
-    return min(
-        (known for known in same if known.precision in order),
-        key=lambda known: order.index(known.precision),
-        default=None,
-    )
+    return min(same, key=lambda known: order.index(known.precision), default=None)
 
 
 def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
@@ -113,71 +98,44 @@ def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
         listing: of ``case.listed``.
         item: phase and shape.
     """
-    if item not in listing.items:
-        reason = listing.refused.get(item, "the graph's nodes were not listed")
-        return _unavailable(case.artifact, case.device, case.size_bytes, item, reason)
+    provider = provider_of(case.artifact, kind=case.device.kind)
+    reason = listing.refused.get(item, "the graph's nodes were not listed")
     try:
-        return _row(case, listing.items[item])
+        if item in listing.items:
+            return row_of(case.artifact, item, provider, "device", **_figures(case, listing.items[item]))
     except EdgeformerError as error:
-        return _unavailable(case.artifact, case.device, case.size_bytes, item, str(error))
+        reason = str(error)
+    return unavailable_row(case.artifact, case.size_bytes, item, provider, "device", reason)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call: every node's work, the bytes of the weights, each once, and how many graphs it runs."""
-
-    works: Sequence[NodeWork]
-    weight_bytes: float
-    runs: int
-
-
-def _row(case: Case, listed: ItemNodes) -> Row:
-    phase, batch, seq = listed.item
+def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
     device, artifact, nodes = case.device, case.artifact, listed.nodes
-    works = works_on(device, artifact, nodes)
+    # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
+    works = count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
     runs = sum(graph.times for graph in listed.graphs)
-    call = _Call(works, stored_weight_bytes(nodes, works, case.listed), runs)
     feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
-    footprint = Footprint(_file_weights(case), largest_step_bytes(works), feed_bytes)
-    return Row(
-        artifact=artifact.id,
-        precision=artifact.precision,
-        provider=provider_of(artifact, kind=device.kind),
-        where="device",
-        phase=phase,
-        batch=batch,
-        seq=seq,
-        latency_ms=_latency(case, phase, call),
-        memory_bytes=estimate_memory(artifact, footprint, device),
-        size_bytes=case.size_bytes,
-        energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
-        threads=_threads(case),
-        work=total(works),
-    )
+    step_bytes = max((work.moved_bytes for work in works), default=0.0)
+    return {
+        "latency_ms": _latency(case, listed.item[0], works, stored_weight_bytes(nodes, works, case.listed), runs),
+        "memory_bytes": estimate_memory(artifact, Footprint(_file_weights(case), step_bytes, feed_bytes), device),
+        "size_bytes": case.size_bytes,
+        "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
+        "threads": _threads(case),
+        "work": total(works),
+    }
 
 
-def works_on(device: DeviceProfile, artifact: ArtifactManifest, nodes: Sequence[ExecutedNode]) -> list[NodeWork]:
-    """The nodes' work as the device does it: GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
-
-    Args:
-        device: that is estimated for.
-        artifact: whose nodes they are.
-        nodes: as this host executes them.
-    """
-    return count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
-
-
-def _latency(case: Case, phase: Phase, call: _Call) -> Latency:
+def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], weight_bytes: float, runs: int) -> Latency:
+    """``weight_bytes``: each weight once; ``runs``: graphs that the call runs."""
     calibration, precision = case.device.calibration, case.artifact.precision
     rates = rates_of(case.device, precision, case.threads)
     if calibration is not None and precision in calibration.efficiencies:
-        middle_us = fitted_us(call.works, rates, calibration, precision, call.weight_bytes, call.runs)
-        middle_ms = middle_us / 1000
+        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
         log2, why = _uncertainty(case, phase, calibration)
         on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
     fused = backend_of(case.artifact).fuses(case.artifact)
-    low_us, high_us = range_us(call.works, rates, call.weight_bytes, fused)
+    low_us, high_us = range_us(works, rates, weight_bytes, fused)
     return _estimated(
         low_us / 1000,
         high_us / 1000,
@@ -205,15 +163,14 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
 
 
 def _problem(case: Case) -> str | None:
-    """What makes every row of this artifact impossible."""
+    """What makes every row of this artifact impossible. Raises EdgeformerError where the profile lacks a fact."""
+    if not case.listed.is_graph:
+        return f"estimates need an ONNX graph, and the bundle has none for {case.artifact.id}"
     reason = cannot_estimate(case.artifact, case.device)
-    if reason is not None:
-        return reason
-    try:
+    if reason is None:
         rates_of(case.device, case.artifact.precision, case.threads)
-    except EdgeformerError as error:
-        return str(error)
-    return refused_calibration(case.device, case.threads)
+        reason = refused_calibration(case.device, case.threads)
+    return reason
 
 
 def _file_weights(case: Case) -> float:
@@ -230,7 +187,3 @@ def _threads(case: Case) -> int | None:
     if case.threads is not None or case.device.calibration is None:
         return case.threads or (case.device.cores.value if case.device.cores is not None else None)
     return case.device.calibration.threads
-
-
-def _unavailable(artifact: ArtifactManifest, device: DeviceProfile, size_bytes: int, item: Item, reason: str) -> Row:
-    return unavailable_row(artifact, size_bytes, item, provider_of(artifact, kind=device.kind), "device", reason)

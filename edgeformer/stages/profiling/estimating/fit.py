@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -54,39 +55,24 @@ class CallSample:
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """x ≥ 0 with the least |matrix · x − target|² (Lawson and Hanson's active sets).
+    """x ≥ 0 with the least |matrix · x − target|²: the best of what the sets of columns give that are used at all.
 
     Args:
-        matrix: float64 [n, k], k small.
+        matrix: float64 [n, k], k small: all 2ᵏ sets are tried.
         target: float64 [n].
 
     Returns:
         float64 [k].
     """
     columns = matrix.shape[1]
-    found, passive = np.zeros(columns), np.zeros(columns, dtype=bool)
-    scale = float(np.abs(matrix.T @ target).max(initial=0.0)) or 1.0
-    for _ in range(10 * columns + 10):
-        gradient = matrix.T @ (target - matrix @ found)
-        gradient[passive] = -np.inf
-        if passive.all() or gradient.max() <= 1e-12 * scale:
-            break
-        passive[int(gradient.argmax())] = True
-        while True:
-            trial = np.zeros(columns)
-            trial[passive] = np.linalg.lstsq(matrix[:, passive], target, rcond=None)[0]
-            if (trial[passive] > 0).all():
-                found = trial
-                break
-            # Walk towards the trial until the first coefficient reaches zero; that one is taken out.
-            shrinking = passive & (trial <= 0)
-            steps = found[shrinking] / np.maximum(found[shrinking] - trial[shrinking], 1e-300)
-            found = found + float(steps.min()) * (trial - found)
-            passive &= found > 1e-15 * max(1.0, float(found.max()))
-            found[~passive] = 0.0
-            if not passive.any():
-                break
-    return found
+    best, least = np.zeros(columns), float(target @ target)
+    for used in map(list, chain.from_iterable(combinations(range(columns), size + 1) for size in range(columns))):
+        trial = np.zeros(columns)
+        trial[used] = np.linalg.lstsq(matrix[:, used], target, rcond=None)[0]
+        off = float(np.square(matrix @ trial - target).sum())
+        if off < least and (trial >= 0).all():
+            best, least = trial, off
+    return best
 
 
 def memory_ratio(samples: Sequence[NodeSample], rates: Rates) -> float:

@@ -10,9 +10,10 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter
@@ -24,14 +25,11 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens, read_golden
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
 from edgeformer.stages.profiling.process import End, Job, run_job
-
-if TYPE_CHECKING:
-    from edgeformer.backends.onnxruntime.session import OnnxSession
 
 ROUNDS = 3
 """Whole calls are timed in that many rounds over all items, each followed by a tick."""
@@ -91,8 +89,9 @@ class Tick(Frozen):
     kind: Literal["tick"] = "tick"
 
 
-_Message = Annotated[ItemNodes | Refusal | Tick | End, Field(discriminator="kind")]
-_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(_Message)
+_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(
+    Annotated[ItemNodes | Refusal | Tick | End, Field(discriminator="kind")]
+)
 
 
 @dataclass
@@ -102,32 +101,20 @@ class Listing:
     items: dict[Item, ItemNodes] = field(default_factory=dict)
     refused: dict[Item, str] = field(default_factory=dict)
 
-    def take(self, message: ItemNodes | Refusal | Tick) -> None:
-        """Keep one message."""
-        if isinstance(message, ItemNodes):
-            self.items[message.item] = message
-        elif isinstance(message, Refusal):
-            self.refused[message.item] = message.reason
 
-
-def list_artifact(
-    bundle: Path, manifest: BundleManifest, artifact: ArtifactManifest, items: Sequence[Item], threads: int = 1
-) -> Listing:
+def list_artifact(bundle: Bundle, artifact: ArtifactManifest, items: Sequence[Item]) -> Listing:
     """The executed nodes of an ONNX artifact; an item that fails has a reason instead.
 
     Args:
-        bundle: the bundle's folder.
-        manifest: of that bundle.
+        bundle: whose artifact it is.
         artifact: a built one, whose files were checked.
         items: what to run.
-        threads: of one operator.
 
     Raises:
         ArtifactError: a step bundle's configuration is missing or damaged.
     """
-    assert artifact.file is not None
-    files = Bundle(bundle, manifest).files(artifact, checked=True)
-    return run_listing(ListSpec(checked=CheckedArtifact.of(files, bundle), items=tuple(items), threads=threads))
+    checked = CheckedArtifact.of(bundle, artifact, checked=True)
+    return run_listing(ListSpec(checked=checked, items=tuple(items), threads=1))
 
 
 def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
@@ -140,7 +127,10 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
     listing = Listing()
 
     def take(message: ItemNodes | Refusal | Tick) -> None:
-        listing.take(message)
+        if isinstance(message, ItemNodes):
+            listing.items[message.item] = message
+        elif isinstance(message, Refusal):
+            listing.refused[message.item] = message.reason
         heard()
 
     ending = run_job(Job("listing", "nodes", spec, _MESSAGES, spec.threads, _LONGEST_S), take)
@@ -162,53 +152,50 @@ def work(told: bytes, send: Send) -> None:
     """
     spec = ListSpec.model_validate_json(told, strict=False)
     graphs = _graphs(spec.checked)
-    calls_us = _time_calls(spec, graphs[0].file, send) if spec.timed else {}
+    calls_us = _time_calls(spec, graphs[0][0], send) if spec.timed else {}
     for item in spec.items:
         if spec.timed and item not in calls_us:
             send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
             continue
         try:
-            nodes = tuple(_nodes(spec, graph, item) for graph in graphs)
+            nodes = tuple(_nodes(spec, file, times, item) for file, times in graphs)
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
         else:
             send(ItemNodes(item=item, graphs=nodes, call_us=calls_us.get(item)))
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """A file and how often one call of the artifact runs it."""
-
-    file: Path
-    times: int
-
-
-def _graphs(checked: CheckedArtifact) -> list[_Graph]:
-    """In the order in which they run."""
+def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
+    """The files in the order in which they run, and how often one call of the artifact runs each."""
     if checked.artifact.role != "step":
-        return [_Graph(Path(checked.file), 1)]
+        return [(checked.file, 1)]
     calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
     try:
-        return [_Graph(Path(checked.parts[name]), times) for name, times in calls]
+        return [(checked.parts[name], times) for name, times in calls]
     except KeyError as error:
         raise ArtifactError(
             f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
         ) from None
 
 
-def _nodes(spec: ListSpec, graph: _Graph, item: Item) -> GraphNodes:
-    opened = ProfiledGraph(graph.file, spec.threads)
+def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
+    opened = ProfiledGraph(file, spec.threads)
     inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
     nodes = opened.list_nodes([Feed(inputs)])[0]
     if spec.timed:
-        nodes = _with_durations(nodes, graph.file, spec.threads, Feed(inputs, _node_calls(item)))
-    return GraphNodes(times=graph.times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)
+        # The durations that they have in production, where weights are packed beforehand.
+        _, batch, seq = item
+        calls = max(_LEAST_NODE_CALLS, min(_NODE_CALLS, _NODE_TOKENS // (batch * seq)))
+        packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes([Feed(inputs, calls)])[0]
+        took = {node.name: node.duration_us for node in packed}
+        nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
+    return GraphNodes(times=times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)
 
 
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
     """Real token ids int64 [batch, tokens of one call]."""
     phase, batch, seq = item
-    ids = make_buffers(read_golden(Path(spec.checked.golden)), batch, seq, count=1)[0]["input_ids"]
+    ids = make_buffers(read_golden(spec.checked.golden), batch, seq, count=1)[0]["input_ids"]
     return ids[:, -1:] if phase == "decode" else ids
 
 
@@ -246,22 +233,6 @@ def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
     return feed
 
 
-def _with_durations(nodes: Sequence[ExecutedNode], file: Path, threads: int, feed: Feed) -> tuple[ExecutedNode, ...]:
-    """The same nodes with the durations that they have in production, where weights are packed beforehand."""
-    packed = ProfiledGraph(file, threads, prepacked=True).list_nodes([feed])[0]
-    durations = {node.name: node.duration_us for node in packed}
-    return tuple(
-        ExecutedNode(node.op, node.name, node.inputs, node.outputs, node.parameter_bytes, durations[node.name])
-        for node in nodes
-        if node.name in durations
-    )
-
-
-def _node_calls(item: Item) -> int:
-    _, batch, seq = item
-    return max(_LEAST_NODE_CALLS, min(_NODE_CALLS, _NODE_TOKENS // (batch * seq)))
-
-
 def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
     """Median microseconds of whole calls, as they are made in production: the best of some rounds over all items."""
     from edgeformer.backends.onnxruntime.session import OnnxSession
@@ -275,26 +246,21 @@ def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
             for item in spec.items:
                 if time.perf_counter() > (ending if number else first) or (number and item not in best):
                     break
-                inputs = _session_inputs(spec, session, item)
-                best[item] = min(best.get(item, float("inf")), _median_us(session, inputs))
+                declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
+                call = partial(session.run, feed_for(declared, item, _golden_ids(spec, item)))
+                _call_for(call, _WARM_UP_S, 2)
+                median_us = statistics.median(_call_for(call, _ROUND_S, _LEAST_CALLS))
+                best[item] = min(best.get(item, median_us), median_us)
                 send(Tick())
     return best
 
 
-def _session_inputs(spec: ListSpec, session: OnnxSession, item: Item) -> dict[str, Array]:
-    return feed_for(dict.fromkeys(session.inputs, ("tensor(int64)", (None, None))), item, _golden_ids(spec, item))
-
-
-def _median_us(session: OnnxSession, inputs: dict[str, Array]) -> float:
-    _call_for(session, inputs, _WARM_UP_S, 2)
-    return statistics.median(_call_for(session, inputs, _ROUND_S, _LEAST_CALLS))
-
-
-def _call_for(session: OnnxSession, inputs: dict[str, Array], seconds: float, least: int) -> list[float]:
+def _call_for(call: Callable[[], object], seconds: float, least: int) -> list[float]:
+    """Microseconds of calls, as many as ``seconds`` allow."""
     times_us: list[float] = []
     ending = time.perf_counter() + seconds
     while time.perf_counter() < ending or len(times_us) < least:
         began = time.perf_counter_ns()
-        session.run(inputs)
+        call()
         times_us.append((time.perf_counter_ns() - began) / 1000)
     return times_us

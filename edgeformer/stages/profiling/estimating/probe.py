@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import default_provider
-from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.node_listing import Feed, ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import EdgeformerError
@@ -92,7 +91,8 @@ def work(told: bytes, send: Send) -> None:
         file = Path(folder) / "probe.onnx"
         products = [one for width, weights in _CHAINS for one in _products(file, width, weights, threads)]
         file.write_bytes(add_chain(_LARGE, 2))
-        large = _run(file, threads, np.ones(_LARGE, np.float32), 6)
+        sums = Feed({"x": np.ones(_LARGE, np.float32)}, 6)
+        (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes([sums])
         short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
     send(
         HostRates(
@@ -110,17 +110,9 @@ def _products(file: Path, width: int, weights: int, threads: int) -> list[Produc
     feeds = [Feed({"x": draw.normal(size=(count, width)).astype(np.float32)}, _CALLS) for count in rows]
     listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(feeds)
     return [
-        ProductTime(rows=count, width=width, weights=weights, duration_us=_mean_us(nodes))
+        ProductTime(rows=count, width=width, weights=weights, duration_us=fmean(node.duration_us for node in nodes))
         for count, nodes in zip(rows, listed, strict=True)
     ]
-
-
-def _mean_us(nodes: tuple[ExecutedNode, ...]) -> float:
-    return float(np.mean([node.duration_us for node in nodes]))
-
-
-def _run(file: Path, threads: int, x: Array, calls: int) -> tuple[ExecutedNode, ...]:
-    return ProfiledGraph(file, threads, prepacked=True).list_nodes([Feed({"x": x}, calls)])[0]
 
 
 def _chain_us(file: Path, nodes: int, threads: int) -> float:
@@ -138,15 +130,6 @@ def _chain_us(file: Path, nodes: int, threads: int) -> float:
     return float(np.quantile(times, 0.1)) / 1000
 
 
-@dataclass(frozen=True)
-class ProbeNode:
-    """One node: operator, names of inputs, name of the output."""
-
-    op: str
-    inputs: tuple[str, ...]
-    output: str
-
-
 def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
     """Different square products, one after the other: x [rows, width] → y [rows, width].
 
@@ -158,7 +141,7 @@ def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
     draw = np.random.default_rng(seed)
     names = [f"w{number}" for number in range(weights)]
     stored = {name: draw.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for name in names}
-    return _model(_chain("MatMul", names), stored, (None, width))
+    return _chain("MatMul", names, stored, (None, width))
 
 
 def add_chain(size: int, nodes: int) -> bytes:
@@ -168,42 +151,24 @@ def add_chain(size: int, nodes: int) -> bytes:
         size: numbers of each tensor; of one, an operator does next to nothing.
         nodes: how many sums.
     """
-    steps = _chain("Add", ["x"] * nodes)
-    return _model(steps, {}, (size,))
+    return _chain("Add", ["x"] * nodes, {}, (size,))
 
 
-def _chain(op: str, operands: Sequence[str]) -> list[ProbeNode]:
-    last = len(operands) - 1
-    before = ["x", *(f"t{number}" for number in range(last))]
-    after = [*(f"t{number}" for number in range(last)), "y"]
-    return [
-        ProbeNode(op, (source, operand), target)
-        for source, operand, target in zip(before, operands, after, strict=True)
-    ]
-
-
-def _model(
-    nodes: Sequence[ProbeNode], weights: dict[str, npt.NDArray[np.float32]], shape: tuple[int | None, ...]
-) -> bytes:
-    graph = b"".join(_message(1, _node(node)) for node in nodes) + _text(2, "probe")
-    graph += b"".join(_message(5, _tensor(name, values)) for name, values in weights.items())
-    graph += _message(11, _value("x", shape)) + _message(12, _value("y", shape))
+def _chain(op: str, operands: Sequence[str], weights: Mapping[str, Array], shape: tuple[int | None, ...]) -> bytes:
+    """A model from x to y of ``shape``, one ``op`` after the other, each with one of ``operands``."""
+    between = [f"t{number}" for number in range(len(operands) - 1)]
+    steps = zip(["x", *between], operands, [*between, "y"], strict=True)
+    graph = b"".join(
+        _message(1, _text(1, source) + _text(1, operand) + _text(2, target) + _text(3, f"node_{target}") + _text(4, op))
+        for source, operand, target in steps
+    ) + _text(2, "probe")
+    for name, values in weights.items():
+        dimensions = b"".join(_number(1, size) for size in values.shape)
+        graph += _message(5, dimensions + _number(2, _FLOAT) + _text(8, name) + _message(9, values.tobytes()))
+    sizes = b"".join(_message(1, _text(2, "rows") if size is None else _number(1, size)) for size in shape)
+    kind = _message(2, _message(1, _number(1, _FLOAT) + _message(2, sizes)))
+    graph += _message(11, _text(1, "x") + kind) + _message(12, _text(1, "y") + kind)
     return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _text(1, "") + _number(2, _OPSET))
-
-
-def _node(node: ProbeNode) -> bytes:
-    named = b"".join(_text(1, name) for name in node.inputs) + _text(2, node.output)
-    return named + _text(3, f"node_{node.output}") + _text(4, node.op)
-
-
-def _tensor(name: str, values: npt.NDArray[np.float32]) -> bytes:
-    dimensions = b"".join(_number(1, size) for size in values.shape)
-    return dimensions + _number(2, _FLOAT) + _text(8, name) + _message(9, values.tobytes())
-
-
-def _value(name: str, shape: tuple[int | None, ...]) -> bytes:
-    dimensions = b"".join(_message(1, _text(2, "rows") if size is None else _number(1, size)) for size in shape)
-    return _text(1, name) + _message(2, _message(1, _number(1, _FLOAT) + _message(2, dimensions)))
 
 
 def _text(field: int, text: str) -> bytes:

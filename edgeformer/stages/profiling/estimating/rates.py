@@ -37,10 +37,6 @@ class Rates:
     gpu: bool = False
 
 
-class MissingFact(EdgeformerError):
-    """The profile lacks a fact that this estimate needs; the message names it."""
-
-
 def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) -> Rates:
     """The device's rates for an artifact.
 
@@ -50,10 +46,19 @@ def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) 
         threads: CPUs: of one operator, fewer than the cores have their share of the peaks; None: all of them.
 
     Raises:
-        MissingFact: the profile does not say something that is needed.
+        EdgeformerError: the profile does not say something that is needed.
     """
     fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
-    peak, sure_peak = _gpu_peaks(device, precision) if device.kind == "cuda" else _cpu_peaks(device, precision)
+    # ONNX Runtime's CPU provider computes FP16 graphs in FP32.
+    peak, sure_peak = fp32, fp32
+    if device.kind == "cuda":
+        known = [fact.value for fact in device.peaks.of(precision)]
+        if not known:
+            raise EdgeformerError(f"device profile {device.name!r} does not say peaks.{precision}")
+        # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
+        peak, sure_peak = max(known), fp32 if precision == "int8" else min(known)
+    elif precision == "int8":
+        peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
     cores = device.cores.value if device.cores is not None else None
     share = 1.0
     if device.kind == "cpu" and threads is not None and cores and device.calibration is None:
@@ -96,30 +101,10 @@ def refused_calibration(device: DeviceProfile, threads: int | None = None) -> st
     return None
 
 
-def _gpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
-    """The highest and the surest peak of matrix products."""
-    fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
-    known = [fact.value for fact in device.peaks.of(precision)]
-    if not known:
-        raise MissingFact(f"device profile {device.name!r} does not say peaks.{precision}")
-    # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
-    return max(known), fp32 if precision == "int8" else min(known)
-
-
-def _cpu_peaks(device: DeviceProfile, precision: str) -> tuple[float, float]:
-    # ONNX Runtime's CPU provider computes FP16 graphs in FP32.
-    fp32 = _value(device, "peaks.fp32", device.peaks.fp32)
-    if precision != "int8":
-        return fp32, fp32
-    if device.peaks.int8 is not None:
-        return device.peaks.int8.value, fp32
-    return fp32 * _INT8_WITHOUT_INSTRUCTIONS, fp32
-
-
 def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:
     if fact is None:
         how = "; run edgeformer profile --calibrate" if device.kind == "cpu" and device.match is None else ""
-        raise MissingFact(f"device profile {device.name!r} does not say {name}{how}")
+        raise EdgeformerError(f"device profile {device.name!r} does not say {name}{how}")
     return fact.value
 
 

@@ -251,11 +251,25 @@ def estimate_memory(artifact: ArtifactManifest, footprint: Footprint, device: De
         footprint: what it needs anywhere.
         device: that is estimated for.
     """
-    if device.kind == "cuda" and device.context_bytes is None:
+    gpu, weights = device.kind == "cuda", footprint.weight_bytes
+    if gpu and device.context_bytes is None:
         reason = f"device profile {device.name!r} does not say context_bytes"
         return Memory(status="unavailable", reason=reason)
-    low, high = _gpu(artifact, footprint, device) if device.kind == "cuda" else _cpu(footprint)
-    what = "weights, activations, workspace and CUDA context" if device.kind == "cuda" else "weights and activations"
+    fed = 2 * footprint.feed_bytes
+    alive_low, alive_high = footprint.step_bytes + fed, _ALIVE_HIGH * footprint.step_bytes + fed
+    if device.context_bytes is None or not gpu:
+        low = _CPU_COPIES_LOW * weights + alive_low
+        high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
+    else:
+        held, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
+        if engine is not None and engine.activation_bytes is not None:
+            # The builder says it, for the largest shape that the engine takes.
+            alive_high = engine.activation_bytes + fed
+            alive_low, weights = min(alive_low, alive_high), engine.weight_bytes or weights
+            held = (artifact.size_bytes or weights) + alive_high
+        low = device.context_bytes.value * _CONTEXT_LOW + weights + alive_low
+        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + held + _GPU_WORKSPACE_HIGH)
+    what = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
     return Memory(
         status="estimated",
         peak=round((low * high) ** 0.5),
@@ -264,28 +278,3 @@ def estimate_memory(artifact: ArtifactManifest, footprint: Footprint, device: De
         method=f"sum of {what}",
         reason=f"sum of {what}; the range covers what allocators keep and how many copies of the weights there are",
     )
-
-
-def _gpu(artifact: ArtifactManifest, footprint: Footprint, device: DeviceProfile) -> tuple[float, float]:
-    assert device.context_bytes is not None
-    context = device.context_bytes.value
-    activations_low = footprint.step_bytes + 2 * footprint.feed_bytes
-    activations_high = _ALIVE_HIGH * footprint.step_bytes + 2 * footprint.feed_bytes
-    engine = artifact.engine
-    if engine is not None and engine.activation_bytes is not None:
-        # The builder says it, for the largest shape that the engine takes.
-        activations_high = engine.activation_bytes + 2 * footprint.feed_bytes
-        activations_low = min(activations_low, activations_high)
-        weights = engine.weight_bytes or footprint.weight_bytes
-        low = context * _CONTEXT_LOW + weights + activations_low
-        high = context * _CONTEXT_HIGH + (artifact.size_bytes or weights) + activations_high + _GPU_WORKSPACE_HIGH
-        return low, max(low, high)
-    low = context * _CONTEXT_LOW + footprint.weight_bytes + activations_low
-    held = _ARENA_HIGH * (footprint.weight_bytes + activations_high)
-    return low, context * _CONTEXT_HIGH + held + _GPU_WORKSPACE_HIGH
-
-
-def _cpu(footprint: Footprint) -> tuple[float, float]:
-    low = _CPU_COPIES_LOW * footprint.weight_bytes + footprint.step_bytes + 2 * footprint.feed_bytes
-    activations = _ALIVE_HIGH * footprint.step_bytes + 2 * footprint.feed_bytes
-    return low, _CPU_COPIES_HIGH * footprint.weight_bytes + _ARENA_HIGH * activations + _CPU_FIXED_HIGH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,7 +79,8 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
     """
 
     def size(tensors: Iterable[Tensor]) -> float:
-        return float(sum(_bytes(tensor, float_bytes) for tensor in tensors))
+        narrow = float_bytes or 0
+        return float(sum(t.elements * narrow if narrow and t.dtype in _FLOATS else t.bytes for t in tensors))
 
     cls, inputs, outputs = _class_of(node), node.inputs, node.outputs
     written = sum(tensor.elements for tensor in outputs)
@@ -86,9 +88,10 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         constant = _weights(node)
         weights = [inputs[place] for place in constant]
         activations = [tensor for place, tensor in enumerate(inputs) if place not in constant]
+        columns = _columns(node)
         return NodeWork(
             cls, _key(node), _product_operations(node), size(weights), size(activations) + size(outputs),
-            rows=_rows(node), columns=_columns(node),
+            rows=written // columns if columns else 1, columns=columns,
             quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights),
         )  # fmt: skip
     if node.op in _RENAMES:
@@ -166,11 +169,6 @@ def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
     return kernels
 
 
-def largest_step_bytes(works: Sequence[NodeWork]) -> float:
-    """Activations that one node reads and writes, at most: what must be in memory at the same time at least."""
-    return max((work.moved_bytes for work in works), default=0.0)
-
-
 def _class_of(node: ExecutedNode) -> OperatorClass:
     if node.op in _PRODUCTS:
         return "gemm" if _weights(node) else "attention"
@@ -204,17 +202,8 @@ def _product_operations(node: ExecutedNode) -> float:
         return 4.0 * node.outputs[0].elements * length if query else 0.0
     # [..., M, K] × [K, N]: the inner size K is the left operand's elements over its rows, whatever is transposed.
     left, right, out = node.inputs[0], node.inputs[1], node.outputs[0]
-    columns = out.shape[-1] if out.shape else 1
-    batches = 1
-    for size in right.shape[:-2]:
-        batches *= size
-    inner = right.elements / max(1, batches * columns)
+    inner = right.elements / max(1, math.prod(right.shape[:-2]) * _columns(node))
     return 2.0 * out.elements * inner if left.elements else 0.0
-
-
-def _rows(node: ExecutedNode) -> int:
-    out = node.outputs[0]
-    return out.elements // out.shape[-1] if out.shape and out.shape[-1] else 1
 
 
 def _columns(node: ExecutedNode) -> int:
@@ -228,10 +217,6 @@ def _key(node: ExecutedNode) -> str:
     arrays = [tensor.elements for tensor in node.inputs if tensor.elements > 1]
     broadcasts = len(arrays) > 1 and min(arrays) < max(arrays)
     return f"{node.op} broadcast" if broadcasts and _class_of(node) == "elementwise" else node.op
-
-
-def _bytes(tensor: Tensor, float_bytes: int | None) -> int:
-    return tensor.elements * float_bytes if float_bytes is not None and tensor.dtype in _FLOATS else tensor.bytes
 
 
 def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork], artifact: ArtifactManifest) -> float:
@@ -250,22 +235,12 @@ def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork]
         return read
     nodes = known_weights(nodes)
     products = {node.inputs[1].elements for node in nodes if _class_of(node) == "gemm"}
-    tables = {node.inputs[0] for node in nodes if _class_of(node) == "lookup" and _is_table(node)}
+    lookups = [node for node in nodes if _class_of(node) == "lookup"]
+    tables = {node.inputs[0] for node in lookups if node.parameter_bytes >= node.inputs[0].bytes}
     # A head that uses the embedding table as its weights reads all of it.
     apart = sum(table.bytes for table in tables if table.elements not in products)
     stored = float(max(0, artifact.sharing.weight_bytes - apart))
-    computed = sum(t.elements for t in _weight_tensors(nodes))
+    weights = [node.inputs[place] for node in nodes if node.op in _PRODUCTS for place in _weights(node)]
+    computed = sum(weight.elements for weight in weights)
     wider = read / computed / _STORED_BYTES[artifact.precision] if computed else 1.0
-    return min(read, max(stored * wider, _largest_weight(works)))
-
-
-def _weight_tensors(nodes: Sequence[ExecutedNode]) -> list[Tensor]:
-    return [node.inputs[place] for node in nodes if node.op in _PRODUCTS for place in _weights(node)]
-
-
-def _is_table(node: ExecutedNode) -> bool:
-    return node.parameter_bytes >= node.inputs[0].bytes
-
-
-def _largest_weight(works: Sequence[NodeWork]) -> float:
-    return max((work.weight_bytes for work in works), default=0.0)
+    return min(read, max(stored * wider, max((work.weight_bytes for work in works), default=0.0)))
