@@ -22,7 +22,7 @@ from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.machine.cuda_driver import Device
-from tests.backends.tiny_bundle import artifact_of, write_bundle
+from tests.backends.tiny_bundle import artifact_of, write_bundle, write_manifest
 
 torch = pytest.importorskip("torch")
 
@@ -72,6 +72,7 @@ def test_a_pickled_program_of_an_earlier_version_is_never_loaded(tmp_path: Path,
     built_for = {"compute_capability": "8.9", "torch-tensorrt": "10.15", "gpu": LAPTOP.name}
     about = {"id": "torch-tensorrt-fp16", "format": "torch-tensorrt", "precision": "fp16", "built_for": built_for}
     artifact = artifact_of(bundle, "engines/model_fp16.rtx4050.ep", **about)
+    write_manifest(bundle, [artifact])
     with pytest.raises(ArtifactError, match=r"rtx4050\.ep: was written by an earlier version as a pickled program"):
         Bundle.open(bundle).session(artifact)
     assert "export again" in str(cannot_run(artifact))
