@@ -1,7 +1,8 @@
-"""The promise to whoever adds the next family: one folder, and every command works with what it brings.
+"""The promise to whoever adds a family or a runtime: one folder, and every command works with what it brings.
 
 A family that no file of ours knows (``tests/fakes/averaging_family``) is trained, exported, verified, evaluated, used,
-profiled and reported on: by the commands in processes of their own, and by the functions that they call.
+profiled and reported on, also with a runtime that none knows (``tests/fakes/reference_backend``): by the commands in
+processes of their own, and by the functions that they call.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ training:
   schedule: {kind: constant}
 """
 GRAPHS = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "fp16") for form in ("", "-exit1", "-step")}
+BUILT = {"onnx-reference-fp32", "onnx-reference-fp32-exit1"}
+"""What the other runtime makes of the graphs; it is compared with torch when it is verified."""
 FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _averaging() -> Iterator[None]:
-    with installed("averaging_family"):
+    with installed("averaging_family", "reference_backend"):
         yield
 
 
@@ -93,10 +96,11 @@ def done(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
 def run(folder: Path) -> Path:
     trained = done(folder, "train", "recipe.yaml", "--name", "reviews")
     assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
-    exported = done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all")
-    assert {artifact["id"]: artifact["reason"] for artifact in exported["artifacts"]} == dict.fromkeys(GRAPHS)
-    for artifact in exported["artifacts"]:
-        assert artifact["status"] == "built" and artifact["parity"]["top1_agreement"] > 0.95
+    exported = done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all", "--build", "reference")
+    found = {artifact["id"]: (artifact["status"], artifact["reason"]) for artifact in exported["artifacts"]}
+    assert found == dict.fromkeys(GRAPHS | BUILT, ("built", None))
+    for artifact in (artifact for artifact in exported["artifacts"] if artifact["id"] in GRAPHS):
+        assert artifact["parity"]["top1_agreement"] > 0.95
         assert artifact["sharing"]["stored_parameters"] == trained["parameters"]
     return folder / "artifacts" / "reviews"
 
@@ -115,17 +119,17 @@ def test_the_model_card_and_config_say_what_it_is(run: Path) -> None:
 
 def test_verify(folder: Path, run: Path) -> None:
     found = done(folder, "verify", "reviews")
-    assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS, "verified")
+    assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS | BUILT, "verified")
 
 
 def test_evaluate(folder: Path, run: Path) -> None:
     rows = done(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
-    assert {row["artifact"] for row in rows} == {"torch", *GRAPHS}
+    assert {row["artifact"] for row in rows} == {"torch", *GRAPHS, *BUILT}
     assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
 
 
 def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
-    for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step"):
+    for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step", "onnx-reference-fp32"):
         found = done(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
         assert [row["label"] for row in found] == ["positive", "negative"], artifact
     hasty = done(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
@@ -136,8 +140,9 @@ def test_list(folder: Path, run: Path) -> None:
     assert [row["run"] for row in done(folder, "list", "runs")["runs"]] == ["reviews"]
 
 
-def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path) -> None:
-    options = ("--device", "host", "--artifact", "onnx-int8", "--batch", "1")
+@pytest.mark.parametrize("artifact", ["onnx-int8", "onnx-reference-fp32"])
+def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path, artifact: str) -> None:
+    options = ("--device", "host", "--artifact", artifact, "--batch", "1", "--seq", "16")
     report = done(folder, "profile", "reviews", *options)
     steady = [row for row in report["rows"] if row["phase"] == "steady"]
     assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)

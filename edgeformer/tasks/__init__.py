@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.tasks.task import Meter, Metric, Origin, Prepared, Run, ScoreColumn, Task, TextReader
+from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
+from edgeformer.tasks.task import Origin, Prepared, Run, Task, TextReader
 
 __all__ = [
     "ROOM",

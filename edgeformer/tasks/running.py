@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded
-from edgeformer.tasks.task import Int64s, Meter, Run, Task
+from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.task import Int64s, Run, Task
 
 LOGITS_BYTES = 256 * 10**6
 """Logits that one call may return: of 50,257 words, those of 1,273 tokens."""

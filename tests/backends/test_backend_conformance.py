@@ -21,23 +21,23 @@ from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Silent
 from tests.backends import conformance
 from tests.backends.tiny_bundle import POSITIONS, classifier_graph, write_bundle
+from tests.fakes.install import BACKENDS, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "tests" / "fakes" / "reference_backend"
 BUILT_IN = [backend.name for backend in all_backends()]
+with installed(*BACKENDS):
+    OTHERS = [backend.name for backend in backends.ROOM.announced()]
 
 
 @pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """The backend of another package, installed for one test, also for processes that the test starts."""
-    monkeypatch.syspath_prepend(str(REFERENCE))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REFERENCE), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    discovery._announced.cache_clear()
-    yield backend_named("reference")
-    discovery._announced.cache_clear()
+def reference() -> Iterator[Backend]:
+    """The backends of other packages, installed for one test, also for processes that it starts; one of them."""
+    with installed(*BACKENDS):
+        yield backend_named("reference")
 
 
-@pytest.fixture(params=[*BUILT_IN, "reference"])
+@pytest.fixture(params=[*BUILT_IN, *OTHERS])
 def backend(request: pytest.FixtureRequest, reference: Backend) -> Backend:
     return backend_named(request.param)
 

@@ -13,6 +13,9 @@ from edgeformer import discovery
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+FAMILIES = sorted(folder.name for folder in HERE.glob("*_family"))
+BACKENDS = sorted(folder.name for folder in HERE.glob("*_backend"))
+"""What there is: nothing else lists them."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from edgeformer.formats.scores import Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
-from edgeformer.tasks.task import Meter
+from edgeformer.tasks.metric import Meter
 
 
 class ClassificationScore(Score):

@@ -23,8 +23,9 @@ from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
-from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
+from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
 """Accuracy that an artifact of each precision may lose against FP32 on the same rows."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
-from edgeformer.tasks.task import Meter
+from edgeformer.tasks.metric import Meter
 
 Float64s = NDArray[np.float64]
 TokenValues = Mapping[int, NDArray[np.floating]]

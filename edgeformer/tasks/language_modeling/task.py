@@ -28,9 +28,10 @@ from edgeformer.tasks.language_modeling.scoring import (
     perplexity_of,
     token_losses,
 )
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
-from edgeformer.tasks.task import Array, Arrays, Int64s, Metric, Origin, ScoreColumn, Task, TextReader
+from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02}
 """Share by which the perplexity of an artifact may rise against FP32 on the same tokens."""

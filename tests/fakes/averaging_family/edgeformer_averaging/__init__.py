@@ -52,3 +52,6 @@ class Averaging(Family):
 
 
 FAMILY = Averaging()
+
+TINY = {"width": 16, "inner_width": 24, "rounds": 2}
+"""The smallest ``model`` section that means something, for the conformance suite."""

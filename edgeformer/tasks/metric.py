@@ -1,0 +1,81 @@
+"""The figures of a task: which one it is judged by, which are shown, and what adds them up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgeformer.formats.scores import Score
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The figure that a task is judged by.
+
+    Attributes:
+        name: as in JSON, e.g. ``accuracy``.
+        higher_is_better: accuracy rises, perplexity falls.
+        places: decimals in a table.
+        lowest, highest: the range that a bound on it can have; None: open.
+        flag: the option of ``profile --search`` that bounds it.
+    """
+
+    name: str
+    higher_is_better: bool
+    places: int
+    lowest: float
+    highest: float | None
+    flag: str
+
+    def of(self, score: Score | None) -> float | None:
+        """The figure of a score; None without one, or of another task's."""
+        value: float | None = getattr(score, self.name, None)
+        return value
+
+    def text(self, value: float | None) -> str:
+        """The figure for a table; an en dash where there is none."""
+        return "–" if value is None else f"{value:,.{self.places}f}"
+
+
+@dataclass(frozen=True)
+class ScoreColumn:
+    """One figure of a score in a table: its key in JSON, its heading, its decimals (None: a count)."""
+
+    key: str
+    heading: str
+    places: int | None
+
+    def text(self, value: float | None) -> str:
+        """The figure in a table; an en dash where there is none."""
+        if value is None:
+            return "–"
+        return f"{value:,}" if self.places is None else f"{value:,.{self.places}f}"
+
+
+class Meter(ABC):
+    """Adds up the answers of a model over a set, batch by batch, into a score."""
+
+    @abstractmethod
+    def add(self, outputs: Arrays, batch: Arrays) -> None:
+        """Count one batch.
+
+        Args:
+            outputs: what the model answered: ``logits``; of a model that answers at several exits ``logits_exitN``, or,
+                where they would not fit, ``loss_exitN`` and perhaps ``confidence_exitN``.
+            batch: what it was given, with the right answers, as :meth:`Task.batch` makes it.
+        """
+
+    @abstractmethod
+    def score(self, words: int | None = None) -> Score:
+        """The score so far. ``words``: of the text, for figures per word. Raises ValueError where nothing was added."""
+
+    def earlier(self) -> Mapping[int, Score]:
+        """Exit before the last → its score, where :meth:`score` does not tell them (``Score.by_exit``)."""
+        return {}
