@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle, read_bundle
 from edgeformer.families import load_recipe
 from edgeformer.formats.documents import load_profile
 from edgeformer.reporting.report_files import write_report
@@ -175,9 +175,9 @@ def test_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = locate(str(run), folder)
     with np.load(run / "bundle" / "golden.npz") as golden:
         assert {"logits", "logits_exit1", "logits_exit2", "labels"} <= set(golden)
-    checked = verify(run / "bundle")
+    checked = verify(Bundle.open(run / "bundle"))
     assert {row.status for row in checked.artifacts} == {"verified"}
-    rows = evaluate(location, EvaluateOptions(artifact="onnx-int8-trim"))
+    rows = evaluate(location, EvaluateOptions(artifact="onnx-int8-trim")).rows
     assert rows[0].accuracy is not None and rows[0].accuracy > 0.9
     assert [found.label for found in predict(location, TEXTS, "onnx-fp16-trim")[1]] == ["positive", "negative"]
     options = ProfileOptions(batches=(1,), seqs=(16,), rules=FAST, threads=(1,))

@@ -76,8 +76,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         )
     exits = _exits(options, subject)
     tokenizer = _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
-    name = options.target or subject.recipe.target
-    device = _device(builders, name, options.profiles or own_profiles(run.parent))
+    device = _device(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
@@ -157,12 +156,15 @@ def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[
             job.notes.append(judge.step_note(written))
 
 
-def _device(builders: Sequence[Builder], target: str | None, profiles: Path) -> DeviceProfile | None:
-    """The device to build for; None where nothing needs one. Raises InputError where one is needed or not known."""
+def _device(
+    builders: Sequence[Builder], options: ExportOptions, usual: str | None, profiles: Path
+) -> DeviceProfile | None:
+    """The device to build for, the recipe's ``usual`` one where none is named; None where nothing needs one."""
     needing = next((builder for builder in builders if builder.needs_device), None)
-    if target is None and needing is not None:
+    name = options.target or (usual if needing is not None else None)
+    if name is None and needing is not None:
         raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    return load_profile(target, profiles) if target is not None and builders else None
+    return load_profile(name, profiles) if name is not None else None
 
 
 def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
@@ -135,16 +136,6 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     limits, options = here.request.limits, here.request.search
     verdict = check_budget(known, limits)
     estimated = any(row.latency_ms.status == "estimated" for row in rows)
-    notes = [*here.request.notes, *here.notes]
-    if not target.present:
-        notes.append(f"{target.reason}: rows `host` were measured here, rows `device` are estimated for it")
-    if not verdict.checks:
-        notes.append("nothing was judged: neither the profile nor the command sets a limit")
-    spared = spared_of_latency(known, limits)
-    if spared:
-        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")
-    if manifest.synthetic:
-        notes.append("the model was trained on generated text")
     return Report(
         device=here.device.name,
         device_title=here.device.title,
@@ -163,7 +154,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,
-        notes=tuple(notes),
+        notes=tuple(_notes(here, known, judged=bool(verdict.checks))),
         # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
         estimated_for=here.device.kind if estimated else None,
         estimate_error=here.request.estimate_error if estimated else None,
@@ -173,6 +164,19 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
+
+
+def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator[str]:
+    yield from (*here.request.notes, *here.notes)
+    if not here.target.present:
+        yield f"{here.target.reason}: rows `host` were measured here, rows `device` are estimated for it"
+    if not judged:
+        yield "nothing was judged: neither the profile nor the command sets a limit"
+    spared = spared_of_latency(known, here.request.limits)
+    if spared:
+        yield f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}"
+    if here.bundle.manifest.synthetic:
+        yield "the model was trained on generated text"
 
 
 def _size_parts(artifact: ArtifactManifest) -> SizeParts:

@@ -191,12 +191,10 @@ def _option(artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, qu
     said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
     shape = f"{limits.batch}×{limits.seq} was neither measured nor estimated"
     missing = Quantity(None, "unavailable", next(filter(None, said), shape))
-    latency = latency_of(row) if row is not None else missing
-    memory = memory_of(row) if row is not None else missing
-    energy = energy_of(row) if row is not None else missing
+    latency, memory, energy = (missing if row is None else of(row) for of in (latency_of, memory_of, energy_of))
     of_device = [row] if row is not None and question.basis != "host" else []
-    evidence = Evidence(artifact.id, size, of_device, missing.reason, whole_texts(artifact))
-    checks = check_budget([evidence], limits).checks
+    evidence = [Evidence(artifact.id, size, of_device, missing.reason, whole_texts(artifact))]
+    checks = check_budget(evidence, limits).checks
     costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(size, "measured", "")}
     against = _against(checks, score, latency, choice)
     least = costs[choice.minimize]
