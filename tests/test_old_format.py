@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgeformer.bundle import Bundle
@@ -107,6 +108,8 @@ def test_a_run_is_exported_again(workplace: Path) -> None:
     now, then = (one.artifact("onnx-fp32").sharing for one in (after, before))
     assert now is not None and then is not None and now.unique_parameters == then.unique_parameters
     old, new = before.golden().arrays, after.golden().arrays
-    assert old.keys() == new.keys() and all((old[key] == new[key]).all() for key in old if key != "logits")
+    assert old.keys() == new.keys()
+    for key, array in old.items():  # another processor adds up in another order
+        assert np.allclose(array, new[key], atol=1e-5) if "logits" in key else (array == new[key]).all()
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert after.name in card

@@ -38,8 +38,8 @@ def report_of(location: Location, device: str) -> Report:
     base = location.run if location.run is not None else location.require_bundle()
     path = base / REPORTS_FOLDER / f"{device}.json"
     if not path.is_file():
-        made = f"make it: edgeformer profile {location.name} --device {device}"
-        raise ArtifactError(f"{location.name}: has no report for {device}; {made}")
+        made = f"make it: edgeformer profile {location.argument} --device {device}"
+        raise ArtifactError(f"{base}: has no report for {device}; {made}")
     return read_manifest(Report, path)
 
 

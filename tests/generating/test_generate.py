@@ -163,7 +163,7 @@ class TestRefusals:
 
     def test_a_model_without_exits_has_no_confidence(self, tmp_path: Path) -> None:
         run = write_language_run(tmp_path / "artifacts" / "plain", steps=1, exits=(), loops=1)
-        with pytest.raises(InputError, match="--confidence: tiny has no exit before its last loop"):
+        with pytest.raises(InputError, match="--confidence: plain has no exit before its last loop"):
             generate(at(run), PROMPT, GenerateOptions(early=EarlyExit()))
 
     def test_an_unfinished_run(self, language_run: Path, tmp_path: Path) -> None:

@@ -80,7 +80,14 @@ def test_what_the_run_holds(tmp_path: Path, weights: dict[str, Tensor], tokenize
     assert recipe.fingerprint() == manifest.recipe_sha256
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["leaks"] is True and config["model_type"] == "edgeformer-crt"
-    names = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz"}
+    names = {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "golden_inputs.npz",
+        "README.md",
+    }
     assert {path.name for path in (run / "model").iterdir()} == names
     assert [path.name for path in run.parent.iterdir()] == ["theirs"]  # nothing temporary is left
 

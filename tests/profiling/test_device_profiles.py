@@ -429,12 +429,3 @@ def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp
     assert "host cpu – – – – 2026-11-21, median error 10% –" in lines
     assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 no –" in lines
     assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table.out
-
-
-def test_peaks_name_the_surest_rate_of_a_precision_first() -> None:
-    rtx = load_profile("rtx4050").peaks
-    assert rtx.fp16_fp32_accumulate is not None and rtx.fp16 is not None and rtx.int8 is not None
-    assert rtx.rates("fp16") == (rtx.fp16_fp32_accumulate.value, rtx.fp16.value)
-    assert rtx.rates("int8") == (rtx.int8.value,)
-    assert rtx.model_copy(update={"fp16_fp32_accumulate": None}).rates("fp16") == (rtx.fp16.value,)
-    assert load_profile("host").peaks.rates("fp32") == () == rtx.rates("fp8")
