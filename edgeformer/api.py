@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
 from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile
+from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE
@@ -105,12 +105,15 @@ class Bundle(bundles.Bundle):
         Raises:
             InputError: no device, an unknown artifact, or a shape that the model cannot take.
         """
+        from edgeformer.stages.profiling.estimating.rates import known_error
         from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
         chosen = device or self.manifest.target
         if chosen is None:
             raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
-        return profile_bundle(self._location, _device(chosen, self._artifacts), ProfileOptions(**options))
+        profile, host = (_device(name, self._artifacts) for name in (chosen, "host"))
+        options.setdefault("estimate_error", known_error(profile, host))
+        return profile_bundle(self._location, profile, ProfileOptions(**options))
 
     @property
     def _location(self) -> runs.Location:
@@ -243,4 +246,4 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def _device(device: str | DeviceProfile, artifacts: Path) -> DeviceProfile:
-    return load_profile(device, artifacts / "profiles") if isinstance(device, str) else device
+    return load_profile(device, own_profiles(artifacts)) if isinstance(device, str) else device

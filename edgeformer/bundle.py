@@ -146,17 +146,9 @@ class Bundle:
             self.contents.intact(name, f"{artifact.id} needs {name}")
         return self.contents.path(artifact.file)
 
-    def files(self, artifact: ArtifactManifest, *, checked: bool = False) -> ArtifactFiles:
-        """What a backend needs to open the artifact.
-
-        Args:
-            artifact: of this bundle.
-            checked: another process has compared its files just now, so that none is hashed again here.
-
-        Raises:
-            ArtifactError: as :meth:`check`.
-        """
-        file = self.contents.path(str(artifact.file)) if checked else self.check(artifact)
+    def files(self, artifact: ArtifactManifest) -> ArtifactFiles:
+        """What a backend needs to open the artifact, after :meth:`check`. Raises ArtifactError as that does."""
+        file = self.check(artifact)
         parts = {part: self.contents.path(name) for part, name in artifact.parts.items()}
         loops = self.loops if artifact.role == "step" else None
         return ArtifactFiles(artifact, file, parts, loops, self.manifest.max_positions)

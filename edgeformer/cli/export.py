@@ -166,4 +166,4 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
     console.print(f"bundle {folder / 'bundle'}", soft_wrap=True)
     console.print(f"plot   {picture}", soft_wrap=True)
     leak = " --allow-leak" if bundle.leaks else ""
-    console.print(f"next   edgeformer profile --device {bundle.target or 'host'}{leak}")
+    console.print(f"next   edgeformer profile {folder.name} --device {bundle.target or 'host'}{leak}")

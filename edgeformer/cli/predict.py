@@ -73,9 +73,11 @@ def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
 
 
 def _looks_like_a_path(word: str, artifacts: Path) -> bool:
+    from edgeformer.run import is_there
+
     if any(character.isspace() for character in word):
         return False  # a text such as "9/10, would watch again"
-    return "/" in word or "\\" in word or Path(word).exists() or (artifacts / word).exists()
+    return "/" in word or "\\" in word or is_there(Path(word)) or is_there(artifacts / word)
 
 
 def _lines() -> list[str]:

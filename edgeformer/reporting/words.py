@@ -96,15 +96,19 @@ def in_words(report: Report) -> str:
     """The verdict in one sentence that a newcomer understands."""
     checks = report.verdict.checks
     failed = [c for c in checks if c.status == "fail"]
-    unknown = sorted({c.name for c in checks if c.status == "unknown"})
+    open_ = [c for c in checks if c.status == "unknown"]
     if failed:
         return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{_estimated([c])}" for c in failed) + "."
     passed = sorted({c.name for c in checks if c.status == "pass"})
-    if unknown:
+    if open_:
         done = f"{_named(passed, report)} within budget; " if passed else ""
-        absent = all(c.value is None for c in checks if c.status == "unknown") and not report.on_target
-        where = f", because no {report.device_title} is in this machine" if absent else ""
-        return f"{done}{' and '.join(unknown)} not known{where}."
+        where = ""
+        if all(c.value is None for c in open_) and not report.on_target:
+            where = f", because no {report.device_title} is in this machine"
+            if any(c.status == "pass" and c.basis == "estimated" for c in checks):  # so it is not for the device's sake
+                artifacts = dict.fromkeys(c.artifact for c in open_)
+                where = f" of {', '.join(artifacts)}: their rows say why"
+        return f"{done}{' and '.join(sorted({c.name for c in open_}))} not known{where}."
     if not checks:
         return "Nothing was checked."
     guessed = " and ".join(sorted({c.name for c in checks if c.basis == "estimated"}))

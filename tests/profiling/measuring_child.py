@@ -23,7 +23,7 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     """The tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
     return MeasureSpec(
-        checked=CheckedArtifact.of(Bundle.open(bundle), artifact, checked=True),
+        checked=CheckedArtifact.of(Bundle.open(bundle), artifact),
         provider="CPUExecutionProvider",
         threads=1,
         shapes=((1, 8), (2, 8)),

@@ -60,6 +60,10 @@ SPEED = Check(name="latency", artifact="onnx-fp32", limit=5.0, value=None, unit=
 def test_words_for_each_outcome() -> None:
     unknown = in_words(report((SIZE, SPEED)))
     assert unknown.startswith("size within budget; latency not known, because no NVIDIA")
+    guessed = SPEED.model_copy(update={"status": "pass", "value": 2.0, "basis": "estimated"})
+    int8 = SPEED.model_copy(update={"artifact": "onnx-int8"})
+    one = in_words(report((guessed, int8)))  # not for the device's sake: others were estimated for it
+    assert "latency not known of onnx-int8" in one and "no NVIDIA" not in one
     failed = SIZE.model_copy(update={"status": "fail"})
     assert in_words(report((failed, SPEED), "fail")) == "Over budget: size of onnx-fp32."
     assert in_words(report((SIZE,), "pass", on_target=True)) == "Every check is within budget."

@@ -54,7 +54,9 @@ def predict(
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
-            raise InputError(f"{location.name}: has no step bundle; write one: edgeformer export --exit all")
+            raise InputError(
+                f"{location.name}: has no step bundle; write one: edgeformer export {location.argument} --exit all"
+            )
         artifact = steps[0].id
     chosen = choose(location, artifact)[0]
     data = chosen.owner.data

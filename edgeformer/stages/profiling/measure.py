@@ -30,7 +30,7 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True)
 class MeasureRules:
-    """When to stop. The defaults are DESIGN.md's; tests use shorter ones, and a report says which were used.
+    """When to stop. The defaults are what every report uses; tests use shorter ones, and a report says which were used.
 
     Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
     ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; at

@@ -61,20 +61,18 @@ class CheckedArtifact(Frozen):
     max_positions: int | None = None
 
     @classmethod
-    def of(cls, bundle: Bundle, artifact: ArtifactManifest, *, checked: bool = False) -> CheckedArtifact:
+    def of(cls, bundle: Bundle, artifact: ArtifactManifest) -> CheckedArtifact:
         """For a child, whose paths are absolute.
 
         Args:
             bundle: whose artifact it is.
             artifact: a built one of it.
-            checked: its files and golden inputs were compared with the manifest before.
 
         Raises:
             ArtifactError: a file is missing, truncated or changed, or the golden inputs are not what they should be.
         """
-        if not checked:
-            bundle.golden(artifact)
-        files = bundle.files(artifact, checked=checked)
+        bundle.golden(artifact)
+        files = bundle.files(artifact)
         return cls(
             artifact=artifact.model_copy(update={"score": None, "validation": None}),
             golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),

@@ -45,7 +45,7 @@ class ProfileOptions:
         threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids to profile; empty: all that were built.
         provider: what shall compute, as its backend names it; None: what fits the device's kind and works here.
-        rules: when to stop measuring; None: DESIGN.md's.
+        rules: when to stop measuring; None: the usual rules.
         allow_leak: also measure a language model that looks ahead; the report says so.
         search: also name the artifact to deploy.
         estimate_error: how wrong estimates were where they could be checked, to be stated beside them.

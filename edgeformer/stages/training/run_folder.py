@@ -55,7 +55,12 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     for folder in candidates:
         if not (folder / RUN_FILE).is_file():
             raise ArtifactError(f"--resume: no run {name!r} in {artifacts}")
-        manifest = read_run(folder)
+        try:
+            manifest = read_run(folder)
+        except ArtifactError:
+            if name is None:  # a damaged run says of no recipe that it is its own
+                continue
+            raise
         if name is None and (manifest.recipe != recipe.name or manifest.status == "finished"):
             continue
         if manifest.status == "finished":

@@ -33,8 +33,6 @@ from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cach
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 
-HOST_FILE = "host.yaml"
-
 # None of batch 1 or 8 with 16, 64 or 128 tokens: those stay unseen, to check estimates at.
 FIT_SHAPES: tuple[Shape, ...] = (
     (1, 8), (1, 32), (1, 48), (1, 96), (1, 192), (2, 24), (4, 8), (4, 48), (4, 96), (16, 8), (16, 32), (16, 48),

@@ -33,7 +33,7 @@ class CalibrationOptions:
         check: compare its estimates with measurements, at ``shapes``.
         shapes: (batch, seq) to check at.
         threads: of one operator, to calibrate with; None: the physical cores that this process may use.
-        rules: when to stop measuring; None: DESIGN.md's.
+        rules: when to stop measuring; None: the usual rules.
     """
 
     calibrate: bool = True
@@ -89,7 +89,7 @@ def check_estimates(
         bundles: their folders.
         device: this host's calibrated profile.
         shapes: (batch, seq); those that a model cannot take are left out.
-        rules: when to stop measuring; None: DESIGN.md's.
+        rules: when to stop measuring; None: the usual rules.
         progress: where to say what is going on.
 
     Raises:

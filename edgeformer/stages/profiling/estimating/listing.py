@@ -107,13 +107,13 @@ def list_artifact(bundle: Bundle, artifact: ArtifactManifest, items: Sequence[It
 
     Args:
         bundle: whose artifact it is.
-        artifact: a built one, whose files were checked.
+        artifact: a built one.
         items: what to run.
 
     Raises:
-        ArtifactError: a step bundle's configuration is missing or damaged.
+        ArtifactError: a file is missing or changed, or a step bundle's configuration is damaged.
     """
-    checked = CheckedArtifact.of(bundle, artifact, checked=True)
+    checked = CheckedArtifact.of(bundle, artifact)
     return run_listing(ListSpec(checked=checked, items=tuple(items), threads=1))
 
 
