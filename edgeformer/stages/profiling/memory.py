@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ _NOBODY_SAYS = (
 )
 
 
-class PeakMeter:
+class PeakMeter(ABC):
     """Peak memory of this process since :meth:`reset`."""
 
     method: str
@@ -46,11 +47,11 @@ class PeakMeter:
         """Start over. False: this system cannot, the peak stays that of the whole process."""
         return False
 
+    @abstractmethod
     def peak_bytes(self) -> int:
         """The highest resident memory seen."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to stop
         """Stop watching."""
 
 
