@@ -1,12 +1,23 @@
-"""Running the real command in a child process."""
+"""Running the real command in a process of its own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+# Importing torch takes longer than most commands that are tested here: where the system can fork, a server imports it
+# once, and each command runs in a fresh copy of the server.
+_FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+_CONTEXT = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
+_SETTINGS = {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+if _FORKS:
+    heavy = ["edgeformer.cli", "edgeformer.stages.training.train", "edgeformer.stages.exporting.export"]
+    _CONTEXT.set_forkserver_preload(heavy)
 
 
 @dataclass(frozen=True)
@@ -18,19 +29,31 @@ class Outcome:
     err: str
 
 
-def edgeformer(*arguments: str, cwd: Path, stdin: str | None = None) -> Outcome:
-    """Run ``edgeformer ARGUMENTS`` in ``cwd``; warnings are errors there too."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "edgeformer", *arguments],
-        cwd=cwd,
-        env=environment,
-        input=stdin,
-        stdin=None if stdin is not None else subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+def edgeformer(*arguments: str, cwd: Path, stdin: str = "") -> Outcome:
+    """Run ``edgeformer ARGUMENTS`` in ``cwd``, as ``python -m edgeformer`` does."""
+    os.environ.update(_SETTINGS)  # libraries read them when they are imported: before the server starts
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / name for name in ("in", "out", "err")]
+        streams[0].write_text(stdin, encoding="utf-8")
+        process = _CONTEXT.Process(target=_command, args=(arguments, cwd, dict(os.environ), streams))
+        process.start()
+        process.join(timeout=300)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"edgeformer {' '.join(arguments)}: no end within 300 s")
+        out, err = (stream.read_text(encoding="utf-8") for stream in streams[1:])
+        return Outcome(process.exitcode, out, err)
+
+
+def _command(arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str], streams: list[Path]) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, (stream, mode) in enumerate(zip(streams, ("r", "w", "w"), strict=True)):
+        with stream.open(mode) as file:
+            os.dup2(file.fileno(), number)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing put /dev/null into its place
+    sys.argv = ["edgeformer", *arguments]
+    from edgeformer.cli import main
+
+    main()
