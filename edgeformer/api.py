@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
-from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
-from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.recipe import Recipe
     from edgeformer.formats.report import Plan, Report, Verification
     from edgeformer.formats.scores import Evaluation
     from edgeformer.stages.evaluating.predict import Prediction
@@ -239,6 +237,8 @@ def plan(
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     if isinstance(recipe, (str, Path)):
+        from edgeformer.families import load_recipe
+
         return load_recipe(str(recipe), [*overrides])
     if overrides:
         raise InputError("overrides belong to a recipe that is named; change a loaded one with model_copy")
@@ -246,4 +246,8 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def _device(device: str | DeviceProfile, artifacts: Path) -> DeviceProfile:
-    return load_profile(device, own_profiles(artifacts)) if isinstance(device, str) else device
+    if not isinstance(device, str):
+        return device
+    from edgeformer.formats.documents import load_profile, own_profiles
+
+    return load_profile(device, own_profiles(artifacts))

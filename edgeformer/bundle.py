@@ -20,7 +20,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_manifest
-from edgeformer.tasks import Task, TextReader, all_tasks, task_named
+from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -47,7 +47,7 @@ class Bundle:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of the bundle in ``folder``. Raises ArtifactError where it is missing or damaged."""
-        all_tasks()  # a manifest's scores are recognised by the tasks that are loaded
+        import_task_of(folder / BUNDLE_FILE)
         return cls(folder, read_manifest(BundleManifest, folder / BUNDLE_FILE))
 
     # What the manifest says of the model

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
@@ -75,6 +75,8 @@ def _offered(room: Room[T], folder: str) -> T | None:
 
 @cache
 def _announced(room: Room[T]) -> tuple[T, ...]:
+    from importlib import metadata  # of which the first answer of a built-in family has no need
+
     known = list(room.built_in())
     points = metadata.entry_points(group=room.package)
     # A package that lies on the path twice is announced twice.

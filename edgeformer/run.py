@@ -19,7 +19,7 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.own_weights import open_decoder, open_session
-from edgeformer.tasks import Task, TextReader, all_tasks, task_named
+from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -46,7 +46,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of the run in ``folder``. Raises ArtifactError where it is missing or damaged."""
-        all_tasks()  # a manifest's scores are recognised by the tasks that are loaded
+        import_task_of(folder / workspace.RUN_FILE)
         return cls(folder, workspace.read_manifest(RunManifest, folder / workspace.RUN_FILE))
 
     @property

@@ -1,6 +1,8 @@
-"""The one pydantic base of everything that is read from disk: frozen, strict, unknown keys refused."""
+"""The one pydantic base of everything that is read from disk: frozen, strict, unknown keys refused.
 
-from __future__ import annotations
+Modules of such models do without ``from __future__ import annotations``: pydantic would compile each annotation of each
+model when it is imported, which an edge device waits for at every command.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar

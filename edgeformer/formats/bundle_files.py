@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.report import FileCheck
 from edgeformer.formats.workspace import BUNDLE_FILE, REMEDY
+
+
+class FileCheck(Frozen):
+    """One file of a bundle against bundle.json."""
+
+    file: str = Field(description="relative to the bundle")
+    status: Literal["intact", "missing", "truncated", "changed", "unexpected"]
+    detail: str | None = None
 
 
 class BundleFiles:

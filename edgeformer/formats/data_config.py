@@ -1,10 +1,9 @@
 """A recipe's ``data`` and ``tokenizer``: where text comes from, and how it is cut; field types that others share."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from typing_extensions import Self
 
 from edgeformer.formats.base import Frozen, Recognised
 
@@ -132,7 +131,7 @@ class DataConfig(DataSection):
         return labels
 
     @model_validator(mode="after")
-    def _protocol_has_its_parts(self) -> DataConfig:
+    def _protocol_has_its_parts(self) -> Self:
         needs = {
             "random-split": ("train",),
             "glue-dev": ("train", "validation"),

@@ -1,7 +1,5 @@
 """DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
-from __future__ import annotations
-
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Manifests of what lies on disk: a run (run.json), its bundle (bundle.json) and the bundle's artifacts."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

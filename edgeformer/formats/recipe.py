@@ -1,7 +1,5 @@
 """Recipe: everything that decides what a training run computes. What ran is what is saved."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Annotated, Literal

@@ -1,12 +1,11 @@
 """The JSON of `profile`, `plan` and `verify` that scripts rely on: measurements, verdicts, memory, checks."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.device import EstimateError
 from edgeformer.formats.manifest import Parity, Precision
 
@@ -232,14 +231,6 @@ class Plan(Frozen):
 
 DAMAGED, INCOMPLETE = 2, 3
 """Exit codes: a file is not what was exported; or an artifact computes something else, or could not be checked."""
-
-
-class FileCheck(Frozen):
-    """One file of a bundle against bundle.json."""
-
-    file: str = Field(description="relative to the bundle")
-    status: Literal["intact", "missing", "truncated", "changed", "unexpected"]
-    detail: str | None = None
 
 
 class ArtifactCheck(Frozen):

@@ -3,8 +3,6 @@
 The scores themselves are each task's own (``tasks/<task>/``); a manifest holds whichever its task gave it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar

@@ -13,9 +13,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +53,8 @@ class Capability:
 
 def installed_version(*distributions: str) -> str | None:
     """The version of the first of these distributions that is installed; None when none is."""
+    from importlib import metadata
+
     for distribution in distributions:
         try:
             return metadata.version(distribution)
@@ -80,6 +81,8 @@ def ask_all(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer]:
     Returns:
         name → answer, for every script.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(max(1, len(scripts))) as pool:
         answers = pool.map(lambda script: _ask(script, timeout_s), scripts.values())
         return dict(zip(scripts, answers, strict=True))

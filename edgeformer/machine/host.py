@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ def library_versions(also: Sequence[str] = ()) -> dict[str, str]:
     Args:
         also: distributions of runtimes; :func:`edgeformer.backends.library_versions` knows them.
     """
+    from importlib import metadata
+
     versions = {"python": platform.python_version()}
     for name in (*_RECORDED, *also):
         try:

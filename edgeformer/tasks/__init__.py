@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from pathlib import Path
+
 from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
@@ -18,6 +22,7 @@ __all__ = [
     "Task",
     "TextReader",
     "all_tasks",
+    "import_task_of",
     "task_named",
 ]
 
@@ -37,3 +42,15 @@ def task_named(name: str) -> Task:
         return task
     known = ", ".join(task.name for task in all_tasks())
     raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {known}")
+
+
+def import_task_of(manifest: Path) -> None:
+    """Import the task that a manifest names, so that its scores and its data are recognised when it is read.
+
+    Only that one: importing all, and looking for other packages' tasks, takes as long as opening a small model. What
+    is wrong with the manifest is said by whoever reads it whole.
+    """
+    with suppress(OSError, ValueError, RecursionError):
+        document = json.loads(manifest.read_bytes())
+        if isinstance(document, dict):
+            ROOM.find(str(document.get("task")))

@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
+from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import Golden, GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.formats.progress import SILENT, Progress, bar
-from edgeformer.formats.report import ArtifactCheck, FileCheck, Verification
+from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 
