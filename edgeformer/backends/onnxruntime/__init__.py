@@ -36,7 +36,6 @@ class OnnxRuntimeBackend(Backend):
         return None
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """See :meth:`Backend.open`."""
         from edgeformer.backends.onnxruntime.decode_graph import DecodeSession
         from edgeformer.backends.onnxruntime.steps import StepSession
 
@@ -53,7 +52,6 @@ class OnnxRuntimeBackend(Backend):
         return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """See :meth:`Backend.open_decoder`."""
         from edgeformer.backends.decoder import Decoder
         from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
         from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
@@ -74,13 +72,11 @@ class OnnxRuntimeBackend(Backend):
         return tuple(available_providers())
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        """See :meth:`Backend.provider`."""
         from edgeformer.backends.onnxruntime.providers import default_provider
 
         return wanted or default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """See :meth:`Backend.provider_facts`."""
         if not provider.endswith(_SUFFIX):
             return None
         label = provider.removesuffix(_SUFFIX)

@@ -81,7 +81,6 @@ class OnnxSession(Session):
         return tuple(self._inputs)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the graph once. See :meth:`Session.run`."""
         if self._session is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
         feed = {name: self._checked(name, inputs) for name in self._inputs}
@@ -101,13 +100,11 @@ class OnnxSession(Session):
         return dict(found)
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`Session.caveats`."""
         if self.provider == CPU:
             return ()
         return tuple(filter(None, [placement_note(self.provider, self._assigned)]))
 
     def close(self) -> None:
-        """Free the graph's memory."""
         self._session = None
 
     def _checked(self, name: str, inputs: Mapping[str, Array]) -> Array:

@@ -100,7 +100,6 @@ class StepEngine(LoopEngine[Array]):
         self._kept: list[dict[str, Array] | None] = [None] * parts.loops
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.embed`."""
         graph, kept = self._parts.embed, self._embedding
         if kept is None:
             kept = graph.empty("past_conv", len(ids))
@@ -110,7 +109,6 @@ class StepEngine(LoopEngine[Array]):
         return found["state"]
 
     def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.advance`."""
         graph, kept = self._parts.loop, self._kept[stretch]
         if kept is None:
             kept = {name: graph.empty(name, len(state)) for name in _KEPT}
@@ -120,20 +118,16 @@ class StepEngine(LoopEngine[Array]):
         return found["next_state"]
 
     def joined(self, first: Array, second: Array) -> Array:
-        """See :meth:`LoopEngine.joined`."""
         return np.concatenate((first, second), axis=1)
 
     def readout(self, state: Array, loop: int) -> Array:
-        """See :meth:`LoopEngine.readout`."""
         result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
         return result
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`LoopEngine.caveats`."""
         return self._parts.caveats()
 
     def close(self) -> None:
-        """Free the memory of all graphs."""
         self._parts.close()
 
 

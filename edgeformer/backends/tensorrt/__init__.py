@@ -38,7 +38,6 @@ class TensorRTBackend(Backend):
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """See :func:`why_engine_cannot_run`."""
         return why_engine_cannot_run(artifact)
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
@@ -66,7 +65,6 @@ class TensorRTBackend(Backend):
         import edgeformer.backends.tensorrt.session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """One line per package."""
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
         return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
@@ -82,7 +80,6 @@ class TensorRTBackend(Backend):
         return None
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
-        """TensorRT compiles the whole graph."""
         return True
 
 

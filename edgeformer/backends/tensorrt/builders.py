@@ -161,12 +161,10 @@ class TensorRTBuilder(Builder):
     flag = "--trt"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """See :func:`plan_engine`."""
         assert device is not None  # needs_device
         return plan_engine(device)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """See :meth:`Builder.build`."""
         from edgeformer.backends.tensorrt.engine import build_engine, size_note
 
         shapes = text_shapes(job.max_length, job.max_positions)
@@ -198,12 +196,10 @@ class TorchTensorRTBuilder(Builder):
     flag = "--trt --trt-via torch-tensorrt"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """See :func:`plan_torch_tensorrt`."""
         assert device is not None  # needs_device
         return plan_torch_tensorrt(device)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """See :meth:`Builder.build`."""
         from edgeformer.backends.tensorrt.torch_tensorrt import compile_engine
 
         graph = next((graph for graph in _whole_texts(job) if graph.role == "full"), None)

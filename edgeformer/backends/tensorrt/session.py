@@ -128,7 +128,6 @@ class TensorRTSession(Session):
             raise EdgeformerError(f"{self.path.name}: the engine fails to run ({self._reason()})")
 
     def close(self) -> None:
-        """Free the engine and its memory on the GPU."""
         if self._cuda is None:
             return
         self._cuda.make_current()

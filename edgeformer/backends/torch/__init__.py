@@ -39,11 +39,9 @@ class TorchBackend(Backend):
         return ("torch-cpu",) if util.find_spec("torch") is not None else ()
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        """See :meth:`Backend.provider`."""
         return wanted or f"torch-{kind or 'cpu'}"
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """See :meth:`Backend.provider_facts`."""
         return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:

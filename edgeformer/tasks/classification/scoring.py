@@ -116,7 +116,6 @@ class ClassificationMeter(Meter):
         return self._score(list(self._names)[-1])
 
     def earlier(self) -> dict[int, Score]:
-        """See :meth:`Meter.earlier`."""
         return {loop: self._score(name) for name, loop in list(self._names.items())[:-1]}
 
     def _score(self, name: str) -> ClassificationScore:

@@ -64,27 +64,21 @@ class Classification(Task):
     )
 
     def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> PreparedData:
-        """See :meth:`Task.prepare`."""
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
-        """See :meth:`Task.local_data`."""
         return local_parts(data, folder)
 
     def set_name(self, data: DataConfig, split: str) -> str:
-        """See :meth:`Task.set_name`."""
         return data.split if split == "test" else split
 
     def read_set(self, data: DataConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        """See :meth:`Task.read_set`."""
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
-        """See :meth:`Task.read_file`."""
         return encode_file(path, data.labels, reader.tokenizer, data.max_length)
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
-        """See :meth:`Task.reader`."""
         config = FileTokenizer(kind="file", path=str(tokenizer))
         found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
@@ -96,22 +90,18 @@ class Classification(Task):
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
 
     def weight(self, batch: Arrays) -> int:
-        """Rows."""
         return len(batch["labels"])
 
     def example(self, recipe: ClassificationRecipe, rows: int) -> dict[str, Int64s]:
-        """See :meth:`Task.example`."""
         ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
 
     def evaluation_rows(self, longest: int) -> int:
-        """See :meth:`Task.evaluation_rows`."""
         return EVALUATION_ROWS
 
     def call_batches(
         self, rows: Encoded, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """See :meth:`Task.call_batches`."""
         return ordered_batches(rows.lengths[:first], most)
 
     def words(self, rows: Encoded, *, cut: bool = False) -> int | None:
@@ -119,11 +109,9 @@ class Classification(Task):
         return None
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
-        """See :meth:`Task.meter`."""
         return ClassificationMeter(exits, notes)
 
     def departures(self, found: Departures) -> dict[str, float | None]:
-        """Loss and accuracy."""
         return {"loss": found.loss, "accuracy": found.right}
 
     def criterion(self, score: ClassificationScore, training: ClassificationTraining) -> float:
@@ -131,17 +119,14 @@ class Classification(Task):
         return score.loss if training.select_by == "loss" else -score.accuracy
 
     def record(self, score: ClassificationScore) -> dict[str, float]:
-        """val_loss, val_accuracy, val_f1."""
         return {"val_loss": score.loss, "val_accuracy": score.accuracy, "val_f1": score.f1}
 
     def describe(self, score: ClassificationScore) -> str:
-        """Loss and accuracy."""
         return f"validation loss {score.loss:.4f}, accuracy {score.accuracy:.4f}"
 
     def rows(
         self, artifact: str, split: str, score: ClassificationScore, *, leaks: bool = False
     ) -> list[EvaluationRow]:
-        """One row."""
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **score.model_dump())]
 
     def lost(
@@ -156,7 +141,6 @@ class Classification(Task):
         return None
 
     def few(self) -> str:
-        """See :meth:`Task.few`."""
         return f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
 
     def golden_inputs(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, Int64s]:
@@ -174,13 +158,11 @@ class Classification(Task):
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None
     ) -> ClassificationScore:
-        """See :meth:`Task.golden_score`."""
         return score(logits, answers["labels"] if rows is None else answers["labels"][rows])
 
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """See :meth:`Task.golden_parity`."""
         name = "logits" if exit_ is None else f"logits_exit{exit_}"
         if name not in golden:
             raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
@@ -199,7 +181,6 @@ class Classification(Task):
         }
 
     def tokenizer_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
-        """See :meth:`Task.tokenizer_config`."""
         name, special = prepared.tokenizer.id_to_token, prepared.special
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -211,7 +192,6 @@ class Classification(Task):
         }
 
     def bundle_facts(self, recipe: ClassificationRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`Task.bundle_facts`."""
         return {
             "labels": recipe.data.labels,
             "max_length": recipe.data.max_length,
@@ -219,9 +199,7 @@ class Classification(Task):
         }
 
     def card_lines(self, recipe: ClassificationRecipe) -> list[str]:
-        """See :meth:`Task.card_lines`."""
         return [f"**Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens"]
 
     def selected_by(self, training: TrainingConfig) -> str:
-        """``loss`` or ``accuracy``."""
         return str(getattr(training, "select_by", "loss"))

@@ -38,12 +38,10 @@ class LanguageScore(Score):
 
     @property
     def by_exit(self) -> dict[int, ExitScore]:
-        """See :attr:`Score.by_exit`."""
         return {loop: self.exits[str(loop)] for loop in sorted(map(int, self.exits))}
 
     @property
     def leaving_early(self) -> EarlyExitScore | None:
-        """See :attr:`Score.leaving_early`."""
         return self.early_exit
 
 

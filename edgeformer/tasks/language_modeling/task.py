@@ -70,15 +70,12 @@ class LanguageModeling(Task):
     )
 
     def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> PreparedText:
-        """See :meth:`Task.prepare`."""
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
-        """See :meth:`Task.local_data`."""
         return local_text_parts(data, folder)
 
     def set_name(self, data: TextConfig, split: str) -> str:
-        """See :meth:`Task.set_name`."""
         return text_set_name(data, split)
 
     def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
@@ -93,14 +90,12 @@ class LanguageModeling(Task):
         return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
 
     def read_file(self, data: TextConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> TextRows:
-        """See :meth:`Task.read_file`."""
         return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer)
 
     def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
         return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
 
     def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
-        """See :meth:`Task.reader`."""
         config = FileTokenizer(kind="file", path=str(tokenizer))
         found = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, boundary_id(found), vocabulary)
@@ -112,44 +107,35 @@ class LanguageModeling(Task):
         return text_batch(rows, numbers, pad, pad_to=pad_to)
 
     def weight(self, batch: Arrays) -> int:
-        """Tokens to be predicted."""
         return int((batch["targets"] != IGNORED).sum())
 
     def example(self, recipe: LanguageRecipe, rows: int) -> dict[str, Int64s]:
-        """See :meth:`Task.example`."""
         ids = np.zeros((rows, recipe.data.sequence_length), dtype=np.int64)
         packed = {"positions": ids} if recipe.data.mode == "packed" else {}
         return {"input_ids": ids, "targets": ids, **packed}
 
     def evaluation_rows(self, longest: int) -> int:
-        """See :meth:`Task.evaluation_rows`."""
         return max(1, EVALUATION_TOKENS // max(1, longest))
 
     def call_batches(
         self, rows: TextRows, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """See :meth:`Task.call_batches`."""
         tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
         return cut_batches(rows.lengths[:first], most, max(1, tokens))
 
     def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
-        """See :meth:`Task.words`."""
         return None if cut and rows.truncated else rows.words
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> LanguageMeter:
-        """See :meth:`Task.meter`."""
         return LanguageMeter(exits, notes)
 
     def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
-        """Paper B's schedule."""
         return exit_thresholds(exits)
 
     def departures(self, found: Departures) -> dict[str, float | None]:
-        """Loss and perplexity."""
         return {"loss": found.loss, "perplexity": perplexity_of(found.loss)}
 
     def criterion(self, score: LanguageScore, training: LanguageTraining) -> float:
-        """Validation loss of the final head."""
         return score.loss
 
     def record(self, score: LanguageScore) -> dict[str, float]:
@@ -162,7 +148,6 @@ class LanguageModeling(Task):
         return values
 
     def describe(self, score: LanguageScore) -> str:
-        """Perplexity of every exit."""
         exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.exits.items())
         return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
 
@@ -187,7 +172,6 @@ class LanguageModeling(Task):
     def lost(
         self, found: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
     ) -> str | None:
-        """Perplexity."""
         rise = found.perplexity / reference.perplexity - 1
         bar = LOSS[precision]
         if not rise <= bar:
@@ -195,7 +179,6 @@ class LanguageModeling(Task):
         return None
 
     def few(self) -> str:
-        """See :meth:`Task.few`."""
         return "they are few"
 
     def golden_inputs(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, Int64s]:
@@ -266,7 +249,6 @@ class LanguageModeling(Task):
         return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
 
     def tokenizer_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
-        """See :meth:`Task.tokenizer_config`."""
         name = prepared.tokenizer.id_to_token(prepared.pad)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -277,11 +259,9 @@ class LanguageModeling(Task):
         }
 
     def bundle_facts(self, recipe: LanguageRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`Task.bundle_facts`."""
         return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
 
     def card_lines(self, recipe: LanguageRecipe) -> list[str]:
-        """See :meth:`Task.card_lines`."""
         data = recipe.data
         length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
         return [f"**Length:** {length}"]
