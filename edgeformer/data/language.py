@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from edgeformer.data.batching import TextRows, cut_paragraphs, packed_rows, paragraph_rows
-from edgeformer.data.encoding import PlainText
+from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import read, text_source
-from edgeformer.data.tokenization import SpecialIds, load_language_tokenizer
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataSummary, OverlapCount
+from edgeformer.formats.manifest import OverlapCount
 from edgeformer.formats.progress import SILENT, Progress, bar
 
 OVERLAP_WORDS = 10_000_000
 """Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
-
-
-@dataclass(frozen=True)
-class PreparedText:
-    """Everything that training needs to know of the text; the paragraphs themselves are gone."""
-
-    tokenizer: Tokenizer
-    pad: int
-    train: TextRows
-    validation: TextRows
-    tests: dict[str, TextRows]
-    summary: DataSummary
-    special: SpecialIds | None = None
-    """The only special token is the boundary, which also fills up rows."""
 
 
 def prepare_text(
@@ -45,7 +30,7 @@ def prepare_text(
     vocab_size: int,
     cache: Path,
     progress: Progress = SILENT,
-) -> PreparedText:
+) -> Prepared[TextRows]:
     """Read and encode the parts of a recipe, and count what the other sets share with the training set.
 
     Args:
@@ -66,9 +51,9 @@ def prepare_text(
     plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
-    return PreparedText(
+    return Prepared(
         tokenizer=tokenizer,
-        pad=plain.boundary,
+        pad=plain.boundary,  # the only special token
         train=rows["train"],
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},

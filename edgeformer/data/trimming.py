@@ -56,7 +56,7 @@ def trim_to_training(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    used = encode(tokenizer, sets["train"].texts, sets["train"].labels, config.max_length).ids
+    used = encode(sets["train"], tokenizer, config.max_length).ids
     trimmed = trim_tokenizer(tokenizer, np.unique(used).tolist())
     return trimmed, trim_effect(tokenizer, trimmed, sets["validation"], config.max_length)
 
@@ -92,8 +92,8 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:
 
 def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max_length: int) -> Vocabulary:
     """How the trimmed tokenizer cuts ``texts``, each up to ``max_length`` tokens, against the original one."""
-    before = encode(original, texts.texts, texts.labels, max_length)
-    after = encode(trimmed.tokenizer, texts.texts, texts.labels, max_length)
+    before = encode(texts, original, max_length)
+    after = encode(texts, trimmed.tokenizer, max_length)
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(before.ids, trimmed.kept)
     unknown = json.loads(original.to_str())["model"].get("unk_token")

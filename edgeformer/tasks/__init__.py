@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from edgeformer.data.encoding import Prepared
 from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Origin, Prepared, Run, Task, TextReader
+from edgeformer.tasks.task import Origin, Run, Task, TextReader
 
 __all__ = [
     "ROOM",

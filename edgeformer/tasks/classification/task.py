@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.batching import collate, ordered_batches
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_test
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
@@ -62,8 +62,9 @@ class Classification(Task):
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     )
+    few: ClassVar[str] = f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
 
-    def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> PreparedData:
+    def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
@@ -140,10 +141,7 @@ class Classification(Task):
             return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
         return None
 
-    def few(self) -> str:
-        return f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
-
-    def golden_inputs(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, Int64s]:
         """64 rows of the validation set, drawn by the recipe's seed, with their labels."""
         validation = prepared.validation
         count = min(GOLDEN_ROWS, len(validation))
@@ -170,7 +168,7 @@ class Classification(Task):
             raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
         return measure_parity(logits, golden[name], precision, provider)
 
-    def client_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
+    def client_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
         """Label names by number and back, the longest text, the padding token."""
         labels = recipe.data.labels
         return {
@@ -180,8 +178,8 @@ class Classification(Task):
             "pad_token_id": prepared.pad,
         }
 
-    def tokenizer_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
-        name, special = prepared.tokenizer.id_to_token, prepared.special
+    def tokenizer_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
+        name, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": recipe.data.max_length,

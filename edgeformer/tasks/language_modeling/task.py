@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
-from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set, text_set_name
+from edgeformer.data.encoding import Prepared
+from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
@@ -68,8 +69,9 @@ class LanguageModeling(Task):
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
     )
+    few: ClassVar[str] = "they are few"
 
-    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> PreparedText:
+    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
@@ -178,10 +180,7 @@ class LanguageModeling(Task):
             return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
         return None
 
-    def few(self) -> str:
-        return "they are few"
-
-    def golden_inputs(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, Int64s]:
         """Eight evenly spaced windows of the validation text, and the tokens after them; a tiny text is repeated."""
         stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
         if len(stream) <= length:
@@ -244,11 +243,11 @@ class LanguageModeling(Task):
             error = np.full(1, np.nan)
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
 
-    def client_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
+    def client_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
         """The longest text, the token between documents, and whether the model sees later tokens."""
         return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
 
-    def tokenizer_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
+    def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
         name = prepared.tokenizer.id_to_token(prepared.pad)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
