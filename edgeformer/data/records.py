@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -136,18 +136,14 @@ def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[
         if type(feature).__name__ == "ClassLabel"
     }
     for number, values in enumerate(rows, start=1):
-        yield f"{where}, row {number}", {**values, **_named(values, names, labels)}
-
-
-def _named(values: Mapping[str, object], names: Mapping[str, list[str]], labels: Sequence[str]) -> dict[str, object]:
-    named: dict[str, object] = {}
-    for column, known in names.items():
-        value = values.get(column)
-        if isinstance(value, int) and value < 0:
-            named[column] = None
-        elif isinstance(value, int) and value < len(known) and set(known) == set(labels):
-            named[column] = known[value]
-    return named
+        named: dict[str, object] = {}
+        for column, known in names.items():
+            value = values.get(column)
+            if isinstance(value, int) and value < 0:
+                named[column] = None
+            elif isinstance(value, int) and value < len(known) and set(known) == set(labels):
+                named[column] = known[value]
+        yield f"{where}, row {number}", {**values, **named}
 
 
 def _open(path: Path) -> BinaryIO:

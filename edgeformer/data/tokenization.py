@@ -50,8 +50,11 @@ def load_tokenizer(
     """
     front = normalizers() if cleaning == "paper" else []
     tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
-    if front:
-        _prepend_cleaning(tokenizer)
+    own = tokenizer.normalizer
+    stored = json.loads(own.__getstate__()).get("normalizers", []) if own is not None else []
+    wanted = json.loads(Sequence(front).__getstate__())["normalizers"]
+    if stored[: len(wanted)] != wanted:
+        tokenizer.normalizer = Sequence([*front, own] if own is not None else front)
     special_ids(tokenizer, name)
     return tokenizer
 
@@ -135,14 +138,6 @@ def _tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
             f"hub tokenizer {config.name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
             "--tokenizer PATH/tokenizer.json"
         ) from None
-
-
-def _prepend_cleaning(tokenizer: Tokenizer) -> None:
-    own, ours = tokenizer.normalizer, normalizers()
-    wanted = json.loads(Sequence(ours).__getstate__())["normalizers"]
-    stored = json.loads(own.__getstate__()) if own is not None else {}
-    if stored.get("normalizers", [])[: len(wanted)] != wanted:
-        tokenizer.normalizer = Sequence([*ours, own] if own is not None else ours)
 
 
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:

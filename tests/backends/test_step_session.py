@@ -25,7 +25,7 @@ from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import write_graph
-from edgeformer.tasks.language_modeling.scoring import top_probability
+from edgeformer.tasks.metric import top_probability
 from tests.exporting.language_run import LOOPS, POSITIONS, WORDS, exported_language_run
 
 ITERATIONS = 3

@@ -35,7 +35,7 @@ from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine.cuda_driver import devices
 
@@ -47,7 +47,7 @@ _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overfl
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine on disk.
+    """An engine that was written.
 
     Attributes:
         built_for: compute capability and builder version; of ``tensorrt`` also GPU and driver. What
@@ -55,33 +55,46 @@ class BuiltEngine:
         reason: why the engine is rejected; None where it is fine.
     """
 
-    file: Path
     engine: Engine
     built_for: dict[str, str]
     reason: str | None
 
 
-def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Progress | None = None) -> BuiltEngine:
+def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Progress = SILENT) -> BuiltEngine:
     """Build the engine of an ONNX graph and write it to ``target``.
 
     Args:
         graph: weights may lie beside it.
-        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_engine`, which says what is possible here.
+        request: from :func:`~edgeformer.backends.tensorrt.builders.TensorRTBuilder`.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
         InputError: an input has a dynamic axis that is neither batch nor sequence.
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
-    progress = progress or Silent()
     format_ = request.target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))
     began = time.perf_counter()
-    plan = _build_plan(trt, graph, request, progress)
+    content, shapes = _serialized(trt, graph, request, progress)
     seconds = time.perf_counter() - began
     with replacing(target) as temporary:
-        temporary.write_bytes(memoryview(plan.content))
-    engine = _described(trt, plan, f"{format_} {trt.__version__}", seconds, graph_bytes(graph))
+        temporary.write_bytes(memoryview(content))
+    log = tensorrt_log(trt)
+    totals = log.of("INFO")
+    checked_by, layers = _layers(trt, content, log)
+    engine = Engine(
+        builder=f"{format_} {trt.__version__}",
+        seconds=round(seconds, 2),
+        checked_by=checked_by,
+        layers=layers.count,
+        layers_by_precision=layers.by_precision,
+        weight_elements=layers.weight_elements,
+        weight_bytes=read_total(totals, "weights"),
+        activation_bytes=read_total(totals, "activations"),
+        graph_bytes=graph_bytes(graph),
+        shapes=shapes,
+        warnings=log.of("WARNING"),
+    )
     size = target.stat().st_size
     progress.message(
         f"{target.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
@@ -90,7 +103,7 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
     built_for = {"compute_capability": request.compute_capability, format_: str(trt.__version__)}
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
-    return BuiltEngine(target, engine, built_for, why_engine_rejected(engine, size, request.precision))
+    return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, request.precision))
 
 
 def graph_bytes(path: Path) -> int:
@@ -135,60 +148,26 @@ def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
     )
 
 
-def _described(trt: Any, plan: _Plan, builder: str, seconds: float, source_bytes: int) -> Engine:
-    log = plan.log
-    listing, totals = log.listing(), log.of("INFO")
-    layers = read_listing(listing) if listing is not None else None
-    checked_by: Literal["builder log", "inspector", "size"] = "builder log"
-    if layers is None:
-        layers = _inspected(trt, plan)
-        checked_by = "inspector" if layers is not None else "size"
-    known = layers or Layers()
-    return Engine(
-        builder=builder,
-        seconds=round(seconds, 2),
-        checked_by=checked_by,
-        layers=known.count,
-        layers_by_precision=known.by_precision,
-        weight_elements=known.weight_elements,
-        weight_bytes=read_total(totals, "weights"),
-        activation_bytes=read_total(totals, "activations"),
-        graph_bytes=source_bytes,
-        shapes=plan.shapes,
-        warnings=log.of("WARNING"),
-    )
+def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
+    """The engine's layers, and what tells them: the builder's listing, else the inspector, else nothing."""
+    found = read_listing(log.listing() or "")
+    if found is not None:
+        return "builder log", found
+    # The inspector needs an opened engine: on the GPU that it was built for.
+    runtime = trt.Runtime(log.logger) if devices() else None
+    engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
+    if engine is not None:
+        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+        found = read_inspector(text)
+    return ("size", Layers()) if found is None else ("inspector", found)
 
 
-def _inspected(trt: Any, plan: _Plan) -> Layers | None:
-    """The inspector's view: only where the engine can be opened, on the GPU that it was built for."""
-    if not devices():
-        return None
-    runtime = trt.Runtime(plan.log.logger)
-    engine = runtime.deserialize_cuda_engine(plan.content)
-    if engine is None:
-        return None
-    return read_inspector(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+InputShapes = dict[str, tuple[tuple[int, ...], ...]]
+"""Input → smallest, best and largest shape."""
 
 
-Shapes = dict[str, tuple[tuple[int, ...], ...]]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A serialised engine and what was said while it was built.
-
-    Attributes:
-        content: TensorRT's memory, as a buffer.
-        shapes: input → smallest, best and largest shape.
-    """
-
-    content: Any
-    shapes: Shapes
-    log: TensorRTLog
-
-
-def _build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progress) -> _Plan:
-    """Parse and build. Nothing is printed. Raises what :func:`build_engine` raises."""
+def _serialized(trt: Any, graph: Path, request: EngineRequest, progress: Progress) -> tuple[Any, InputShapes]:
+    """Parse and build: the engine as a buffer of TensorRT's. Raises what :func:`build_engine` raises."""
     log = tensorrt_log(trt)
     log.clear()
     builder = trt.Builder(log.logger)
@@ -214,7 +193,7 @@ def _build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progres
     if content is None:
         why = log.last_error() or "it gives no reason"
         raise EdgeformerError(f"{graph}: {request.target.format} cannot build it: {why}")
-    return _Plan(content, shapes, log)
+    return content, shapes
 
 
 def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
@@ -241,7 +220,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.partition("[checkMacros.cpp")[0].split())[:300]
 
 
-def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, Shapes]:
+def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, InputShapes]:
     config = builder.create_builder_config()
     # What the layers' types are read from; the engine's size is the same.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -258,14 +237,14 @@ def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) ->
     return config, shapes
 
 
-def _shapes(network: Any, request: EngineRequest) -> Shapes:
-    found: Shapes = {}
+def _shapes(network: Any, request: EngineRequest) -> InputShapes:
+    found: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         columns = []
         for axis, size in enumerate(tensor.shape):
             name = str(tensor.get_dimension_name(axis))
-            sizes = request.shapes._asdict().get(name) if size < 0 else (size, size, size)
+            sizes = request.shapes.get(name) if size < 0 else (size, size, size)
             if sizes is None:
                 raise InputError(
                     f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"

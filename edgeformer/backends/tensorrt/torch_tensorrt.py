@@ -35,7 +35,7 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
             the GPU and back.
         inputs: names of its arguments, all int64 [batch, sequence].
         target: the engine's file.
-        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_torch_tensorrt`.
+        request: from :func:`~edgeformer.backends.tensorrt.builders.TorchTensorRTBuilder`.
 
     Returns:
         ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
@@ -44,12 +44,11 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
         EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
-    sizes = request.shapes._asdict()
-    dims = [torch.export.Dim(name, min=size.smallest, max=size.largest) for name, size in sizes.items()]
+    dims = [torch.export.Dim(name, min=least, max=most) for name, (least, _, most) in request.shapes.items()]
     axes = dict.fromkeys(inputs, tuple(dims))
-    smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
+    smallest, best, largest = zip(*request.shapes.values(), strict=True)  # the same two sizes for every input
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
-    example = tuple(torch.ones(2, request.shapes.sequence.best, dtype=torch.int64, device="cuda") for _ in inputs)
+    example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
     described = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
         module.to("cuda")

@@ -11,6 +11,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import choose
 from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks.metric import top_probability
 from edgeformer.tasks.running import answer_rows
 
 _BATCH = 32
@@ -68,7 +69,7 @@ def predict(
     encoded, cut = encode_texts(reader.tokenizer, texts, data.tokens_at_once)
     early = None
     if confidence is not None:
-        early = Early(dict.fromkeys(chosen.exits[:-1], confidence), lambda answer: softmax(answer).max(-1))
+        early = Early(dict.fromkeys(chosen.exits[:-1], confidence), top_probability)
     with chosen.session(early=early) as session:
         answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
     probabilities = softmax(answers["logits"]).tolist()

@@ -13,13 +13,12 @@ from pydantic import Field
 from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
-from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.metric import Meter, token_losses, top_probability
 
 Float64s = NDArray[np.float64]
 TokenValues = Mapping[int, NDArray[np.floating]]
 """Loop → one number for each predicted token, [n]."""
 
-_ROWS_AT_ONCE = 128
 _LARGEST_LOSS = 709.0  # exp of more is no float any more, and not JSON
 
 
@@ -43,37 +42,6 @@ class LanguageScore(Score):
     @property
     def leaving_early(self) -> EarlyExitScore | None:
         return self.early_exit
-
-
-def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> Float64s:
-    """−log p(target) of every token in nats, float64 [n]; logits [n, V], targets [n] in 0…V−1.
-
-    Raises:
-        ValueError: a target outside the vocabulary, such as the mark of padding.
-    """
-    if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
-        raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")
-    losses = np.empty(len(targets), dtype=np.float64)
-    for rows in _parts(len(targets)):
-        wide = logits[rows].astype(np.float64)
-        top = wide.max(axis=-1)
-        log_sum = top + np.log(np.exp(wide - top[:, None]).sum(axis=-1))
-        losses[rows] = log_sum - wide[np.arange(len(wide)), targets[rows]]
-    return losses
-
-
-def top_probability(logits: NDArray[np.floating]) -> Float64s:
-    """Probability of the likeliest token, float64 [n]: what early exit takes for confidence; logits [n, V]."""
-    confidence = np.empty(len(logits), dtype=np.float64)
-    for rows in _parts(len(logits)):
-        wide = logits[rows].astype(np.float64)
-        confidence[rows] = 1 / np.exp(wide - wide.max(axis=-1, keepdims=True)).sum(axis=-1)
-    return confidence
-
-
-def _parts(count: int) -> list[slice]:
-    # In float64 a thousand rows of 50,000 logits are 400 MB.
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE)]
 
 
 def exit_thresholds(

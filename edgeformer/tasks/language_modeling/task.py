@@ -27,9 +27,8 @@ from edgeformer.tasks.language_modeling.scoring import (
     LanguageScore,
     exit_thresholds,
     perplexity_of,
-    token_losses,
 )
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, token_losses
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
