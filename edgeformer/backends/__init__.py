@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
     "Unavailable", "all_backends", "all_builders", "backend_named", "backend_of", "builder_named", "builder_of",
-    "cannot_estimate", "cannot_run", "computes_on", "counts_threads", "default_provider", "library_versions",
-    "on_gpu", "provider_label", "provider_of",
+    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "provider_facts", "provider_of",
 ]  # fmt: skip
 
 ROOM: Room[Backend] = Room(__name__, "BACKEND", Backend, lambda backend: (backend.name, *backend.formats))
@@ -125,22 +124,7 @@ def builder_of(format_: str) -> Builder | None:
 
 def on_gpu(provider: str) -> bool:
     """Whether a session's ``provider`` computes on an NVIDIA GPU."""
-    return computes_on(provider) == "cuda"
-
-
-def computes_on(provider: str) -> Kind | None:
-    """The kind of device that a session's ``provider`` computes on; None: another kind, or not known."""
-    return _facts(provider).kind
-
-
-def provider_label(provider: str) -> str:
-    """A provider's name for a reader: ``CPUExecutionProvider`` is ``CPU``."""
-    return _facts(provider).label
-
-
-def counts_threads(provider: str) -> bool:
-    """Whether a provider computes in the threads that its session was given, and in no others."""
-    return _facts(provider).counts_threads
+    return provider_facts(provider).kind == "cuda"
 
 
 def default_provider(kind: Kind | None = None) -> str:
@@ -154,8 +138,8 @@ def default_provider(kind: Kind | None = None) -> str:
     return choose(kind)
 
 
-def _facts(provider: str) -> ProviderFacts:
-    """The answer of the backend that knows the provider; of one that is not installed here nothing is known."""
+def provider_facts(provider: str) -> ProviderFacts:
+    """What the backend says that knows a session's ``provider``; of one that is not installed here nothing is known."""
     for backends in (ROOM.built_in, ROOM.announced):
         for backend in backends():
             facts = backend.provider_facts(provider)

@@ -196,8 +196,8 @@ def test_a_package_that_is_on_the_path_twice_is_one(reference: Backend, monkeypa
 
 
 def test_provider_helpers_ask_whoever_knows(reference: Backend) -> None:
-    assert backends.provider_label("CPUExecutionProvider") == "CPU"
-    assert [backends.provider_label(name) for name in ("onnx-reference", "torch-cpu", "else")] == [
+    assert backends.provider_facts("CPUExecutionProvider").label == "CPU"
+    assert [backends.provider_facts(name).label for name in ("onnx-reference", "torch-cpu", "else")] == [
         "reference", "torch-cpu", "else",
     ]  # fmt: skip
     on_cards = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider", "tensorrt-rtx", "torch-cuda")
@@ -205,8 +205,8 @@ def test_provider_helpers_ask_whoever_knows(reference: Backend) -> None:
     assert not any(
         map(backends.on_gpu, ("CPUExecutionProvider", "DmlExecutionProvider", "torch-cpu", "onnx-reference"))
     )
-    counting = [name for name in ("CPUExecutionProvider", "torch-cpu", "tensorrt") if backends.counts_threads(name)]
-    assert counting == ["CPUExecutionProvider"]
+    names = ("CPUExecutionProvider", "torch-cpu", "tensorrt")
+    assert [name for name in names if backends.provider_facts(name).counts_threads] == ["CPUExecutionProvider"]
     assert [backends.default_provider(kind) for kind in ("cpu", "cuda")] == [
         "CPUExecutionProvider", "CUDAExecutionProvider",
     ]  # fmt: skip

@@ -85,8 +85,8 @@ class TestClassifier:
 
     def test_a_fixed_exit(self, encoder: EncoderClassifier, parts: dict[str, Path]) -> None:
         inputs = texts()
-        with StepSession(parts, ITERATIONS, exit_=1) as session:
-            assert np.abs(session.run(inputs)["logits"] - at_every_exit(encoder, inputs)[1]).max() < 1e-5
+        with StepSession(parts, ITERATIONS, exits=(1,)) as session:
+            assert np.abs(session.run(inputs)["logits_exit1"] - at_every_exit(encoder, inputs)[1]).max() < 1e-5
 
     @pytest.mark.parametrize("thresholds", [{1: 0.9, 2: 0.7}, {2: 0.5}, {1: 0.0}, {1: 1.0, 2: 1.0}, {}])
     def test_rows_leave_when_they_are_sure(
@@ -126,7 +126,7 @@ class TestClassifier:
 
     def test_refusals(self, parts: dict[str, Path]) -> None:
         with pytest.raises(InputError, match="no exit after loop 4: the model has 3 loops"):
-            StepSession(parts, ITERATIONS, exit_=4)
+            StepSession(parts, ITERATIONS, exits=(4,))
         with pytest.raises(ArtifactError, match="without a part 'readout'"):
             StepSession({name: path for name, path in parts.items() if name != "readout"}, ITERATIONS)
         session = StepSession(parts, ITERATIONS)
@@ -164,8 +164,8 @@ class TestLanguageModel:
         ids = np.arange(24, dtype=np.int64).reshape(2, 12)
         with torch.inference_mode():
             expected = load_model(bundle.parent).logits(torch.from_numpy(ids), 1).numpy()
-        with StepSession(paths, LOOPS, exit_=1) as session:
-            assert np.abs(session.run({"input_ids": ids})["logits"] - expected).max() < 1e-5
+        with StepSession(paths, LOOPS, exits=(1,)) as session:
+            assert np.abs(session.run({"input_ids": ids})["logits_exit1"] - expected).max() < 1e-5
         with pytest.raises(InputError, match="rows of a language model cannot leave early"):
             StepSession(paths, LOOPS, early=Early({1: 0.5}, top_probability))
 

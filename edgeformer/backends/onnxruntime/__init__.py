@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, Kind, OpenOptions, ProviderFacts
+from edgeformer.backends.onnxruntime.providers import (
+    PLUGIN,
+    SCRIPTS,
+    available_providers,
+    default_provider,
+    describe,
+    facts_of,
+)
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ONNX
 from edgeformer.machine import cuda_driver
@@ -19,9 +27,6 @@ if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import ArtifactManifest
     from edgeformer.machine.capability import Capability
-
-_SUFFIX = "ExecutionProvider"
-_KINDS: dict[str, Kind] = {"CPU": "cpu", "Xnnpack": "cpu", "CUDA": "cuda", "Tensorrt": "cuda", "NvTensorRTRTX": "cuda"}
 
 
 class OnnxRuntimeBackend(Backend):
@@ -67,20 +72,13 @@ class OnnxRuntimeBackend(Backend):
 
     def providers(self) -> tuple[str, ...]:
         """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
-        from edgeformer.backends.onnxruntime.providers import available_providers
-
         return tuple(available_providers())
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        from edgeformer.backends.onnxruntime.providers import default_provider
-
         return wanted or default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        if not provider.endswith(_SUFFIX):
-            return None
-        label = provider.removesuffix(_SUFFIX)
-        return ProviderFacts(label, _KINDS.get(label), counts_threads=label == "CPU")
+        return facts_of(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import ONNX Runtime and the sessions of every role."""
@@ -90,8 +88,6 @@ class OnnxRuntimeBackend(Backend):
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """ONNX Runtime itself and every provider that is built in or worth knowing."""
-        from edgeformer.backends.onnxruntime.providers import PLUGIN, SCRIPTS, describe
-
         answers = ask_installed(SCRIPTS, timeout_s)
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 
@@ -107,7 +103,6 @@ class OnnxRuntimeBackend(Backend):
 
 
 def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
-    from edgeformer.backends.onnxruntime.providers import default_provider
     from edgeformer.backends.onnxruntime.session import OnnxSession
 
     provider = options.provider or default_provider()

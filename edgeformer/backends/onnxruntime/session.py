@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, available_providers, rtx_plugin
+from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, SUFFIX, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.host import default_threads
@@ -200,8 +200,9 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
         provider: what the session was opened with.
         assigned: where each node went; None: ONNX Runtime does not tell, which is said, too.
     """
+    wanted = provider.removesuffix(SUFFIX)
     if assigned is None:
-        return f"this onnxruntime {ort.__version__} does not tell which nodes {_short(provider)} left to the CPU"
+        return f"this onnxruntime {ort.__version__} does not tell which nodes {wanted} left to the CPU"
     operators: Counter[str] = Counter()
     elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
     for (_, operator), nodes in elsewhere.items():
@@ -210,14 +211,10 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
         return None
     most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
-    places = ", ".join(dict.fromkeys(_short(where) for where, _ in elsewhere))
+    places = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
     more = ", …" if len(most) > _NAMED else ""
     counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {places}"
-    return f"{counts}, not on {_short(provider)}: {named}{more}"
-
-
-def _short(provider: str) -> str:
-    return provider.removesuffix("ExecutionProvider")
+    return f"{counts}, not on {wanted}: {named}{more}"
 
 
 def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:

@@ -138,9 +138,10 @@ class StepSession(StepParts, Session):
         parts: embed, loop, readout… → file.
         loops: of the whole model.
         open_part: how a file is opened.
-        exit_: the last loop that is run; None: the model's last one.
-        early: rows leave before that when they are sure (classifiers); the result then has ``loops`` int64 [batch].
-        exits: loops that all answer, each as ``logits_exitN``; empty: ``exit_`` alone, as ``logits``.
+        early: rows leave before the last loop when they are sure (classifiers); the result then has ``loops`` int64
+            [batch].
+        exits: loops that all answer, each as ``logits_exitN``, the last of which is the last that is run; empty: the
+            model's last one, as ``logits``.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
@@ -152,11 +153,10 @@ class StepSession(StepParts, Session):
         parts: Mapping[str, Path],
         loops: int,
         open_part: OpenPart = open_here,
-        exit_: int | None = None,
         early: Early | None = None,
         exits: Collection[int] = (),
     ) -> None:
-        self._last = exit_ or max(exits, default=loops)
+        self._last = max(exits, default=loops)
         asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
         super().__init__(parts, loops, {*asked, *exits, self._last}, open_part)
         if early is not None and self.is_decoder:
