@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
-    "Unavailable", "all_backends", "all_builders", "backend_named", "backend_of", "builder_named", "builder_of",
+    "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
     "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "provider_facts", "provider_of",
 ]  # fmt: skip
 
@@ -42,14 +42,6 @@ def all_backends() -> tuple[Backend, ...]:
         EdgeformerError: a package announces a backend that cannot be imported, or takes a name or format that is taken.
     """
     return ROOM.all()
-
-
-def backend_named(name: str) -> Backend:
-    """The backend of that name. Raises InputError that lists those there are."""
-    for backend in all_backends():
-        if backend.name == name:
-            return backend
-    raise InputError(f"no runtime {name!r}; there are: {', '.join(backend.name for backend in all_backends())}")
 
 
 def backend_of(artifact: ArtifactManifest | str) -> Backend:

@@ -8,8 +8,7 @@ import itertools
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol
@@ -97,7 +96,8 @@ def encode_texts(
     pieces: list[NDArray[np.int32]] = []
     lengths: list[int] = []
     cut: list[bool] = []
-    with cutting(tokenizer, max_length):
+    tokenizer.enable_truncation(max_length)  # a setting that would be saved with the tokenizer
+    try:
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
@@ -105,19 +105,11 @@ def encode_texts(
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
             cut.extend(bool(encoding.overflowing) for encoding in encodings)
             advance(len(encodings))
+    finally:
+        tokenizer.no_truncation()
     ids = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     labels = np.zeros(len(texts), dtype=np.int64)
     return Encoded(ids, _offsets(lengths), labels, sum(cut)), np.array(cut, dtype=bool)
-
-
-@contextmanager
-def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
-    """Texts are cut to ``max_length`` tokens inside of the block: a setting that would be saved with the tokenizer."""
-    tokenizer.enable_truncation(max_length)
-    try:
-        yield
-    finally:
-        tokenizer.no_truncation()
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:

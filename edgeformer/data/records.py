@@ -71,7 +71,8 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = ()) -> It
         yield from _parquet(path, labels)
         return
     try:
-        with _open(path) as file:
+        opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
+        with path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18) as file:
             yield from _READERS[format_name](path, _lines(path, file))
     except (*_BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
@@ -144,11 +145,6 @@ def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[
             elif isinstance(value, int) and value < len(known) and set(known) == set(labels):
                 named[column] = known[value]
         yield f"{where}, row {number}", {**values, **named}
-
-
-def _open(path: Path) -> BinaryIO:
-    opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
-    return path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18)
 
 
 Line = tuple[int, str]

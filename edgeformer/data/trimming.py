@@ -122,7 +122,10 @@ def _closed(document: Document, keep: set[str]) -> set[str]:
     """``keep`` with what these tokens are made of, and what replaces those that are gone."""
     model = document["model"]
     if model["type"] == "WordPiece":
-        return _with_letters(model, keep)
+        # And the single letters of these tokens, as a word's first piece and as a later one, where they are tokens.
+        prefix = model["continuing_subword_prefix"]
+        letters = {letter for name in keep for letter in name.removeprefix(prefix)}
+        return keep | {form for letter in letters for form in (letter, prefix + letter) if form in model["vocab"]}
     splitter = document["pre_tokenizer"] or {}
     by_bytes = any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
     if model["type"] == "BPE" and by_bytes and not model.get("continuing_subword_prefix"):
@@ -132,13 +135,6 @@ def _closed(document: Document, keep: set[str]) -> set[str]:
         f"--vocab-trim: the tokenizer is {name}; only WordPiece and byte-level BPE can be trimmed, because only "
         "there every other text can still be spelled out"
     )
-
-
-def _with_letters(model: Document, keep: set[str]) -> set[str]:
-    """And the single letters of these tokens, as a word's first piece and as a later one, where they are tokens."""
-    prefix = model["continuing_subword_prefix"]
-    letters = {letter for name in keep for letter in name.removeprefix(prefix)}
-    return keep | {form for letter in letters for form in (letter, prefix + letter) if form in model["vocab"]}
 
 
 def _with_parts(model: Document, keep: set[str]) -> set[str]:

@@ -20,7 +20,6 @@ from edgeformer.backends import (
     OpenOptions,
     Target,
     all_backends,
-    backend_named,
     cannot_run,
 )
 from edgeformer.bundle import Bundle
@@ -43,12 +42,18 @@ with installed(*BACKENDS):
 def reference() -> Iterator[Backend]:
     """The backends of other packages, installed for one test, also for processes that it starts; one of them."""
     with installed(*BACKENDS):
-        yield backend_named("reference")
+        yield _named("reference")
+
+
+def _named(name: str) -> Backend:
+    found = backends.ROOM.find(name)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(params=[*BUILT_IN, *OTHERS])
 def backend(request: pytest.FixtureRequest, reference: Backend) -> Backend:
-    return backend_named(request.param)
+    return _named(request.param)
 
 
 @pytest.fixture
@@ -158,8 +163,6 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
     assert backends.provider_of(strange) == "alien"
     assert backends.cannot_estimate(strange, load_profile("rtx4050")) == refusal
     assert backends.builder_of("alien") is None
-    with pytest.raises(InputError, match="no runtime 'alien'; there are: onnxruntime, "):
-        backend_named("alien")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.steps import Early, StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.bundle import Bundle
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier
@@ -98,7 +98,7 @@ class TestClassifier:
             next((at for at, least in thresholds.items() if top_probability(exits[at][row, None])[0] >= least), 3)
             for row in range(16)
         ]
-        with StepSession(parts, ITERATIONS, early=Early(thresholds, top_probability)) as session:
+        with StepSession(parts, ITERATIONS, early=thresholds) as session:
             found = session.run(inputs)
         assert found["loops"].dtype == np.int64 and found["loops"].tolist() == expected
         for row, loop in enumerate(expected):
@@ -167,7 +167,7 @@ class TestLanguageModel:
         with StepSession(paths, LOOPS, exits=(1,)) as session:
             assert np.abs(session.run({"input_ids": ids})["logits_exit1"] - expected).max() < 1e-5
         with pytest.raises(InputError, match="rows of a language model cannot leave early"):
-            StepSession(paths, LOOPS, early=Early({1: 0.5}, top_probability))
+            StepSession(paths, LOOPS, early={1: 0.5})
 
     def test_every_exit_in_one_call(self, bundle: Path) -> None:
         ids = np.arange(24, dtype=np.int64).reshape(2, 12)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimeBackend(Backend):
-    """See this module."""
-
     name = "onnxruntime"
     formats = (ONNX,)
     distributions = ("onnxruntime", "onnxruntime-gpu")
@@ -81,13 +79,11 @@ class OnnxRuntimeBackend(Backend):
         return facts_of(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import ONNX Runtime and the sessions of every role."""
         import edgeformer.backends.onnxruntime.decode_graph
         import edgeformer.backends.onnxruntime.session
         import edgeformer.backends.onnxruntime.steps  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """ONNX Runtime itself and every provider that is built in or worth knowing."""
         answers = ask_installed(SCRIPTS, timeout_s)
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 

@@ -62,7 +62,10 @@ class OnnxSession(Session):
         self.threads = threads or default_threads()
         self.max_positions = max_positions
         self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
-        self._assigned = _assigned_nodes(self._session) if provider != CPU else None
+        self._assigned: Assigned | None = None
+        if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
+            parts = self._session.get_provider_graph_assignment_info()
+            self._assigned = Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
         self._inputs = {
             node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
         }
@@ -183,14 +186,6 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
 
 Assigned = Mapping[tuple[str, str], int]
 """(provider, operator) → nodes, as ONNX Runtime divided the graph among its providers."""
-
-
-def _assigned_nodes(session: Any) -> Assigned | None:
-    """None where this ONNX Runtime does not tell."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        return None
-    parts = session.get_provider_graph_assignment_info()
-    return Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
 
 
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:

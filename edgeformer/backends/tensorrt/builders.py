@@ -19,6 +19,7 @@ from edgeformer.backends.tensorrt.state import (
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity, Precision
+from edgeformer.formats.progress import bar
 from edgeformer.machine.capability import installed_version
 from edgeformer.tasks.parity import TOLERANCES
 
@@ -180,15 +181,13 @@ class TorchTensorRTBuilder(EngineBuilder):
         # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
         shapes = text_shapes(job.max_length, job.max_positions)
-        job.progress.start("Compiling with torch-tensorrt", None)
         try:
-            request = EngineRequest(target, job.precision, shapes)
-            built_for = compile_engine(job.module(), tuple(graph.inputs), job.bundle / file, request)
+            with bar(job.progress, "Compiling with torch-tensorrt", None):
+                request = EngineRequest(target, job.precision, shapes)
+                built_for = compile_engine(job.module(), tuple(graph.inputs), job.bundle / file, request)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return
-        finally:
-            job.progress.finish()
         yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), {"built_for": built_for})
 
 

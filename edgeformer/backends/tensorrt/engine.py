@@ -35,7 +35,7 @@ from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
-from edgeformer.formats.progress import SILENT, Progress
+from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine.cuda_driver import devices
 
@@ -179,14 +179,12 @@ def _serialized(trt: Any, graph: Path, request: EngineRequest, progress: Progres
     monitor = progress_monitor(trt, progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    progress.start(f"Building the {request.target.format} engine of {graph.name}", PARTS, "%")
-    try:
+    what = f"Building the {request.target.format} engine of {graph.name}"
+    with bar(progress, what, PARTS, "%"):
         with _timing_cache(trt, config, request):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
             monitor.phases.complete()
-    finally:
-        progress.finish()
     interruption = getattr(monitor, "interruption", None) or log.interruption
     if interruption is not None:
         raise interruption
@@ -204,8 +202,10 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     if parser.parse_from_file(str(graph)) and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    # Without the complaint about a missing driver that follows every error on a machine without a GPU.
+    texts = [" ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300] for error in errors]
     told = "; ".join(
-        f"{error.node_operator()} {error.node_name()} {_one_line(error.desc())}".strip() for error in errors
+        f"{error.node_operator()} {error.node_name()} {text}".strip() for error, text in zip(errors, texts, strict=True)
     )
     # The parser takes an empty file for an empty network.
     if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
@@ -213,11 +213,6 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
             f"{graph}: truncated, damaged, or not an ONNX graph ({told or 'no outputs'}); export it again"
         )
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {told}")
-
-
-def _one_line(text: str) -> str:
-    """Without the complaint about a missing driver that follows every error on a machine without a GPU."""
-    return " ".join(text.partition("[checkMacros.cpp")[0].split())[:300]
 
 
 def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, InputShapes]:

@@ -94,10 +94,7 @@ class TensorRTSession(Session):
         return found
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
-        """Milliseconds of one run on the card alone, between two CUDA events: no copies, no waiting by the host.
-
-        Raises what :meth:`run` raises.
-        """
+        """Between two CUDA events: no copies, no waiting by the host."""
         cuda, _, _kept = self._fill(inputs)
         return cuda.timed_ms(lambda: self._execute(cuda))
 

@@ -122,7 +122,7 @@ class _Scoring:
         """The paper's schedule under None where the task has one, then what was asked for, then the sweep."""
         schedule = task.exit_thresholds(notes.exits[:-1])
         asked = () if self.options.threshold is None else (self.options.threshold,)
-        flat = {threshold: notes.flat(threshold) for threshold in sorted({*SWEEP, *asked})}
+        flat = {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
         return {**({None: schedule} if schedule is not None else {}), **flat}
 
     def _run(self, choice: Choice, meter: Meter, *, every_exit: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
-from edgeformer.tasks.early_exit import Departures, ExitNotes
+from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
 from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
@@ -150,7 +150,7 @@ class Classification(Task):
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
         """Logits [n, C] of every exit; ``logits`` are those of the last."""
-        found = {f"logits_exit{exit_}": logits for exit_, logits in references.items()}
+        found = {exit_logits(exit_): logits for exit_, logits in references.items()}
         return {"logits": references[max(references)], **found}
 
     def golden_score(
@@ -161,7 +161,7 @@ class Classification(Task):
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        name = "logits" if exit_ is None else f"logits_exit{exit_}"
+        name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
             raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
         if golden[name].shape != logits.shape:

@@ -86,21 +86,20 @@ class LanguageMeter(Meter):
         counted = targets != IGNORED
         if "logits" in outputs:
             self.add_tokens({self._exits[-1]: _losses(outputs["logits"], targets, counted)})
-            return
-        if exit_logits(self._exits[-1]) in outputs:
+        elif exit_logits(self._exits[-1]) in outputs:
             logits = {loop: outputs[exit_logits(loop)] for loop in self._exits}
             self.add_tokens(
                 {loop: _losses(found, targets, counted) for loop, found in logits.items()},
                 {loop: _confidence(found, counted) for loop, found in logits.items()},
             )
-            return
-        losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
-        sure = {
-            loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
-            for loop in self._exits
-            if f"confidence_exit{loop}" in outputs
-        }
-        self.add_tokens(losses, sure or None)
+        else:
+            losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
+            sure = {
+                loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
+                for loop in self._exits
+                if f"confidence_exit{loop}" in outputs
+            }
+            self.add_tokens(losses, sure or None)
 
     def add_tokens(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
         """Count tokens: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
@@ -120,9 +119,10 @@ class LanguageMeter(Meter):
         for loop in self._exits:
             self._sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
         self._tokens += counts.pop()
-        if confidence is not None:
-            self._leave(losses, confidence)
-        if confidence is not None and self._notes is not None:
+        if confidence is None:
+            return
+        self._leave(losses, confidence)
+        if self._notes is not None:
             for loop in self._exits:
                 sure = confidence[loop] if loop in confidence else np.ones(len(losses[loop]))
                 self._notes.add(loop, losses[loop], sure)
@@ -140,14 +140,6 @@ class LanguageMeter(Meter):
             waiting = waiting & ~leaving
 
     def score(self, words: int | None = None) -> LanguageScore:
-        """Scores of all tokens so far.
-
-        Args:
-            words: words that the tokens spell, for the word-level perplexity.
-
-        Raises:
-            ValueError: no token was counted.
-        """
         if not self._tokens:
             raise ValueError("cannot score an empty set")
         exits = {str(loop): _exit_score(self._sums[loop] / self._tokens) for loop in self._exits}

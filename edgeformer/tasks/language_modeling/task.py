@@ -80,9 +80,7 @@ class LanguageModeling(Task):
         return text_set_name(data, split)
 
     def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
-        """See :meth:`Task.read_set`.
-
-        Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
+        """Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
         every document is a row of its own. They predict the same tokens from the same context as the packed rows do,
         except where a document goes over the end of a packed row (which forgets the part in front of it) and where it
         is longer than the model reads (which cuts it, and leaves the rest out of ``n``).
@@ -216,9 +214,7 @@ class LanguageModeling(Task):
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """See :meth:`Task.golden_parity`.
-
-        golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
+        """golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
         the two, unless it is a small one that became even smaller.
 
         Args:
