@@ -6,6 +6,7 @@ entry point group ``edgeformer.backends``. Importing this loads no runtime.
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import (
@@ -31,6 +32,9 @@ __all__ = [
     "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
     "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "provider_facts", "provider_of",
 ]  # fmt: skip
+
+# Beside the runtimes, which name theirs.
+_RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 ROOM: Room[Backend] = Room(__name__, "BACKEND", Backend, lambda backend: (backend.name, *backend.formats))
 
@@ -82,16 +86,15 @@ def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | 
         return str(error)
 
 
-def provider_of(artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
     """What computes an artifact, see :meth:`Backend.provider`; of an unknown format its name.
 
     Args:
         artifact: of any format.
-        wanted: what the user asked for.
         kind: on a device of this kind; None: on this machine.
     """
     try:
-        return backend_of(artifact).provider(artifact, wanted, kind)
+        return backend_of(artifact).provider(artifact, kind=kind)
     except ArtifactError:
         return artifact.format
 
@@ -142,6 +145,8 @@ def provider_facts(provider: str) -> ProviderFacts:
 
 def library_versions() -> dict[str, str]:
     """Versions of the installed libraries that decide what a run, an artifact or a measurement is."""
-    from edgeformer.machine.host import library_versions as installed
+    from edgeformer.machine.capability import installed_version
 
-    return installed(tuple(name for backend in all_backends() for name in backend.distributions))
+    runtimes = (name for backend in all_backends() for name in backend.distributions)
+    found = {name: installed_version(name) for name in (*_RECORDED, *runtimes)}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}

@@ -184,7 +184,7 @@ def _serialized(trt: Any, graph: Path, request: EngineRequest, progress: Progres
         with _timing_cache(trt, config, request):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
-            monitor.phases.complete()
+            monitor.phases.reach(PARTS)
     interruption = getattr(monitor, "interruption", None) or log.interruption
     if interruption is not None:
         raise interruption

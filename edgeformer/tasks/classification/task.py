@@ -105,10 +105,6 @@ class Classification(Task):
     ) -> list[Int64s]:
         return ordered_batches(rows.lengths[:first], most)
 
-    def words(self, rows: Encoded, *, cut: bool = False) -> int | None:
-        """None: no figure of a classifier is per word."""
-        return None
-
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
         return ClassificationMeter(exits, notes)
 
