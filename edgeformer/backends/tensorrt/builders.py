@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from edgeformer.backends.tensorrt.state import (
 )
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity, Precision
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity
 from edgeformer.formats.progress import bar
 from edgeformer.machine.capability import installed_version
 from edgeformer.tasks.parity import TOLERANCES
@@ -49,27 +48,6 @@ def text_shapes(max_length: int, max_positions: int) -> Shapes:
     """
     longest = min(max_positions, max(max_length, BEST_LENGTH))
     return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What to build.
-
-    Attributes:
-        precision: the graph's; an engine computes in the types of its graph.
-        cache: folder for what builders learn about a GPU (timings); None: learn it again.
-    """
-
-    target: Target
-    precision: Precision
-    shapes: Shapes
-    cache: Path | None = None
-
-    @property
-    def compute_capability(self) -> str:
-        """What the engine's code is compiled for."""
-        assert self.target.compute_capability is not None  # every plan for an NVIDIA GPU names one
-        return self.target.compute_capability
 
 
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:
@@ -136,15 +114,13 @@ class TensorRTBuilder(EngineBuilder):
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         from edgeformer.backends.tensorrt.engine import build_engine, size_note
 
-        shapes = text_shapes(job.max_length, job.max_positions)
-        request = EngineRequest(target, job.precision, shapes, job.cache / "tensorrt" if job.cache else None)
         if any(graph.trimmed for graph in job.graphs):
             job.note("engines are built of the graphs with the whole vocabulary only")
         for graph in _whole_texts(job):
             entry, source = _entry(graph, target), job.bundle / str(graph.file)
             file = f"{ENGINES_FOLDER}/{source.stem}.{target.device}{ENGINE_SUFFIX}"
             try:
-                built = build_engine(source, job.bundle / file, request, job.progress)
+                built = build_engine(source, job.bundle / file, target, job)
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
                 continue
@@ -180,11 +156,9 @@ class TorchTensorRTBuilder(EngineBuilder):
         suffix = "" if job.precision == "fp32" else f"_{job.precision}"
         # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
-        shapes = text_shapes(job.max_length, job.max_positions)
         try:
             with bar(job.progress, "Compiling with torch-tensorrt", None):
-                request = EngineRequest(target, job.precision, shapes)
-                built_for = compile_engine(job.module(), tuple(graph.inputs), job.bundle / file, request)
+                built_for = compile_engine(tuple(graph.inputs), job.bundle / file, target, job)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return

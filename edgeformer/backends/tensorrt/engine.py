@@ -20,7 +20,8 @@ from typing import Any, Literal
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.backend import BuildJob, Target
+from edgeformer.backends.tensorrt.builders import text_shapes
 from edgeformer.backends.tensorrt.log import (
     PARTS,
     Layers,
@@ -35,7 +36,7 @@ from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
-from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.formats.progress import bar
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine.cuda_driver import devices
 
@@ -60,24 +61,25 @@ class BuiltEngine:
     reason: str | None
 
 
-def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Progress = SILENT) -> BuiltEngine:
-    """Build the engine of an ONNX graph and write it to ``target``.
+def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> BuiltEngine:
+    """Build the engine of an ONNX graph and write it to ``file``.
 
     Args:
         graph: weights may lie beside it.
-        request: from :func:`~edgeformer.backends.tensorrt.builders.TensorRTBuilder`.
+        target: from :class:`~edgeformer.backends.tensorrt.builders.TensorRTBuilder`.
+        job: its precision is the graph's (an engine computes in the types of its graph), its cache keeps timings.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
         InputError: an input has a dynamic axis that is neither batch nor sequence.
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
-    format_ = request.target.format
+    format_ = target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))
     began = time.perf_counter()
-    content, shapes = _serialized(trt, graph, request, progress)
+    content, shapes = _serialized(trt, graph, target, job)
     seconds = time.perf_counter() - began
-    with replacing(target) as temporary:
+    with replacing(file) as temporary:
         temporary.write_bytes(memoryview(content))
     log = tensorrt_log(trt)
     totals = log.of("INFO")
@@ -95,15 +97,15 @@ def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Pr
         shapes=shapes,
         warnings=log.of("WARNING"),
     )
-    size = target.stat().st_size
-    progress.message(
-        f"{target.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
+    size = file.stat().st_size
+    job.progress.message(
+        f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
         + (f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else "")
     )
-    built_for = {"compute_capability": request.compute_capability, format_: str(trt.__version__)}
+    built_for = {"compute_capability": str(target.compute_capability), format_: str(trt.__version__)}
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
-    return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, request.precision))
+    return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
 
 
 def graph_bytes(path: Path) -> int:
@@ -166,22 +168,22 @@ InputShapes = dict[str, tuple[tuple[int, ...], ...]]
 """Input → smallest, best and largest shape."""
 
 
-def _serialized(trt: Any, graph: Path, request: EngineRequest, progress: Progress) -> tuple[Any, InputShapes]:
+def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     """Parse and build: the engine as a buffer of TensorRT's. Raises what :func:`build_engine` raises."""
     log = tensorrt_log(trt)
     log.clear()
     builder = trt.Builder(log.logger)
     # TensorRT 10 must be told; in 11 and in tensorrt-rtx there is nothing but strongly typed networks.
-    told = request.target.format == "tensorrt" and trt.__version__.startswith("10.")
+    told = target.format == "tensorrt" and trt.__version__.startswith("10.")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if told else 0)
     _parse(trt, network, graph, log)
-    config, shapes = _configured(trt, builder, network, request)
-    monitor = progress_monitor(trt, progress)
+    config, shapes = _configured(trt, builder, network, target, job)
+    monitor = progress_monitor(trt, job.progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    what = f"Building the {request.target.format} engine of {graph.name}"
-    with bar(progress, what, PARTS, "%"):
-        with _timing_cache(trt, config, request):
+    what = f"Building the {target.format} engine of {graph.name}"
+    with bar(job.progress, what, PARTS, "%"):
+        with _timing_cache(trt, config, target, job.cache):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
             monitor.phases.reach(PARTS)
@@ -190,7 +192,7 @@ def _serialized(trt: Any, graph: Path, request: EngineRequest, progress: Progres
         raise interruption
     if content is None:
         why = log.last_error() or "it gives no reason"
-        raise EdgeformerError(f"{graph}: {request.target.format} cannot build it: {why}")
+        raise EdgeformerError(f"{graph}: {target.format} cannot build it: {why}")
     return content, shapes
 
 
@@ -215,31 +217,35 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {told}")
 
 
-def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, InputShapes]:
+def _configured(trt: Any, builder: Any, network: Any, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     config = builder.create_builder_config()
     # What the layers' types are read from; the engine's size is the same.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if request.precision == "fp32":
+    if job.precision == "fp32":
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
-    if request.target.format == "tensorrt-rtx":
+    if target.format == "tensorrt-rtx":
         config.num_compute_capabilities = 1
-        name = f"SM{request.compute_capability.replace('.', '')}"
+        name = f"SM{str(target.compute_capability).replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
-    profile, shapes = builder.create_optimization_profile(), _shapes(network, request)
+    profile, shapes = (
+        builder.create_optimization_profile(),
+        _shapes(network, job),
+    )
     for name, sizes in shapes.items():
         profile.set_shape(name, *sizes)
     config.add_optimization_profile(profile)
     return config, shapes
 
 
-def _shapes(network: Any, request: EngineRequest) -> InputShapes:
+def _shapes(network: Any, job: BuildJob) -> InputShapes:
+    axes = text_shapes(job.max_length, job.max_positions)
     found: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         columns = []
         for axis, size in enumerate(tensor.shape):
             name = str(tensor.get_dimension_name(axis))
-            sizes = request.shapes.get(name) if size < 0 else (size, size, size)
+            sizes = axes.get(name) if size < 0 else (size, size, size)
             if sizes is None:
                 raise InputError(
                     f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"
@@ -250,12 +256,12 @@ def _shapes(network: Any, request: EngineRequest) -> InputShapes:
 
 
 @contextmanager
-def _timing_cache(trt: Any, config: Any, request: EngineRequest) -> Iterator[None]:
+def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> Iterator[None]:
     """What ``tensorrt`` measured of its kernels, kept for the next build on this GPU; tensorrt-rtx measures nothing."""
-    if request.cache is None or request.target.format != "tensorrt":
+    if cache is None or target.format != "tensorrt":
         yield
         return
-    path = request.cache / f"timing-{request.compute_capability}-{trt.__version__}.cache"
+    path = cache / "tensorrt" / f"timing-{target.compute_capability}-{trt.__version__}.cache"
     known = path.read_bytes() if path.is_file() else b""
     if not config.set_timing_cache(config.create_timing_cache(known), False):  # of another GPU or damaged
         config.set_timing_cache(config.create_timing_cache(b""), False)
