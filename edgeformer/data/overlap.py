@@ -41,21 +41,18 @@ class WordTexts:
         return np.diff(self.starts)
 
 
-class WordNumbers:
-    """Gives words numbers; equal words of all texts that one instance has seen get equal numbers."""
+def number_words(texts: Iterable[str], numbers: dict[str, int]) -> WordTexts:
+    """Split (cleaned) texts at white space.
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, texts: Iterable[str]) -> WordTexts:
-        """Split (cleaned) texts at white space."""
-        numbers = self._numbers
-        flat: list[int] = []
-        starts = [0]
-        for text in texts:
-            flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
-            starts.append(len(flat))
-        return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
+    Args:
+        numbers: word → its number; words that are new get the next ones.
+    """
+    flat: list[int] = []
+    starts = [0]
+    for text in texts:
+        flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
+        starts.append(len(flat))
+    return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
 
 
 def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, Int64s]:
@@ -168,13 +165,13 @@ def count_overlaps(
     overlap = []
     with bar(progress, f"Comparing {called} with the training set", len(others), "sets"):
         seen = dict.fromkeys(clean(text) for text in train)
-        words = WordNumbers()
-        whole = words.number(seen)
-        long = words.number(text for text in seen if text.count(" ") >= MIN_WORDS - 1)
+        numbers: dict[str, int] = {}
+        whole = number_words(seen, numbers)
+        long = number_words((text for text in seen if text.count(" ") >= MIN_WORDS - 1), numbers)
         for name, texts in others.items():
             cleaned = [clean(text) for text in texts]
             further = list(dict.fromkeys(text for text in cleaned if text not in seen))
-            numbered = words.number(further)
+            numbered = number_words(further, numbers)
             inside, _ = contained_pairs(numbered, whole)
             _, around = contained_pairs(long, numbered)
             touched = {further[index] for index in np.union1d(inside, around).tolist()}

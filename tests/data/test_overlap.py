@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from edgeformer.data import overlap
 from edgeformer.data.cleaning import clean
-from edgeformer.data.overlap import WordNumbers, contained_pairs
+from edgeformer.data.overlap import contained_pairs, number_words
 from edgeformer.data.sources import read
 from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.progress import SILENT
@@ -50,10 +50,10 @@ def test_counts_are_those_of_a_plain_search(test, train):
 @example(["x a b c"], ["x a b", "c x", "a b c"], 7)  # in a row only across two texts
 @example(["x a b c"], ["a b c x a b x a b x"], 7)  # in a row only from the end to the start
 def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
-    numbers = WordNumbers()
+    numbers: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "_CHUNK", chunk)
-        found = contained_pairs(numbers.number(needles), numbers.number(haystacks))
+        found = contained_pairs(number_words(needles, numbers), number_words(haystacks, numbers))
     expected = {
         (a, b)
         for a, needle in enumerate(needles)

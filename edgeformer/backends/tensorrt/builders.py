@@ -124,8 +124,7 @@ class TensorRTBuilder(EngineBuilder):
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
                 continue
-            facts = {"engine": built.engine, "built_for": built.built_for, "reason": built.reason}
-            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), facts)
+            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), vars(built))
             larger = size_note(engine.id, built.engine, engine.size_bytes or 0)
             if larger is not None:
                 job.note(larger)

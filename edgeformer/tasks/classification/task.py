@@ -165,7 +165,6 @@ class Classification(Task):
         return measure_parity(logits, golden[name], precision, provider)
 
     def client_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
-        """Label names by number and back, the longest text, the padding token."""
         labels = recipe.data.labels
         return {
             "id2label": {str(number): label for number, label in enumerate(labels)},

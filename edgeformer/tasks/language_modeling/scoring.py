@@ -75,13 +75,7 @@ class LanguageMeter(Meter):
         self._notes = notes
 
     def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch of ``targets`` [B, S].
-
-        Args:
-            outputs: ``logits`` [B, S, V] of the last exit; or of every exit ``logits_exitN`` [B, S, V]; or of every
-                exit ``loss_exitN`` [B, S] and perhaps ``confidence_exitN`` [B, S].
-            batch: with ``targets``.
-        """
+        """Count ``targets`` [B, S] by logits [B, S, V], or by losses and perhaps confidence [B, S]."""
         targets = batch["targets"]
         counted = targets != IGNORED
         if "logits" in outputs:

@@ -239,7 +239,6 @@ class LanguageModeling(Task):
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
 
     def client_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
-        """The longest text, the token between documents, and whether the model sees later tokens."""
         return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
 
     def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
