@@ -6,7 +6,6 @@ entry point group ``edgeformer.backends``. Importing this loads no runtime.
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import (
@@ -145,6 +144,8 @@ def provider_facts(provider: str) -> ProviderFacts:
 
 def library_versions() -> dict[str, str]:
     """Versions of the installed libraries that decide what a run, an artifact or a measurement is."""
+    import platform
+
     from edgeformer.machine.capability import installed_version
 
     runtimes = (name for backend in all_backends() for name in backend.distributions)
