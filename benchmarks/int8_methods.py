@@ -35,8 +35,8 @@ from onnxruntime.quantization import (
 )
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.prepare import PreparedData, prepare
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.prepare import prepare
 from edgeformer.families import read_recipe_of
 from edgeformer.families.saving import load_model
 from edgeformer.families.tracing import export_graph, text_spec
@@ -45,7 +45,7 @@ from edgeformer.stages.exporting import int8
 from edgeformer.stages.exporting.graph_files import write_graph
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.classification.scoring import score
-from edgeformer.tasks.running import run_rows
+from edgeformer.tasks.running import answer_rows
 
 SHAPES = ((1, 16), (16, 64))
 BATCH, LENGTH = 32, 16
@@ -77,7 +77,7 @@ class TrainingRows(CalibrationDataReader):  # type: ignore[misc]
         return next(self._batches, None)
 
 
-def build(run: Path, folder: Path, data: PreparedData, longest: int, calibration: int) -> dict[str, Path]:
+def build(run: Path, folder: Path, data: Prepared[Encoded], longest: int, calibration: int) -> dict[str, Path]:
     """Name → graph of every method; ``longest``: tokens that the graphs may take."""
     traced = export_graph(text_spec(load_model(run), ["input_ids", "attention_mask"], longest))
     paths = {"fp32": folder / "fp32.onnx", "dynamic": folder / "dynamic.onnx"}
@@ -128,13 +128,13 @@ def _clean(path: Path) -> Path:
     return path
 
 
-def quality(paths: dict[str, Path], data: PreparedData, threads: int) -> dict[str, dict[str, float]]:
+def quality(paths: dict[str, Path], data: Prepared[Encoded], threads: int) -> dict[str, dict[str, float]]:
     """Accuracy and logit errors on the validation split, and sizes."""
     reference = np.empty(0, dtype=np.float32)
     found: dict[str, dict[str, float]] = {}
     for name, path in paths.items():
         with OnnxSession(path, threads=threads) as session:
-            logits = run_rows(session.run, data.validation, data.special.pad, BATCH)
+            logits = answer_rows(session.run, data.validation, data.pad, BATCH)["logits"]
         reference = logits if name == "fp32" else reference
         error = np.abs(logits - reference)
         found[name] = {

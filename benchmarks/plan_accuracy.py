@@ -51,7 +51,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    from edgeformer.data.language import PreparedText
+    from edgeformer.data.encoding import Prepared
     from edgeformer.families.network import Place
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import SILENT
@@ -65,7 +65,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     rows_per_step = recipe.training.batch_size * recipe.training.accumulation
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
-    data = PreparedText(Tokenizer(BPE()), 0, train, validation, {}, nothing)
+    data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
     task_named(recipe.task).prepare = lambda *given: data  # this process trains nothing else
     precision = resolve_precision(recipe.training.precision, "cpu")
     accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from pathlib import Path
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.files import write_json
-from edgeformer.machine.host import cpu_name, library_versions, usable_cores
+from edgeformer.machine.capability import installed_version
+from edgeformer.machine.host import cpu_name, usable_cores
 
 TEXT = "a warm, funny and quietly moving film"
+LIBRARIES = ("onnxruntime", "tokenizers", "pydantic", "numpy", "typer")
 
 
 def commands(bundle: Path) -> dict[str, list[str]]:
@@ -74,7 +77,7 @@ def main() -> None:
         "cpu": cpu_name(),
         "cores": usable_cores(),
         "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
-        "versions": library_versions(("onnxruntime", "tokenizers", "pydantic", "numpy", "typer")),
+        "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in LIBRARIES}},
         "rows": rows,
     }
     if options.out:

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
-    "Unavailable", "all_backends", "all_builders", "backend_named", "backend_of", "builder_named", "builder_of",
-    "cannot_estimate", "cannot_run", "computes_on", "counts_threads", "default_provider", "library_versions",
-    "on_gpu", "provider_label", "provider_of",
+    "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
+    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "provider_facts", "provider_of",
 ]  # fmt: skip
+
+# Beside the runtimes, which name theirs.
+_RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 ROOM: Room[Backend] = Room(__name__, "BACKEND", Backend, lambda backend: (backend.name, *backend.formats))
 
@@ -43,14 +45,6 @@ def all_backends() -> tuple[Backend, ...]:
         EdgeformerError: a package announces a backend that cannot be imported, or takes a name or format that is taken.
     """
     return ROOM.all()
-
-
-def backend_named(name: str) -> Backend:
-    """The backend of that name. Raises InputError that lists those there are."""
-    for backend in all_backends():
-        if backend.name == name:
-            return backend
-    raise InputError(f"no runtime {name!r}; there are: {', '.join(backend.name for backend in all_backends())}")
 
 
 def backend_of(artifact: ArtifactManifest | str) -> Backend:
@@ -91,16 +85,15 @@ def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | 
         return str(error)
 
 
-def provider_of(artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
     """What computes an artifact, see :meth:`Backend.provider`; of an unknown format its name.
 
     Args:
         artifact: of any format.
-        wanted: what the user asked for.
         kind: on a device of this kind; None: on this machine.
     """
     try:
-        return backend_of(artifact).provider(artifact, wanted, kind)
+        return backend_of(artifact).provider(artifact, kind=kind)
     except ArtifactError:
         return artifact.format
 
@@ -125,22 +118,7 @@ def builder_of(format_: str) -> Builder | None:
 
 def on_gpu(provider: str) -> bool:
     """Whether a session's ``provider`` computes on an NVIDIA GPU."""
-    return computes_on(provider) == "cuda"
-
-
-def computes_on(provider: str) -> Kind | None:
-    """The kind of device that a session's ``provider`` computes on; None: another kind, or not known."""
-    return _facts(provider).kind
-
-
-def provider_label(provider: str) -> str:
-    """A provider's name for a reader: ``CPUExecutionProvider`` is ``CPU``."""
-    return _facts(provider).label
-
-
-def counts_threads(provider: str) -> bool:
-    """Whether a provider computes in the threads that its session was given, and in no others."""
-    return _facts(provider).counts_threads
+    return provider_facts(provider).kind == "cuda"
 
 
 def default_provider(kind: Kind | None = None) -> str:
@@ -154,8 +132,8 @@ def default_provider(kind: Kind | None = None) -> str:
     return choose(kind)
 
 
-def _facts(provider: str) -> ProviderFacts:
-    """The answer of the backend that knows the provider; of one that is not installed here nothing is known."""
+def provider_facts(provider: str) -> ProviderFacts:
+    """What the backend says that knows a session's ``provider``; of one that is not installed here nothing is known."""
     for backends in (ROOM.built_in, ROOM.announced):
         for backend in backends():
             facts = backend.provider_facts(provider)
@@ -166,6 +144,10 @@ def _facts(provider: str) -> ProviderFacts:
 
 def library_versions() -> dict[str, str]:
     """Versions of the installed libraries that decide what a run, an artifact or a measurement is."""
-    from edgeformer.machine.host import library_versions as installed
+    import platform
 
-    return installed(tuple(name for backend in all_backends() for name in backend.distributions))
+    from edgeformer.machine.capability import installed_version
+
+    runtimes = (name for backend in all_backends() for name in backend.distributions)
+    found = {name: installed_version(name) for name in (*_RECORDED, *runtimes)}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}

@@ -15,7 +15,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
-    from edgeformer.backends.session import Early, Session
+    from edgeformer.backends.session import Session
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import ArtifactManifest, Precision
     from edgeformer.formats.progress import Progress
@@ -55,13 +55,14 @@ class OpenOptions:
         provider: what shall compute, as the backend names it; it is used or refused, never replaced. None: the
             backend's choice for this machine.
         threads: of one operator; None: what this process may use.
-        early: step artifacts of classifiers: when rows leave.
+        early: step artifacts of classifiers: loop → smallest top probability that lets a row answer there; at other
+            loops nobody is asked, and after the last one everybody answers.
         exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one, as ``logits``.
     """
 
     provider: str | None = None
     threads: int | None = None
-    early: Early | None = None
+    early: Mapping[int, float] | None = None
     exits: tuple[int, ...] = ()
 
 

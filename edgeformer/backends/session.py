@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -67,20 +66,6 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class Early:
-    """Rows leave at the first loop that is sure enough of them.
-
-    Attributes:
-        thresholds: loop → smallest confidence that lets a row answer there; at other loops nobody is asked, and after
-            the last one everybody answers.
-        confidence: logits [n, C] → how sure they are, [n]; what the thresholds are about: the top softmax probability.
-    """
-
-    thresholds: Mapping[int, float]
-    confidence: Callable[[Array], Array]
 
 
 def shape_text(array: Array) -> str:

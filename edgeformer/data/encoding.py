@@ -8,18 +8,20 @@ import itertools
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from typing_extensions import TypeVar
 
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
 from edgeformer.formats.files import replacing
+from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 
 FORMAT_VERSION = 1
@@ -50,27 +52,41 @@ class Encoded:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
 
-def encode(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    labels: NDArray[np.int64],
-    max_length: int,
-    advance: Callable[[int], None] = lambda rows: None,
-) -> Encoded:
-    """Encode texts, each cut to ``max_length`` tokens (its final special token is kept).
+class Rows(Protocol):
+    """Encoded rows of one set."""
 
-    Args:
-        labels: int64 [n], stored as they are.
-        advance: called with the number of rows done since the last call.
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of every row."""
+
+
+RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[RowsT]):
+    """Everything that training needs to know of the data; the texts themselves are gone.
+
+    Attributes:
+        pad: the token that fills up rows.
     """
-    encoded, _ = encode_texts(tokenizer, texts, max_length, advance)
-    return replace(encoded, labels=np.asarray(labels, dtype=np.int64))
+
+    tokenizer: Tokenizer
+    pad: int
+    train: RowsT
+    validation: RowsT
+    tests: Mapping[str, RowsT]
+    summary: DataSummary
 
 
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], max_length: int, advance: Callable[[int], None] = lambda rows: None
 ) -> tuple[Encoded, NDArray[np.bool_]]:
     """Encode texts that nobody labelled, and say which of them were cut to ``max_length`` tokens, bool [n].
+
+    The final special token of a text that was cut is kept.
 
     Args:
         tokenizer: cuts its texts here and nowhere else.
@@ -80,7 +96,8 @@ def encode_texts(
     pieces: list[NDArray[np.int32]] = []
     lengths: list[int] = []
     cut: list[bool] = []
-    with cutting(tokenizer, max_length):
+    tokenizer.enable_truncation(max_length)  # a setting that would be saved with the tokenizer
+    try:
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
@@ -88,19 +105,11 @@ def encode_texts(
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
             cut.extend(bool(encoding.overflowing) for encoding in encodings)
             advance(len(encodings))
+    finally:
+        tokenizer.no_truncation()
     ids = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     labels = np.zeros(len(texts), dtype=np.int64)
     return Encoded(ids, _offsets(lengths), labels, sum(cut)), np.array(cut, dtype=bool)
-
-
-@contextmanager
-def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
-    """Texts are cut to ``max_length`` tokens inside of the block: a setting that would be saved with the tokenizer."""
-    tokenizer.enable_truncation(max_length)
-    try:
-        yield
-    finally:
-        tokenizer.no_truncation()
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
@@ -113,19 +122,20 @@ def cache_key(texts: LabelledTexts, tokenizer_fingerprint: str, max_length: int)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def encode_cached(
+def encode(
     texts: LabelledTexts,
     tokenizer: Tokenizer,
     max_length: int,
-    cache: Path | None,
+    cache: Path | None = None,
     progress: Progress = SILENT,
 ) -> Encoded:
-    """Encode a set, or take it from ``cache`` (None: no cache).
+    """Encode a set, each text cut to ``max_length`` tokens, or take it from ``cache`` (None: no cache).
 
     A damaged cache file is made again, with a message.
     """
     if cache is None:
-        return encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
+        encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
+        return replace(encoded, labels=texts.labels)
     key = cache_key(texts, fingerprint(tokenizer), max_length)
     path = cache / f"tokens-{key[:24]}.npz"
     if path.exists():
@@ -136,7 +146,7 @@ def encode_cached(
         else:
             progress.advance(len(texts))
             return encoded
-    encoded = encode(tokenizer, texts.texts, texts.labels, max_length, progress.advance)
+    encoded = encode(texts, tokenizer, max_length, progress=progress)
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, key=key, **vars(encoded))
@@ -190,7 +200,7 @@ class PlainText:
 
     def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT) -> Encoded:
         """Many texts, or what ``cache`` (None: no cache) holds of them; labels are all 0."""
-        encoded = encode_cached(LabelledTexts.unlabelled(texts), self._tokenizer, _NEVER_CUT, cache, progress)
+        encoded = encode(LabelledTexts.unlabelled(texts), self._tokenizer, _NEVER_CUT, cache, progress)
         places = np.flatnonzero(encoded.ids == self.boundary)
         if not len(places):
             return encoded

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from edgeformer.data.batching import TextRows, cut_paragraphs, packed_rows, paragraph_rows
-from edgeformer.data.encoding import PlainText
+from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import read, text_source
-from edgeformer.data.tokenization import SpecialIds, load_language_tokenizer
+from edgeformer.data.sources import file_source, read
+from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataSummary, OverlapCount
+from edgeformer.formats.manifest import OverlapCount
 from edgeformer.formats.progress import SILENT, Progress, bar
 
 OVERLAP_WORDS = 10_000_000
 """Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
-
-
-@dataclass(frozen=True)
-class PreparedText:
-    """Everything that training needs to know of the text; the paragraphs themselves are gone."""
-
-    tokenizer: Tokenizer
-    pad: int
-    train: TextRows
-    validation: TextRows
-    tests: dict[str, TextRows]
-    summary: DataSummary
-    special: SpecialIds | None = None
-    """The only special token is the boundary, which also fills up rows."""
 
 
 def prepare_text(
@@ -45,7 +30,7 @@ def prepare_text(
     vocab_size: int,
     cache: Path,
     progress: Progress = SILENT,
-) -> PreparedText:
+) -> Prepared[TextRows]:
     """Read and encode the parts of a recipe, and count what the other sets share with the training set.
 
     Args:
@@ -66,9 +51,17 @@ def prepare_text(
     plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
-    return PreparedText(
+    words, overlap = sum(len(text.split()) for text in texts["train"]), tuple[OverlapCount, ...]()
+    if words > OVERLAP_WORDS:
+        progress.message(
+            f"not compared for duplicates: {words:,} words of training text are more than {OVERLAP_WORDS:,}"
+        )
+    else:
+        others = {part: found for part, found in texts.items() if part != "train"}
+        overlap = count_overlaps(texts["train"], others, "the other sets", progress)
+    return Prepared(
         tokenizer=tokenizer,
-        pad=plain.boundary,
+        pad=plain.boundary,  # the only special token
         train=rows["train"],
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},
@@ -79,7 +72,7 @@ def prepare_text(
             split="given",
             tokens={part: found.tokens for part, found in rows.items()},
             words={part: found.words for part, found in rows.items()},
-            overlap=_overlap(texts, progress),
+            overlap=overlap,
         ),
     )
 
@@ -128,7 +121,7 @@ def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> Te
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
-    texts = _long_enough(config, (text_source(path),), str(path))
+    texts = _long_enough(config, (file_source(path, labelled=False),), str(path))
     return _rows(config, PlainText(tokenizer), texts, None)
 
 
@@ -171,24 +164,9 @@ def _rows(
     if config.mode == "packed":
         return packed_rows(encoded, sum(words), plain.boundary, config.sequence_length)
     for index in cut_paragraphs(encoded, config.sequence_length).tolist():
-        words[index] = _words_in_front(plain, texts[index], config.sequence_length)
+        # Only the words that the tokens in front of the cut spell in full; the paragraph's end is not among them.
+        text = texts[index]
+        end = plain.encode(text).offsets[config.sequence_length - 1][1]
+        torn = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
+        words[index] = len(text[:end].split()) - torn
     return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
-
-
-def _words_in_front(plain: PlainText, text: str, tokens: int) -> int:
-    """Words that the first ``tokens`` tokens of a text spell in full; its end is not among them."""
-    end = plain.encode(text).offsets[tokens - 1][1]
-    torn = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
-    return len(text[:end].split()) - torn
-
-
-def _overlap(texts: dict[str, list[str]], progress: Progress) -> tuple[OverlapCount, ...]:
-    """What each other set shares with the training set."""
-    words = sum(len(text.split()) for text in texts["train"])
-    if words > OVERLAP_WORDS:
-        progress.message(
-            f"not compared for duplicates: {words:,} words of training text are more than {OVERLAP_WORDS:,}"
-        )
-        return ()
-    others = {part: found for part, found in texts.items() if part != "train"}
-    return count_overlaps(texts["train"], others, "the other sets", progress)

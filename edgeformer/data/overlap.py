@@ -41,21 +41,18 @@ class WordTexts:
         return np.diff(self.starts)
 
 
-class WordNumbers:
-    """Gives words numbers; equal words of all texts that one instance has seen get equal numbers."""
+def number_words(texts: Iterable[str], numbers: dict[str, int]) -> WordTexts:
+    """Split (cleaned) texts at white space.
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, texts: Iterable[str]) -> WordTexts:
-        """Split (cleaned) texts at white space."""
-        numbers = self._numbers
-        flat: list[int] = []
-        starts = [0]
-        for text in texts:
-            flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
-            starts.append(len(flat))
-        return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
+    Args:
+        numbers: word → its number; words that are new get the next ones.
+    """
+    flat: list[int] = []
+    starts = [0]
+    for text in texts:
+        flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
+        starts.append(len(flat))
+    return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
 
 
 def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, Int64s]:
@@ -153,49 +150,34 @@ def _equal(needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int
     return np.concatenate(done)
 
 
-class SeenTexts:
-    """The training texts, cleaned and numbered once, for any number of test sets."""
-
-    def __init__(self, train: Sequence[str]) -> None:
-        texts = dict.fromkeys(clean(text) for text in train)
-        self._texts = set(texts)
-        self._words = WordNumbers()
-        self._all = self._words.number(texts)
-        self._long = self._words.number(text for text in texts if text.count(" ") >= MIN_WORDS - 1)
-
-    def count(self, name: str, test: Sequence[str]) -> OverlapCount:
-        """Count test texts that training has seen, both cleaned: equal ones, and further ones that overlap.
-
-        A further one is a test text of any length inside a training text, word for word and in a row, or a test
-        text around a training text of three words or more. Every test row counts at most once.
-
-        Args:
-            name: of the test set.
-            test: its texts.
-        """
-        cleaned = [clean(text) for text in test]
-        duplicates = sum(text in self._texts for text in cleaned)
-        others = list(dict.fromkeys(text for text in cleaned if text not in self._texts))
-        numbered = self._words.number(others)
-        inside, _ = contained_pairs(numbered, self._all)
-        _, around = contained_pairs(self._long, numbered)
-        touched = {others[index] for index in np.union1d(inside, around).tolist()}
-        contained = sum(text in touched for text in cleaned)
-        return OverlapCount(test_set=name, test_rows=len(test), duplicates=duplicates, contained=contained)
-
-
 def count_overlaps(
     train: Sequence[str], others: Mapping[str, Sequence[str]], called: str, progress: Progress
 ) -> tuple[OverlapCount, ...]:
-    """What every one of ``others`` (set → texts) shares with the training texts.
+    """Count texts that training has seen, all of them cleaned: equal ones, and further ones that overlap.
+
+    A further one is a text of any length inside a training text, word for word and in a row, or a text around a
+    training text of three words or more. Every row counts at most once.
 
     Args:
+        others: set → its texts.
         called: what the sets are called together, for the bar.
     """
     overlap = []
     with bar(progress, f"Comparing {called} with the training set", len(others), "sets"):
-        seen = SeenTexts(train)
+        seen = dict.fromkeys(clean(text) for text in train)
+        numbers: dict[str, int] = {}
+        whole = number_words(seen, numbers)
+        long = number_words((text for text in seen if text.count(" ") >= MIN_WORDS - 1), numbers)
         for name, texts in others.items():
-            overlap.append(seen.count(name, texts))
+            cleaned = [clean(text) for text in texts]
+            further = list(dict.fromkeys(text for text in cleaned if text not in seen))
+            numbered = number_words(further, numbers)
+            inside, _ = contained_pairs(numbered, whole)
+            _, around = contained_pairs(long, numbered)
+            touched = {further[index] for index in np.union1d(inside, around).tolist()}
+            duplicates, contained = (sum(text in found for text in cleaned) for found in (seen, touched))
+            overlap.append(
+                OverlapCount(test_set=name, test_rows=len(texts), duplicates=duplicates, contained=contained)
+            )
             progress.advance()
     return tuple(overlap)

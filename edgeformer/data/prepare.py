@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.encoding import Encoded, encode, encode_cached
+from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, label_rows
 from edgeformer.data.sources import file_source, load_part, load_parts, read
 from edgeformer.data.splits import draw, set_parts, split
-from edgeformer.data.tokenization import SpecialIds, load_tokenizer, special_ids
+from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress, bar
 
 
-@dataclass(frozen=True)
-class PreparedData:
-    """Everything that training needs to know of the data; the texts themselves are gone."""
-
-    tokenizer: Tokenizer
-    special: SpecialIds
-    train: Encoded
-    validation: Encoded
-    tests: dict[str, Encoded]
-    summary: DataSummary
-
-    @property
-    def pad(self) -> int:
-        """The token that fills up rows."""
-        return self.special.pad
-
-
 def prepare(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress = SILENT
-) -> PreparedData:
+) -> Prepared[Encoded]:
     """Read, split and encode the data of a recipe, and count what its test sets share with its training set.
 
     Args:
@@ -61,16 +43,14 @@ def prepare(
         tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=training_texts
     )
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
-        encoded = {
-            name: encode_cached(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()
-        }
+        encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
     tests = list(sets)[2:]
     overlap = count_overlaps(training_texts, {name: sets[name].texts for name in tests}, "test sets", progress)
     counts = {name: np.bincount(texts.labels, minlength=len(data.labels)).tolist() for name, texts in sets.items()}
     labelled = {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
-    return PreparedData(
+    return Prepared(
         tokenizer=tokenizer,
-        special=special_ids(tokenizer),
+        pad=special_ids(tokenizer).pad,
         train=encoded["train"],
         validation=encoded["validation"],
         tests={name: encoded[name] for name in tests},
@@ -132,10 +112,9 @@ def prepare_test(
             f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed since. "
             "Restore the data, or score a file of its own with --data FILE"
         )
-    return encode_cached(texts, tokenizer, max_length, cache)
+    return encode(texts, tokenizer, max_length, cache)
 
 
 def encode_file(path: Path, labels: Sequence[str], tokenizer: Tokenizer, max_length: int) -> Encoded:
     """Encode a labelled file whose columns have well-known names (text …, label …). Raises DataError."""
-    texts = label_rows(read(file_source(path), labels), labels)
-    return encode(tokenizer, texts.texts, texts.labels, max_length)
+    return encode(label_rows(read(file_source(path), labels), labels), tokenizer, max_length)

@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,7 +71,8 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = ()) -> It
         yield from _parquet(path, labels)
         return
     try:
-        with _open(path) as file:
+        opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
+        with path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18) as file:
             yield from _READERS[format_name](path, _lines(path, file))
     except (*_BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
@@ -136,23 +137,14 @@ def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[
         if type(feature).__name__ == "ClassLabel"
     }
     for number, values in enumerate(rows, start=1):
-        yield f"{where}, row {number}", {**values, **_named(values, names, labels)}
-
-
-def _named(values: Mapping[str, object], names: Mapping[str, list[str]], labels: Sequence[str]) -> dict[str, object]:
-    named: dict[str, object] = {}
-    for column, known in names.items():
-        value = values.get(column)
-        if isinstance(value, int) and value < 0:
-            named[column] = None
-        elif isinstance(value, int) and value < len(known) and set(known) == set(labels):
-            named[column] = known[value]
-    return named
-
-
-def _open(path: Path) -> BinaryIO:
-    opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
-    return path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18)
+        named: dict[str, object] = {}
+        for column, known in names.items():
+            value = values.get(column)
+            if isinstance(value, int) and value < 0:
+                named[column] = None
+            elif isinstance(value, int) and value < len(known) and set(known) == set(labels):
+                named[column] = known[value]
+        yield f"{where}, row {number}", {**values, **named}
 
 
 Line = tuple[int, str]

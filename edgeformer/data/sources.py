@@ -76,25 +76,24 @@ def _columns(path: Path) -> list[str]:
     raise DataError(f"{path}: no rows in it; a set needs at least one")
 
 
-def file_source(path: Path, text: str | None = None, label: str | None = None) -> FileSource:
-    """A source for ``path`` with its columns found: those asked for if they are there, else well-known ones.
+def file_source(path: Path, like: Source | None = None, *, labelled: bool = True) -> FileSource:
+    """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
+
+    Args:
+        like: what it is read instead of.
+        labelled: False: only the text is wanted.
 
     Raises:
         DataError: the file cannot be read, or has no column that looks like text or labels.
     """
     have = _columns(path)
-    return FileSource(
-        kind="file",
-        path=str(path),
-        text=_choose(path, "text", have, (text, *TEXT_COLUMNS)),
-        label=_choose(path, "label", have, (label, *LABEL_COLUMNS)),
-    )
-
-
-def text_source(path: Path, text: str | None = None) -> FileSource:
-    """An unlabelled source for ``path``, its text column found as in :func:`file_source`. Raises DataError."""
-    chosen = _choose(path, "text", _columns(path), (text, *TEXT_COLUMNS))
-    return FileSource(kind="file", path=str(path), text=chosen, label=None)
+    known = None if isinstance(like, SyntheticSource) else like
+    text = _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS))
+    source = FileSource(kind="file", path=str(path), text=text, label=None)
+    if not labelled:
+        return source
+    label = _choose(path, "label", have, (known.label if known else None, *LABEL_COLUMNS))
+    return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
 
 
 def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
@@ -121,14 +120,7 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     used = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     needed = dict.fromkeys(used.get(config.split, ("train", "validation")), f"split {config.split!r}")
     files, notes = _part_files(folder, config.parts, _LABELLED, needed)
-    parts: dict[str, tuple[Source, ...]] = {}
-    for part, path in files.items():
-        source = config.parts[part][0]
-        if isinstance(source, SyntheticSource):
-            parts[part] = (file_source(path),)
-        else:
-            found = file_source(path, source.text, source.label)
-            parts[part] = (found.model_copy(update={"skip_unlabelled": source.skip_unlabelled}),)
+    parts = {part: (file_source(path, config.parts[part][0]),) for part, path in files.items()}
     return config.model_copy(update={"parts": parts}), notes
 
 
@@ -140,10 +132,7 @@ def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list
     """
     needed = dict.fromkeys(("train", "validation"), "a language model")
     files, notes = _part_files(folder, config.parts, _TEXT, needed)
-    parts = {}
-    for part, path in files.items():
-        source = config.parts[part][0]
-        parts[part] = (text_source(path, None if isinstance(source, SyntheticSource) else source.text),)
+    parts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
     return config.model_copy(update={"parts": parts}), notes
 
 

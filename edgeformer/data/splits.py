@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
-from edgeformer.data.overlap import WordNumbers, contained_pairs
+from edgeformer.data.overlap import contained_pairs, number_words
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
@@ -130,7 +130,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
 
 def _release_ranks(texts: list[str], generator: np.random.Generator) -> Int64s:
     """For each distinct text, when it may be held out: the largest random rank of the texts around it."""
-    numbered = WordNumbers().number(texts)
+    numbered = number_words(texts, {})
     inner, outer = contained_pairs(numbered, numbered)
     different = inner != outer
     inner, outer = inner[different], outer[different]

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -48,14 +49,13 @@ def load_tokenizer(
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = normalizers() if cleaning == "paper" else []
-
-    def train(algorithm: str, texts: list[str]) -> Tokenizer:
-        return train_tokenizer(algorithm, vocab_size, texts, front)
-
-    tokenizer, name = _load(config, vocab_size, training_texts, train)
-    if front:
-        _prepend_cleaning(tokenizer)
-    _check_specials(tokenizer, name)
+    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
+    own = tokenizer.normalizer
+    stored = json.loads(own.__getstate__()).get("normalizers", []) if own is not None else []
+    wanted = json.loads(Sequence(front).__getstate__())["normalizers"]
+    if stored[: len(wanted)] != wanted:
+        tokenizer.normalizer = Sequence([*front, own] if own is not None else front)
+    special_ids(tokenizer, name)
     return tokenizer
 
 
@@ -69,15 +69,15 @@ def load_language_tokenizer(config: TokenizerConfig, *, vocab_size: int, trainin
     Raises:
         DataError: missing, not a tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
     """
-
-    def train(algorithm: str, texts: list[str]) -> Tokenizer:
-        return train_language_tokenizer(vocab_size, texts)
-
     if config.kind == "trained" and config.algorithm != "bpe":
         raise DataError(
             f"tokenizer.algorithm: {config.algorithm} loses case and spaces, so a language model cannot write the "
             "text that it was trained on; set tokenizer.algorithm: bpe"
         )
+
+    def train(algorithm: str, size: int, texts: list[str]) -> Tokenizer:
+        return train_language_tokenizer(size, texts)
+
     tokenizer, name = _load(config, vocab_size, training_texts, train)
     boundary_id(tokenizer, name)
     return tokenizer
@@ -87,7 +87,7 @@ def _load(
     config: TokenizerConfig,
     vocab_size: int,
     training_texts: list[str] | None,
-    train: Callable[[str, list[str]], Tokenizer],
+    train: Callable[[str, int, list[str]], Tokenizer],
 ) -> tuple[Tokenizer, str]:
     """A tokenizer of the model's size, and what to call it in messages.
 
@@ -100,7 +100,7 @@ def _load(
     elif training_texts is None:
         raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
     else:
-        tokenizer, name = train(config.algorithm, training_texts), f"trained {config.algorithm} tokenizer"
+        tokenizer, name = train(config.algorithm, vocab_size, training_texts), f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Numbers may have holes; the embedding needs a row for the largest one.
@@ -109,15 +109,6 @@ def _load(
     if size != vocab_size:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
-
-
-def special_ids(tokenizer: Tokenizer) -> SpecialIds:
-    """The special tokens' numbers.
-
-    Raises:
-        DataError: no padding or unknown token, or texts do not start with a special token.
-    """
-    return _check_specials(tokenizer, "the tokenizer")
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -149,15 +140,12 @@ def _tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
         ) from None
 
 
-def _prepend_cleaning(tokenizer: Tokenizer) -> None:
-    own, ours = tokenizer.normalizer, normalizers()
-    wanted = json.loads(Sequence(ours).__getstate__())["normalizers"]
-    stored = json.loads(own.__getstate__()) if own is not None else {}
-    if stored.get("normalizers", [])[: len(wanted)] != wanted:
-        tokenizer.normalizer = Sequence([*ours, own] if own is not None else ours)
+def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:
+    """The special tokens' numbers.
 
-
-def _check_specials(tokenizer: Tokenizer, name: str) -> SpecialIds:
+    Raises:
+        DataError: no padding or unknown token, or texts do not start with a special token; it calls it ``name``.
+    """
     remedy = "use another tokenizer (bert-base-uncased has all of them), or tokenizer: {kind: trained}"
     probe = tokenizer.encode("a")
     if not probe.ids or not probe.special_tokens_mask[0]:

@@ -108,7 +108,8 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
 
     def mapped_words() -> Iterator[str]:
         for word, count in words.items():
-            mapped = "".join(character.get(symbol, " ") for symbol in _symbols(word)) + " "
+            parts = [word[0], *(_PREFIX + letter for letter in word[1:])]
+            mapped = "".join(character.get(part, " ") for part in parts) + " "
             # Many at a time: handing over single words takes longer than learning from them.
             for start in range(0, count, _WORDS_AT_ONCE):
                 yield mapped * min(_WORDS_AT_ONCE, count - start)
@@ -124,7 +125,3 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
         return first + "".join(symbol.removeprefix(_PREFIX) for symbol in others)
 
     return {name(token): number for token, number in sorted(learner.get_vocab().items(), key=lambda item: item[1])}
-
-
-def _symbols(word: str) -> list[str]:
-    return [word[0], *(_PREFIX + letter for letter in word[1:])]

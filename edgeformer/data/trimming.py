@@ -56,7 +56,7 @@ def trim_to_training(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    used = encode(tokenizer, sets["train"].texts, sets["train"].labels, config.max_length).ids
+    used = encode(sets["train"], tokenizer, config.max_length).ids
     trimmed = trim_tokenizer(tokenizer, np.unique(used).tolist())
     return trimmed, trim_effect(tokenizer, trimmed, sets["validation"], config.max_length)
 
@@ -92,8 +92,8 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:
 
 def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max_length: int) -> Vocabulary:
     """How the trimmed tokenizer cuts ``texts``, each up to ``max_length`` tokens, against the original one."""
-    before = encode(original, texts.texts, texts.labels, max_length)
-    after = encode(trimmed.tokenizer, texts.texts, texts.labels, max_length)
+    before = encode(texts, original, max_length)
+    after = encode(texts, trimmed.tokenizer, max_length)
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(before.ids, trimmed.kept)
     unknown = json.loads(original.to_str())["model"].get("unk_token")
@@ -122,7 +122,10 @@ def _closed(document: Document, keep: set[str]) -> set[str]:
     """``keep`` with what these tokens are made of, and what replaces those that are gone."""
     model = document["model"]
     if model["type"] == "WordPiece":
-        return _with_letters(model, keep)
+        # And the single letters of these tokens, as a word's first piece and as a later one, where they are tokens.
+        prefix = model["continuing_subword_prefix"]
+        letters = {letter for name in keep for letter in name.removeprefix(prefix)}
+        return keep | {form for letter in letters for form in (letter, prefix + letter) if form in model["vocab"]}
     splitter = document["pre_tokenizer"] or {}
     by_bytes = any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
     if model["type"] == "BPE" and by_bytes and not model.get("continuing_subword_prefix"):
@@ -132,13 +135,6 @@ def _closed(document: Document, keep: set[str]) -> set[str]:
         f"--vocab-trim: the tokenizer is {name}; only WordPiece and byte-level BPE can be trimmed, because only "
         "there every other text can still be spelled out"
     )
-
-
-def _with_letters(model: Document, keep: set[str]) -> set[str]:
-    """And the single letters of these tokens, as a word's first piece and as a later one, where they are tokens."""
-    prefix = model["continuing_subword_prefix"]
-    letters = {letter for name in keep for letter in name.removeprefix(prefix)}
-    return keep | {form for letter in letters for form in (letter, prefix + letter) if form in model["vocab"]}
 
 
 def _with_parts(model: Document, keep: set[str]) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from edgeformer.data.tokenization import special_ids
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import AttentionUse, Causality
@@ -145,10 +146,10 @@ def classification_loss(training: TrainingConfig, prepared: Prepared | None) -> 
     smoothing, dropout = float(getattr(training, "label_smoothing", 0)), float(getattr(training, "token_dropout", 0))
     summed = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
     special, unk = torch.empty(0, dtype=torch.int64), 0
-    if prepared is not None and prepared.special is not None:
+    if prepared is not None:
         added = prepared.tokenizer.get_added_tokens_decoder()
         special = torch.tensor(sorted(number for number, token in added.items() if token.special))
-        unk = prepared.special.unk
+        unk = special_ids(prepared.tokenizer).unk
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids = batch["input_ids"]

@@ -71,27 +71,22 @@ class Answer:
     error: str | None = None
 
 
-def ask_all(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer]:
+def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
     """Run questions side by side, each in a process of its own.
 
     Args:
-        scripts: name → Python that tells what it finds through ``say(key=value, …)``; an exception is the error text.
+        scripts: module → Python that imports it and tells what it finds through ``say(key=value, …)``; an exception is
+            the error text.
         timeout_s: how long the slowest may take from now.
 
     Returns:
-        name → answer, for every script.
+        module → answer; None for modules that are not installed.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(max(1, len(scripts))) as pool:
-        answers = pool.map(lambda script: _ask(script, timeout_s), scripts.values())
-        return dict(zip(scripts, answers, strict=True))
-
-
-def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
-    """The same for scripts named by the module that they import; None for modules that are not installed."""
     here = {module: script for module, script in scripts.items() if util.find_spec(module) is not None}
-    answers = ask_all(here, timeout_s)
+    with ThreadPoolExecutor(max(1, len(here))) as pool:
+        answers = dict(zip(here, pool.map(lambda script: _ask(script, timeout_s), here.values()), strict=True))
     return {module: answers.get(module) for module in scripts}
 
 

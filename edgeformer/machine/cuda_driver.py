@@ -84,7 +84,15 @@ def devices() -> list[Device]:
     count = c_int(0)
     if problem() is not None or _library().cuDeviceGetCount(byref(count)) != 0:
         return []
-    return [_device(_library(), index) for index in range(count.value)]
+    library, found = _library(), []
+    for index in range(count.value):
+        handle, name, major, minor = c_int(0), ctypes.create_string_buffer(256), c_int(0), c_int(0)
+        library.cuDeviceGet(byref(handle), index)
+        library.cuDeviceGetName(name, len(name), handle)
+        for attribute, value in ((_MAJOR, major), (_MINOR, minor)):
+            library.cuDeviceGetAttribute(byref(value), attribute, handle)
+        found.append(Device(index, name.value.decode("utf-8", "replace"), f"{major.value}.{minor.value}"))
+    return found
 
 
 class DeviceMemory:
@@ -193,15 +201,3 @@ def _library() -> Any:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_int
     return library
-
-
-def _device(library: Any, index: int) -> Device:
-    handle, name = c_int(0), ctypes.create_string_buffer(256)
-    library.cuDeviceGet(byref(handle), index)
-    library.cuDeviceGetName(name, len(name), handle)
-    parts = []
-    for attribute in (_MAJOR, _MINOR):
-        value = c_int(0)
-        library.cuDeviceGetAttribute(byref(value), attribute, handle)
-        parts.append(str(value.value))
-    return Device(index, name.value.decode("utf-8", "replace"), ".".join(parts))

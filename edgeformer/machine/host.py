@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -20,30 +19,11 @@ from edgeformer import __version__
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _POWERCAP = Path("/sys/class/powercap")
-# Beside the runtimes, whose names the backends know.
-_RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 
 def now() -> str:
     """The present moment, UTC, ISO 8601 to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def library_versions(also: Sequence[str] = ()) -> dict[str, str]:
-    """Versions of the installed libraries that decide what a run or artifact is.
-
-    Args:
-        also: distributions of runtimes; :func:`edgeformer.backends.library_versions` knows them.
-    """
-    from importlib import metadata
-
-    versions = {"python": platform.python_version()}
-    for name in (*_RECORDED, *also):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def code_version() -> str:

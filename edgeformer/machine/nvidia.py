@@ -55,8 +55,21 @@ Ask = Callable[..., Any]
 
 def gpus() -> list[Gpu]:
     """The cards that NVML lists; empty without cards or driver. :func:`nvml_problem` says why."""
+    found = []
     with _nvml() as ask:
-        return [_gpu(ask, index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
+        for index in range(int(ask("nvmlDeviceGetCount") or 0)):
+            handle = ask("nvmlDeviceGetHandleByIndex", index)
+            memory = ask("nvmlDeviceGetMemoryInfo", handle)
+            capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
+            gpu = Gpu(
+                index=index,
+                name=str(ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card"),
+                uuid=str(ask("nvmlDeviceGetUUID", handle) or ""),
+                memory_bytes=int(memory.total) if memory is not None else None,
+                compute_capability=".".join(map(str, capability)) if capability is not None else None,
+            )
+            found.append(gpu)
+    return found
 
 
 def nvml_problem() -> str | None:
@@ -160,16 +173,3 @@ def _card(uuid: str) -> Iterator[Ask]:
 
 def _silence(*_: Any) -> None:
     """What there is to hear where nobody answers."""
-
-
-def _gpu(ask: Ask, index: int) -> Gpu:
-    handle = ask("nvmlDeviceGetHandleByIndex", index)
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)
-    capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return Gpu(
-        index=index,
-        name=str(ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card"),
-        uuid=str(ask("nvmlDeviceGetUUID", handle) or ""),
-        memory_bytes=int(memory.total) if memory is not None else None,
-        compute_capability=".".join(map(str, capability)) if capability is not None else None,
-    )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from edgeformer.backends import provider_label
+from edgeformer.backends import provider_facts
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Candidate, Check, Report, Row, Search, SizeParts
@@ -60,7 +60,7 @@ def measurements(report: Report) -> Columns[Row]:
         [
             Column("artifact", attrgetter("artifact")),
             Column("precision", attrgetter("precision")),
-            Column("provider", attrgetter("provider"), "", "runtime", lambda row: provider_label(row.provider)),
+            Column("provider", attrgetter("provider"), "", "runtime", lambda row: provider_facts(row.provider).label),
             Column("where", attrgetter("where")),
             Column("phase", attrgetter("phase")),
             Column("batch", attrgetter("batch")),
@@ -154,7 +154,7 @@ def candidates(search: Search, *names: str) -> Columns[Numbered]:
         [
             Column[Numbered]("number", lambda row: row[0], heading="", text=lambda row: _number(row, search)),
             Column("artifact", lambda row: row[2].artifact),
-            Column("runtime", lambda row: provider_label(row[2].provider) if several else None),
+            Column("runtime", lambda row: provider_facts(row[2].provider).label if several else None),
             Column("threads", lambda row: row[2].threads, number=True),
             Column("score", lambda row: row[2].score, "", metric.name, lambda row: metric.text(row[2].score), True),
             Column("latency", lambda row: row[2].latency_ms, "ms", text=_candidate_latency),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgeformer.backends import provider_label
+from edgeformer.backends import provider_facts
 from edgeformer.formats.device import Calibration, EstimateError, FittedCase
 from edgeformer.formats.manifest import Parity
 from edgeformer.formats.report import ArtifactCheck, Verification
@@ -31,7 +31,7 @@ def _of_parity(take: Callable[[Parity], str | None]) -> Callable[[ArtifactCheck]
 CHECKS: Columns[ArtifactCheck] = Columns(
     [
         Column("artifact", lambda check: check.artifact),
-        Column("ran on", _of_parity(lambda found: provider_label(found.provider) if found.provider else None)),
+        Column("ran on", _of_parity(lambda found: provider_facts(found.provider).label if found.provider else None)),
         Column("n", _of_parity(lambda found: f"{found.n:,}"), number=True),
         Column("max error", _of_parity(lambda found: _error(found.max_abs_error)), number=True),
         Column("relative", _of_parity(lambda found: _error(found.relative_error)), number=True),

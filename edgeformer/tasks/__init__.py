@@ -6,10 +6,11 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from edgeformer.data.encoding import Prepared
 from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Origin, Prepared, Run, Task, TextReader
+from edgeformer.tasks.task import Origin, Run, Task, TextReader
 
 __all__ = [
     "ROOM",

@@ -96,10 +96,6 @@ class ExitNotes:
             share={str(loop): float(count) for loop, count in zip(self.exits, counts, strict=True)},
         )
 
-    def flat(self, threshold: float) -> dict[int, float]:
-        """The same threshold for every exit before the last."""
-        return dict.fromkeys(self.exits[:-1], threshold)
-
     def _stacked(self, notes: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[Any]:
         """[exits, n]."""
         if not all(notes.values()):

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.data.tokenization import SpecialIds
-from edgeformer.formats.manifest import DataSummary, Parity, Precision
+from edgeformer.data.encoding import Prepared, Rows
+from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
@@ -49,43 +49,6 @@ class Origin:
     as_trained: bool = False
 
 
-class Rows(Protocol):
-    """Encoded rows of one set."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def lengths(self) -> Int64s:
-        """Tokens of every row."""
-
-
-class Prepared(Protocol):
-    """Everything that training needs to know of the data; the texts themselves are gone."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def pad(self) -> int:
-        """The token that fills up rows."""
-
-    @property
-    def special(self) -> SpecialIds | None:
-        """Numbers of the special tokens, where the task has them."""
-
-    @property
-    def train(self) -> Rows: ...
-
-    @property
-    def validation(self) -> Rows: ...
-
-    @property
-    def tests(self) -> Mapping[str, Rows]: ...
-
-    @property
-    def summary(self) -> DataSummary: ...
-
-
 class Task(ABC):
     """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
 
@@ -104,6 +67,7 @@ class Task(ABC):
         use: the command that uses such a model, for messages.
         golden_names: names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers.
         score_note: what a reader of its scores must know.
+        few: what the golden inputs alone cannot tell of a score, for a note.
     """
 
     name: ClassVar[str]
@@ -120,6 +84,7 @@ class Task(ABC):
     use: ClassVar[str]
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
     score_note: ClassVar[str]
+    few: ClassVar[str]
 
     # Data
 
@@ -193,9 +158,9 @@ class Task(ABC):
             first: only so many of the first rows; None: all.
         """
 
-    @abstractmethod
     def words(self, rows: Any, *, cut: bool = False) -> int | None:
         """Words that a set spells, where the score wants them; ``cut``: None where rows were cut."""
+        return None
 
     # Scores
 
@@ -239,10 +204,6 @@ class Task(ABC):
     @abstractmethod
     def lost(self, found: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
         """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within."""
-
-    @abstractmethod
-    def few(self) -> str:
-        """What the golden inputs alone cannot tell of a score, for a note."""
 
     # Golden inputs
 

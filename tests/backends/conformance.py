@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgeformer.backends import (
+    ROOM,
     ArtifactFiles,
     Backend,
     Builder,
@@ -23,13 +24,12 @@ from edgeformer.backends import (
     Unavailable,
     all_backends,
     all_builders,
-    backend_named,
     backend_of,
     builder_named,
     builder_of,
 )
 from edgeformer.backends.backend import ENGINES_FOLDER
-from edgeformer.backends.session import Array, Early, Session
+from edgeformer.backends.session import Array, Session
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
@@ -42,7 +42,7 @@ DEVICES = ("rtx4050", "h200", "jetson-orin-nano-8gb", "intel-n100")
 def check_identity(backend: Backend) -> None:
     """It is found by its name and by each of its formats, and takes neither from another."""
     assert isinstance(backend.name, str) and backend.name
-    assert backend_named(backend.name) is backend
+    assert ROOM.find(backend.name) is backend
     assert [other.name for other in all_backends()].count(backend.name) == 1
     for format_ in backend.formats:
         assert backend_of(format_) is backend
@@ -52,8 +52,8 @@ def check_identity(backend: Backend) -> None:
 def check_light(backend: Backend) -> None:
     """Importing it, in a process of its own, loads no runtime."""
     program = (
-        "import sys\nfrom edgeformer.backends import backend_named\n"
-        f"backend_named({backend.name!r}).provider_facts('nobody')\n"
+        "import sys\nfrom edgeformer.backends import ROOM\n"
+        f"ROOM.find({backend.name!r}).provider_facts('nobody')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -120,7 +120,7 @@ def check_refusals(backend: Backend, files: ArtifactFiles, folder: Path) -> None
     for path in (damaged, folder / f"absent{files.file.suffix}"):
         with pytest.raises(wrong, match=path.name):
             backend.open(ArtifactFiles(files.artifact, path), OpenOptions())
-    early = OpenOptions(early=Early({1: 0.5}, lambda logits: logits.max(-1)))
+    early = OpenOptions(early={1: 0.5})
     with pytest.raises(InputError, match="always runs all of its loops"):
         backend.open(files, early)
     with pytest.raises((InputError, MissingDependencyError), match=files.artifact.id):

@@ -10,7 +10,7 @@ import pytest
 from edgeformer.backends import default_provider
 from edgeformer.backends import torch as torch_backend
 from edgeformer.backends.onnxruntime import providers
-from edgeformer.backends.onnxruntime.providers import RtxPlugin, explain_providers, rtx_plugin
+from edgeformer.backends.onnxruntime.providers import RtxPlugin, rtx_plugin
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.tensorrt.state import Package, describe, judge
 from edgeformer.cli import doctor
@@ -71,7 +71,8 @@ def test_every_provider_is_explained() -> None:
     def explain(
         built_in: list[str], plugin: Answer | None = None, driver: str | None = "no driver"
     ) -> dict[str, Capability]:
-        return {one.name.removeprefix("onnxruntime: "): one for one in explain_providers(built_in, plugin, driver)}
+        lines = providers.describe(Answer({"providers": built_in}), driver, plugin)
+        return {one.name.removeprefix("onnxruntime: "): one for one in lines[1:]}
 
     found = explain(["CPUExecutionProvider", "AzureExecutionProvider", "NewExecutionProvider"])
     assert {"CUDA", "Tensorrt", "NvTensorRTRTX", "Dml", "OpenVINO", "CoreML", "Xnnpack", "CPU", "Azure", "New"} == {

@@ -14,15 +14,12 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.backends.tensorrt.builders import (
-    EngineRequest,
-    Target,
-    text_shapes,
-)
+from edgeformer.backends.backend import BuildJob, Target
 from edgeformer.backends.tensorrt.engine import BuiltEngine, build_engine, graph_bytes, why_engine_rejected
 from edgeformer.backends.tensorrt.log import PARTS, Phases, read_inspector, read_listing, read_total
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 
@@ -30,10 +27,14 @@ needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
 )
 POSITIONS, LENGTH = 512, 64
+ENGINE = "model_fp16.rtx4050.engine"
 
 
-def request(precision: Precision = "fp16") -> EngineRequest:
-    return EngineRequest(Target("tensorrt-rtx", "rtx4050", "8.9"), precision, text_shapes(LENGTH, POSITIONS))
+TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
+
+
+def job(precision: Precision = "fp16", progress: Progress = SILENT) -> BuildJob:
+    return BuildJob(Path(), (), precision, LENGTH, POSITIONS, None, progress, print, lambda: None)
 
 
 @dataclass
@@ -74,7 +75,7 @@ def parameters(finished_run: Path) -> int:
 @pytest.fixture(scope="module")
 def built(graph: Path) -> BuiltEngine:
     pytest.importorskip("tensorrt_rtx")
-    return build_engine(graph, graph.parent / "model_fp16.rtx4050.engine", request())
+    return build_engine(graph, graph.parent / ENGINE, TARGET, job())
 
 
 @needs_rtx
@@ -86,7 +87,7 @@ class TestRealEngine:
         assert built.reason is None
         assert built.built_for == {"compute_capability": "8.9", "tensorrt-rtx": tensorrt_rtx.__version__}
         assert engine.builder == f"tensorrt-rtx {tensorrt_rtx.__version__}"
-        assert built.file.stat().st_size > parameters * 2
+        assert (graph.parent / ENGINE).stat().st_size > parameters * 2
         assert engine.graph_bytes == graph.stat().st_size
         assert engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, LENGTH), (16, 128)))
 
@@ -103,7 +104,7 @@ class TestRealEngine:
         rotary = 2 * POSITIONS * 8 * 4  # stays in FP32, like the norms
         assert unique <= built.engine.weight_bytes < (unique + rotary) * 1.1
         # The same seen in the engine itself: a row of each matrix, which two iterations use, is there once.
-        plan = built.file.read_bytes()
+        plan = (graph.parent / ENGINE).read_bytes()
         matrices = [
             numpy_helper.to_array(tensor)
             for tensor in onnx.load(str(graph)).graph.initializer
@@ -116,7 +117,7 @@ class TestRealEngine:
     def test_weights_beside_the_graph_are_found(self, built: BuiltEngine, graph: Path) -> None:
         progress = Counting()
         beside = graph.parent / "beside.onnx"
-        again = build_engine(beside, graph.parent / "beside.engine", request(), progress)
+        again = build_engine(beside, graph.parent / "beside.engine", TARGET, job(progress=progress))
         assert beside.stat().st_size < graph.stat().st_size / 2
         assert graph_bytes(beside) == pytest.approx(graph_bytes(graph), rel=0.05)
         assert again.reason is None
@@ -133,21 +134,21 @@ class TestRealEngine:
 
         graph = small_graph(tmp_path / "small.onnx")
         with pytest.raises(KeyboardInterrupt):
-            build_engine(graph, tmp_path / "small.engine", request(), Stopping())
+            build_engine(graph, tmp_path / "small.engine", TARGET, job(progress=Stopping()))
         assert not list(tmp_path.glob("*.engine*"))
-        assert build_engine(graph, tmp_path / "small.engine", request()).reason is None
+        assert build_engine(graph, tmp_path / "small.engine", TARGET, job()).reason is None
         assert capfd.readouterr() == ("", "")
 
     def test_a_graph_in_fp32_is_no_fp16_engine(self, tmp_path: Path) -> None:
         graph = small_graph(tmp_path / "small.onnx", np.float32)
-        wide = build_engine(graph, tmp_path / "small.engine", request())
+        wide = build_engine(graph, tmp_path / "small.engine", TARGET, job())
         assert wide.reason is not None
         assert wide.reason.startswith("is not FP16:") and wide.reason.endswith("elements are FP32, 0 FP16")
-        assert build_engine(graph, tmp_path / "small.engine", request("fp32")).reason is None
+        assert build_engine(graph, tmp_path / "small.engine", TARGET, job("fp32")).reason is None
 
     def test_a_normalisation_in_fp16_is_rejected(self, tmp_path: Path) -> None:
         graph = small_graph(tmp_path / "norm.onnx", norm=True)
-        reason = build_engine(graph, tmp_path / "norm.engine", request()).reason
+        reason = build_engine(graph, tmp_path / "norm.engine", TARGET, job()).reason
         assert reason is not None and "Detected layernorm nodes in FP16" in reason
 
     def test_damaged_graphs_are_refused(self, graph: Path, tmp_path: Path) -> None:
@@ -156,9 +157,9 @@ class TestRealEngine:
             path = tmp_path / f"{name}.onnx"
             path.write_bytes(damaged)
             with pytest.raises(ArtifactError, match=rf"{name}\.onnx: truncated, damaged, or not an ONNX graph"):
-                build_engine(path, tmp_path / "x.engine", request())
+                build_engine(path, tmp_path / "x.engine", TARGET, job())
         with pytest.raises(ArtifactError, match="no such file"):
-            build_engine(tmp_path / "nothing.onnx", tmp_path / "x.engine", request())
+            build_engine(tmp_path / "nothing.onnx", tmp_path / "x.engine", TARGET, job())
         assert not list(tmp_path.glob("*.engine*"))
 
     def test_what_the_parser_does_not_take_is_named(self, tmp_path: Path) -> None:
@@ -166,19 +167,19 @@ class TestRealEngine:
         del lost.graph.initializer[1]
         onnx.save(lost, tmp_path / "lost.onnx")
         with pytest.raises(ArtifactError, match=r"not an ONNX graph \(MatMul .*was not registered"):
-            build_engine(tmp_path / "lost.onnx", tmp_path / "x.engine", request())
+            build_engine(tmp_path / "lost.onnx", tmp_path / "x.engine", TARGET, job())
         strange = onnx.load(str(small_graph(tmp_path / "strange.onnx")))
         strange.graph.node[1].op_type = "NoSuchOperator"
         onnx.save(strange, tmp_path / "strange.onnx")
         with pytest.raises(EdgeformerError, match="parser does not take this graph: NoSuchOperator"):
-            build_engine(tmp_path / "strange.onnx", tmp_path / "x.engine", request())
+            build_engine(tmp_path / "strange.onnx", tmp_path / "x.engine", TARGET, job())
 
     def test_a_graph_with_caches_is_out_of_scope(self, tmp_path: Path) -> None:
         graph = onnx.load(str(small_graph(tmp_path / "cache.onnx")))
         graph.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "past"
         onnx.save(graph, tmp_path / "cache.onnx")
         with pytest.raises(InputError, match="dynamic axis 'past'"):
-            build_engine(tmp_path / "cache.onnx", tmp_path / "x.engine", request())
+            build_engine(tmp_path / "cache.onnx", tmp_path / "x.engine", TARGET, job())
 
 
 def small_graph(path: Path, dtype: type[np.floating] = np.float16, *, norm: bool = False) -> Path:

@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from edgeformer.backends.backend import Builder
+from edgeformer.backends.tensorrt import builders
 from edgeformer.backends.tensorrt.builders import (
     Target,
+    TensorRTBuilder,
+    TorchTensorRTBuilder,
     Unavailable,
-    plan_engine,
-    plan_torch_tensorrt,
     text_shapes,
 )
-from edgeformer.backends.tensorrt.state import Package, TensorRTState, judge
+from edgeformer.backends.tensorrt.state import TensorRTState, judge
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import install_hint
 from edgeformer.machine.capability import Answer
@@ -27,13 +29,23 @@ NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
 H200 = Device(0, "NVIDIA H200", "9.0")
 
 
-def states(*known: TensorRTState) -> Callable[[Package], TensorRTState]:
-    return {state.name: state for state in known}.__getitem__
+Plan = Callable[..., Target | Unavailable]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """What is built for a device where these states of TensorRT are found."""
+
+    def plan(device: str, *known: TensorRTState, builder: Builder | None = None) -> Target | Unavailable:
+        monkeypatch.setattr(builders, "tensorrt_state", {state.name: state for state in known}.__getitem__)
+        return (builder or TensorRTBuilder()).plan(load_profile(device))
+
+    return plan
 
 
 @pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop", "l4", "t4", "gtx1650"])
-def test_rtx_builds_for_a_card_that_is_not_here(device: str) -> None:
-    target = plan_engine(load_profile(device), states(RTX, NO_TENSORRT))
+def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None:
+    target = plan(device, RTX, NO_TENSORRT)
     assert isinstance(target, Target)
     assert (target.format, target.device) == ("tensorrt-rtx", device)
 
@@ -45,10 +57,10 @@ def test_rtx_builds_for_a_card_that_is_not_here(device: str) -> None:
         ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
     ],
 )
-def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, instead: str) -> None:
+def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, instead: str, plan: Plan) -> None:
     profile = load_profile(device)
     assert profile.compute_capability is not None
-    refused = plan_engine(profile, states(RTX, NO_TENSORRT))
+    refused = plan(device, RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
         f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
@@ -59,55 +71,53 @@ def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, i
         assert part in refused.reason
 
 
-def test_a_missing_rtx_package_is_named_with_its_extra() -> None:
-    refused = plan_engine(load_profile("rtx4050"), states(NO_RTX, NO_TENSORRT))
+def test_a_missing_rtx_package_is_named_with_its_extra(plan: Plan) -> None:
+    refused = plan("rtx4050", NO_RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
     assert "builds for it on any machine, but here package: not installed (python -m pip install" in refused.reason
     assert "driver" not in refused.reason and install_hint("rtx") in refused.reason
 
 
-def test_libraries_that_do_not_load_are_told_from_the_package() -> None:
+def test_libraries_that_do_not_load_are_told_from_the_package(plan: Plan) -> None:
     broken = judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, [])
-    refused = plan_engine(load_profile("rtx4050"), states(broken, NO_TENSORRT))
+    refused = plan("rtx4050", broken, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and "libraries: do not load (OSError: libtensorrt" in refused.reason
 
 
-def test_a_data_centre_card_takes_tensorrt_on_itself_only() -> None:
+def test_a_data_centre_card_takes_tensorrt_on_itself_only(plan: Plan) -> None:
     works = {"version": "11.0.0.1", "builder": True}
     here = judge("tensorrt", Answer(works), None, [H200])
-    target = plan_engine(load_profile("h200"), states(RTX, here))
+    target = plan("h200", RTX, here)
     assert target == Target("tensorrt", "h200", "9.0")
-    elsewhere = plan_engine(load_profile("jetson-orin-nano-8gb"), states(RTX, here))
+    elsewhere = plan("jetson-orin-nano-8gb", RTX, here)
     assert isinstance(elsewhere, Unavailable)
     assert "this machine's GPU is NVIDIA H200 with compute capability 9.0" in elsewhere.reason
-    no_card = plan_engine(load_profile("h200"), states(RTX, judge("tensorrt", Answer(works), None, [])))
+    no_card = plan("h200", RTX, judge("tensorrt", Answer(works), None, []))
     assert isinstance(no_card, Unavailable) and "here device: no NVIDIA GPU is present" in no_card.reason
 
 
-def test_tensorrt_without_strongly_typed_networks_is_too_old() -> None:
+def test_tensorrt_without_strongly_typed_networks_is_too_old(plan: Plan) -> None:
     old = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])
-    refused = plan_engine(load_profile("h200"), states(RTX, old))
+    refused = plan("h200", RTX, old)
     assert isinstance(refused, Unavailable) and "TensorRT 8.5.2 has no strongly typed networks" in refused.reason
 
 
-def test_a_processor_is_no_target() -> None:
-    refused = plan_engine(load_profile("host"), states(RTX, NO_TENSORRT))
+def test_a_processor_is_no_target(plan: Plan) -> None:
+    refused = plan("host", RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and "is not an NVIDIA GPU" in refused.reason
 
 
-def test_torch_tensorrt_says_what_is_missing() -> None:
+def test_torch_tensorrt_says_what_is_missing(plan: Plan) -> None:
     stub = Answer(error="Exception: libraries were not found")
-    refused = plan_torch_tensorrt(
-        load_profile("rtx4050"), states(judge("torch-tensorrt", stub, "no driver library", []))
-    )
+    builder = TorchTensorRTBuilder()
+    refused = plan("rtx4050", judge("torch-tensorrt", stub, "no driver library", []), builder=builder)
     assert isinstance(refused, Unavailable) and refused.format == "torch-tensorrt"
     assert "libraries: do not load (Exception: libraries were not found); driver: no driver library" in refused.reason
     here = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
-    assert plan_torch_tensorrt(load_profile("h200"), states(here)) == Target("torch-tensorrt", "h200", "9.0")
+    assert plan("h200", here, builder=builder) == Target("torch-tensorrt", "h200", "9.0")
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
-    sizes = {key: text_shapes(*key).sequence for key in ((64, 512), (128, 512), (384, 1024), (50, 64))}
-    assert [(one.best, one.largest) for one in sizes.values()] == [(64, 128), (128, 128), (128, 384), (50, 64)]
-    batch = text_shapes(64, 512).batch
-    assert (batch.smallest, batch.best, batch.largest) == (1, 1, 16)
+    sizes = [text_shapes(*key)["sequence"] for key in ((64, 512), (128, 512), (384, 1024), (50, 64))]
+    assert sizes == [(1, 64, 128), (1, 128, 128), (1, 128, 384), (1, 50, 64)]
+    assert text_shapes(64, 512)["batch"] == (1, 1, 16)

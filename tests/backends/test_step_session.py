@@ -13,7 +13,7 @@ import torch
 
 from edgeformer.backends import OpenOptions
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.steps import Early, StepSession
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.bundle import Bundle
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.model import EncoderClassifier
@@ -25,7 +25,7 @@ from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import write_graph
-from edgeformer.tasks.language_modeling.scoring import top_probability
+from edgeformer.tasks.metric import top_probability
 from tests.exporting.language_run import LOOPS, POSITIONS, WORDS, exported_language_run
 
 ITERATIONS = 3
@@ -85,8 +85,8 @@ class TestClassifier:
 
     def test_a_fixed_exit(self, encoder: EncoderClassifier, parts: dict[str, Path]) -> None:
         inputs = texts()
-        with StepSession(parts, ITERATIONS, exit_=1) as session:
-            assert np.abs(session.run(inputs)["logits"] - at_every_exit(encoder, inputs)[1]).max() < 1e-5
+        with StepSession(parts, ITERATIONS, exits=(1,)) as session:
+            assert np.abs(session.run(inputs)["logits_exit1"] - at_every_exit(encoder, inputs)[1]).max() < 1e-5
 
     @pytest.mark.parametrize("thresholds", [{1: 0.9, 2: 0.7}, {2: 0.5}, {1: 0.0}, {1: 1.0, 2: 1.0}, {}])
     def test_rows_leave_when_they_are_sure(
@@ -98,7 +98,7 @@ class TestClassifier:
             next((at for at, least in thresholds.items() if top_probability(exits[at][row, None])[0] >= least), 3)
             for row in range(16)
         ]
-        with StepSession(parts, ITERATIONS, early=Early(thresholds, top_probability)) as session:
+        with StepSession(parts, ITERATIONS, early=thresholds) as session:
             found = session.run(inputs)
         assert found["loops"].dtype == np.int64 and found["loops"].tolist() == expected
         for row, loop in enumerate(expected):
@@ -126,7 +126,7 @@ class TestClassifier:
 
     def test_refusals(self, parts: dict[str, Path]) -> None:
         with pytest.raises(InputError, match="no exit after loop 4: the model has 3 loops"):
-            StepSession(parts, ITERATIONS, exit_=4)
+            StepSession(parts, ITERATIONS, exits=(4,))
         with pytest.raises(ArtifactError, match="without a part 'readout'"):
             StepSession({name: path for name, path in parts.items() if name != "readout"}, ITERATIONS)
         session = StepSession(parts, ITERATIONS)
@@ -164,10 +164,10 @@ class TestLanguageModel:
         ids = np.arange(24, dtype=np.int64).reshape(2, 12)
         with torch.inference_mode():
             expected = load_model(bundle.parent).logits(torch.from_numpy(ids), 1).numpy()
-        with StepSession(paths, LOOPS, exit_=1) as session:
-            assert np.abs(session.run({"input_ids": ids})["logits"] - expected).max() < 1e-5
+        with StepSession(paths, LOOPS, exits=(1,)) as session:
+            assert np.abs(session.run({"input_ids": ids})["logits_exit1"] - expected).max() < 1e-5
         with pytest.raises(InputError, match="rows of a language model cannot leave early"):
-            StepSession(paths, LOOPS, early=Early({1: 0.5}, top_probability))
+            StepSession(paths, LOOPS, early={1: 0.5})
 
     def test_every_exit_in_one_call(self, bundle: Path) -> None:
         ids = np.arange(24, dtype=np.int64).reshape(2, 12)

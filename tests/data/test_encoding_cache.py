@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeformer.data.encoding import cache_key, encode_cached
+from edgeformer.data.encoding import cache_key, encode
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
@@ -36,8 +36,8 @@ def encodings(monkeypatch):
     from edgeformer.data import encoding
 
     calls = []
-    honest = encoding.encode
-    monkeypatch.setattr(encoding, "encode", lambda *given: calls.append(1) or honest(*given))
+    honest = encoding.encode_texts
+    monkeypatch.setattr(encoding, "encode_texts", lambda *given: calls.append(1) or honest(*given))
     return calls
 
 
@@ -49,13 +49,13 @@ def same(one, other) -> bool:
 
 def test_the_second_time_nothing_is_encoded(tmp_path, tokenizer, encodings):
     progress = Recorder()
-    first = encode_cached(TEXTS, tokenizer, 10, tmp_path, progress)
-    second = encode_cached(TEXTS, tokenizer, 10, tmp_path, progress)
+    first = encode(TEXTS, tokenizer, 10, tmp_path, progress)
+    second = encode(TEXTS, tokenizer, 10, tmp_path, progress)
     assert len(encodings) == 1
     assert same(first, second)
     assert first.truncated > 0
     assert (progress.rows, progress.messages) == (400, [])
-    assert same(first, encode_cached(TEXTS, tokenizer, 10, None))
+    assert same(first, encode(TEXTS, tokenizer, 10, None))
     assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
 
 
@@ -100,16 +100,16 @@ def damage(path, how, tmp_path, tokenizer):
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "pickle", "foreign", "reversed", "shuffled"])
 def test_a_damaged_file_is_made_again(tmp_path, tokenizer, encodings, how):
     folder = tmp_path / "cache"
-    good = encode_cached(TEXTS, tokenizer, 10, folder)
-    encode_cached(TEXTS, tokenizer, 11, tmp_path / "other")
+    good = encode(TEXTS, tokenizer, 10, folder)
+    encode(TEXTS, tokenizer, 11, tmp_path / "other")
     (path,) = folder.glob("*.npz")
     damage(path, how, tmp_path, tokenizer)
     progress = Recorder()
-    assert same(encode_cached(TEXTS, tokenizer, 10, folder, progress), good)
+    assert same(encode(TEXTS, tokenizer, 10, folder, progress), good)
     assert len(encodings) == 3
     assert len(progress.messages) == 1
     assert "damaged token cache" in progress.messages[0]
-    assert same(encode_cached(TEXTS, tokenizer, 10, folder, progress), good)
+    assert same(encode(TEXTS, tokenizer, 10, folder, progress), good)
     assert len(encodings) == 3
 
 
@@ -117,5 +117,5 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, tokenizer):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     progress = Recorder()
-    assert len(encode_cached(TEXTS, tokenizer, 10, blocked, progress)) == 200
+    assert len(encode(TEXTS, tokenizer, 10, blocked, progress)) == 200
     assert "not written" in progress.messages[0]

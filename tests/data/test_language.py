@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from edgeformer.data.batching import text_batch
-from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set
+from edgeformer.data.encoding import Prepared
+from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.families import recipe_type
@@ -42,7 +43,7 @@ def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> Lang
     return recipe_type("language-modeling", "crt").model_validate(document)
 
 
-def prepared(made, cache, progress=SILENT) -> PreparedText:
+def prepared(made, cache, progress=SILENT) -> Prepared:
     return prepare_text(made.data, made.tokenizer, made.model.vocab_size, cache, progress)
 
 

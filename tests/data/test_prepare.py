@@ -3,9 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_test
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import fingerprint
+from edgeformer.data.tokenization import fingerprint, special_ids
 from edgeformer.families import recipe_type
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.manifest import DataSummary
@@ -36,7 +37,7 @@ def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **dat
     return recipe_type("classification", "encoder").model_validate(document)
 
 
-def prepared(made, cache) -> PreparedData:
+def prepared(made, cache) -> Prepared[Encoded]:
     return prepare(made.data, made.tokenizer, made.model.vocab_size, cache)
 
 
@@ -55,7 +56,7 @@ def test_a_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     data = prepared(made, tmp_path / "cache")
     assert (len(data.train), len(data.validation)) == (240, 30)
     assert {name: len(rows) for name, rows in data.tests.items()} == {"random-split": 30, "other": 50}
-    assert data.special.cls == data.train.row(0)[0]
+    assert special_ids(data.tokenizer).cls == data.train.row(0)[0]
     assert data.train.lengths.max() <= 32
     summary = data.summary
     assert summary.synthetic

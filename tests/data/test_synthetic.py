@@ -2,8 +2,9 @@ from collections import Counter
 
 import numpy as np
 
-from edgeformer.data.overlap import SeenTexts
+from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.synthetic import WHERE, synthetic_reviews
+from edgeformer.formats.progress import SILENT
 
 
 def test_the_seed_decides_everything():
@@ -26,7 +27,7 @@ def test_reviews_are_short_balanced_and_hardly_repeat():
     positive = sum(row.label == 1 for row in rows)
     assert 0.47 < positive / len(rows) < 0.53
     texts = [row.text for row in rows]
-    counted = SeenTexts(texts[1000:]).count("set", texts[:1000])
+    (counted,) = count_overlaps(texts[1000:], {"set": texts[:1000]}, "sets", SILENT)
     assert counted.duplicates + counted.contained < 60
 
 

@@ -7,7 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from edgeformer.data.cleaning import clean
-from edgeformer.data.encoding import encode
+from edgeformer.data.encoding import encode, encode_texts
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
@@ -35,7 +36,7 @@ def saved(tokenizer, tmp_path):
 
 
 def ids_of(tokenizer, texts, max_length=128):
-    encoded = encode(tokenizer, texts, np.zeros(len(texts), dtype=np.int64), max_length)
+    encoded = encode(LabelledTexts.unlabelled(texts), tokenizer, max_length)
     return [encoded.row(index).tolist() for index in range(len(encoded))]
 
 
@@ -202,16 +203,16 @@ def test_a_hub_name_that_cannot_be_had_says_what_to_do(monkeypatch):
 def test_encoding_cuts_but_keeps_the_last_special_token():
     tokenizer = trained()
     before = fingerprint(tokenizer)
-    labels = np.arange(4, dtype=np.int64)
-    whole = encode(tokenizer, TEXTS[:4], labels, 128)
-    cut = encode(tokenizer, TEXTS[:4], labels, 6)
+    texts = LabelledTexts(TEXTS[:4], np.arange(4, dtype=np.int64))
+    whole = encode(texts, tokenizer, 128)
+    cut = encode(texts, tokenizer, 6)
     assert (whole.truncated, cut.truncated) == (0, 4)
     assert cut.lengths.tolist() == [6, 6, 6, 6]
     for index in range(4):
         assert cut.row(index).tolist() == [*whole.row(index)[:5].tolist(), 3]
     assert (cut.ids.dtype, cut.offsets.dtype, cut.labels.tolist()) == (np.int32, np.int64, [0, 1, 2, 3])
     exact = int(whole.lengths[0])
-    assert encode(tokenizer, TEXTS[:1], labels[:1], exact).truncated == 0
+    assert encode(texts.take(np.arange(1)), tokenizer, exact).truncated == 0
     assert fingerprint(tokenizer) == before
 
 
@@ -220,10 +221,10 @@ def test_encoding_in_chunks_is_encoding_one_by_one(monkeypatch):
     monkeypatch.setattr("edgeformer.data.encoding._CHUNK", 7)
     done = []
     texts = [*TEXTS[:40], "", " "]
-    encoded = encode(tokenizer, texts, np.zeros(42, dtype=np.int64), 128, done.append)
+    encoded, _ = encode_texts(tokenizer, texts, 128, done.append)
     assert sum(done) == len(encoded) == 42
     assert [encoded.row(i).tolist() for i in range(42)] == [tokenizer.encode(text).ids for text in texts]
-    assert len(encode(tokenizer, [], np.zeros(0, dtype=np.int64), 128)) == 0
+    assert len(encode(LabelledTexts.unlabelled([]), tokenizer, 128)) == 0
 
 
 @pytest.mark.data

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.data import encoding
 from edgeformer.run import locate
 from edgeformer.stages.evaluating.predict import predict
 
@@ -43,7 +42,7 @@ def test_texts_are_encoded_once_and_run_once(monkeypatch: pytest.MonkeyPatch) ->
     expected = predict(location, TEXTS)[1]
     encoded: list[int] = []
     ran: list[int] = []
-    real_cutting, real_run = encoding.cutting, OnnxSession.run
+    real_run = OnnxSession.run
 
     def counted(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         ran.append(len(inputs["input_ids"]))
@@ -55,7 +54,6 @@ def test_texts_are_encoded_once_and_run_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(OnnxSession, "run", counted)
     assert predict(location, TEXTS)[1] == expected
     assert encoded == [3] and ran == [3]
-    assert encoding.cutting is real_cutting
 
 
 def test_more_texts_than_a_batch_keep_their_order() -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.data.language import PreparedText, prepare_text
+from edgeformer.data.batching import TextRows
+from edgeformer.data.encoding import Prepared
+from edgeformer.data.language import prepare_text
 from edgeformer.families import recipe_type
 from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.network import build_crt
@@ -109,7 +111,7 @@ def _everything_random(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: PreparedText) -> RunManifest:
+def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepared[TextRows]) -> RunManifest:
     causality = probe_causality(model)
     return RunManifest(
         run=name,

@@ -306,8 +306,8 @@ def check_steps(case: Case, folder: Path) -> None:
     assert stored == count_parameters(case.model)
     inputs = case.inputs(3)
     for exit_ in exits:
-        with StepSession(parts, exits[-1], exit_=exit_) as session:
-            found = session.run(inputs)["logits"]
+        with StepSession(parts, exits[-1], exits=(exit_,)) as session:
+            found = session.run(inputs)[logits_name(exit_)]
         assert np.abs(found - torch_answers(case, inputs)[logits_name(exit_)]).max() < CLOSE, f"exit {exit_}"
 
 

@@ -11,8 +11,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from edgeformer.data.batching import TextRows
-from edgeformer.data.encoding import PlainText
-from edgeformer.data.language import PreparedText
+from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.crt.causality import probe_causality
@@ -68,7 +67,7 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     stream = ids[0].numpy().astype(np.int32)
     rows = TextRows(stream, np.array([0, len(stream)]), None, len(stream) - 1, len(TEXT.split()) + 1, 1, 0)
     summary = DataSummary(split="given", synthetic=False, rows={"train": 1}, fingerprint="0")
-    save_model(folder / "model", crt, recipe, PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary))
+    save_model(folder / "model", crt, recipe, Prepared(tokenizer, plain.boundary, rows, rows, {}, summary))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")), encoding="utf-8")
     causality = probe_causality(crt)
     manifest = RunManifest(

@@ -17,7 +17,8 @@ from edgeformer.formats.errors import ArtifactError, InputError, MissingDependen
 from edgeformer.run import Location, locate
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
 from edgeformer.tasks.language_modeling.sampling import Sampling
-from edgeformer.tasks.language_modeling.scoring import exit_thresholds, top_probability
+from edgeformer.tasks.language_modeling.scoring import exit_thresholds
+from edgeformer.tasks.metric import top_probability
 from tests.generating.language_run import TEXT, write_language_run
 
 GREEDY = GenerateOptions(max_tokens=80, sampling=Sampling(temperature=0))

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeformer.backends.onnxruntime.node_listing import Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.stages.profiling.estimating.calibrate import cache_bytes
 from edgeformer.stages.profiling.estimating.probe import ProductTime, add_chain, matmul_chain
@@ -34,7 +34,7 @@ def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> No
 def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "chain.onnx").write_bytes(add_chain(4, 5))
     x = np.arange(4, dtype=np.float32)
-    (nodes,) = ProfiledGraph(tmp_path / "chain.onnx").list_nodes([Feed({"x": x})])
+    (nodes,) = ProfiledGraph(tmp_path / "chain.onnx").list_nodes({"x": x})
     assert [node.op for node in nodes] == ["Add"] * 5
     session = OnnxSession(tmp_path / "chain.onnx")
     assert session.run({"x": x})["y"] == pytest.approx(6 * x)

@@ -11,9 +11,8 @@ from edgeformer.tasks.language_modeling.scoring import (
     LanguageMeter,
     LanguageScore,
     exit_thresholds,
-    token_losses,
-    top_probability,
 )
+from edgeformer.tasks.metric import token_losses, top_probability
 
 EXITS = (2, 4, 6, 8)
 

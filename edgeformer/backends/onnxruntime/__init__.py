@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, Kind, OpenOptions, ProviderFacts
+from edgeformer.backends.onnxruntime.providers import (
+    PLUGIN,
+    SCRIPTS,
+    available_providers,
+    default_provider,
+    describe,
+    facts_of,
+)
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ONNX
 from edgeformer.machine import cuda_driver
@@ -20,13 +28,8 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
     from edgeformer.machine.capability import Capability
 
-_SUFFIX = "ExecutionProvider"
-_KINDS: dict[str, Kind] = {"CPU": "cpu", "Xnnpack": "cpu", "CUDA": "cuda", "Tensorrt": "cuda", "NvTensorRTRTX": "cuda"}
-
 
 class OnnxRuntimeBackend(Backend):
-    """See this module."""
-
     name = "onnxruntime"
     formats = (ONNX,)
     distributions = ("onnxruntime", "onnxruntime-gpu")
@@ -36,7 +39,6 @@ class OnnxRuntimeBackend(Backend):
         return None
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """See :meth:`Backend.open`."""
         from edgeformer.backends.onnxruntime.decode_graph import DecodeSession
         from edgeformer.backends.onnxruntime.steps import StepSession
 
@@ -53,7 +55,6 @@ class OnnxRuntimeBackend(Backend):
         return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """See :meth:`Backend.open_decoder`."""
         from edgeformer.backends.decoder import Decoder
         from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
         from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
@@ -69,33 +70,20 @@ class OnnxRuntimeBackend(Backend):
 
     def providers(self) -> tuple[str, ...]:
         """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
-        from edgeformer.backends.onnxruntime.providers import available_providers
-
         return tuple(available_providers())
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        """See :meth:`Backend.provider`."""
-        from edgeformer.backends.onnxruntime.providers import default_provider
-
         return wanted or default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """See :meth:`Backend.provider_facts`."""
-        if not provider.endswith(_SUFFIX):
-            return None
-        label = provider.removesuffix(_SUFFIX)
-        return ProviderFacts(label, _KINDS.get(label), counts_threads=label == "CPU")
+        return facts_of(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import ONNX Runtime and the sessions of every role."""
         import edgeformer.backends.onnxruntime.decode_graph
         import edgeformer.backends.onnxruntime.session
         import edgeformer.backends.onnxruntime.steps  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """ONNX Runtime itself and every provider that is built in or worth knowing."""
-        from edgeformer.backends.onnxruntime.providers import PLUGIN, SCRIPTS, describe
-
         answers = ask_installed(SCRIPTS, timeout_s)
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 
@@ -111,7 +99,6 @@ class OnnxRuntimeBackend(Backend):
 
 
 def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
-    from edgeformer.backends.onnxruntime.providers import default_provider
     from edgeformer.backends.onnxruntime.session import OnnxSession
 
     provider = options.provider or default_provider()

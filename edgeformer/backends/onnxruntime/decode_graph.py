@@ -36,7 +36,6 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         return placed(ids, start)
 
     def advance(self, stretch: int, state: dict[str, Array], *, keep: bool) -> dict[str, Array]:
-        """See :meth:`LoopEngine.advance`."""
         kept = self._kept
         if kept is None:
             kept = {name: self._graph.empty(name, len(state["input_ids"])) for name in self._outputs}
@@ -46,20 +45,16 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         return {"logits": found["logits"]}
 
     def joined(self, first: dict[str, Array], second: dict[str, Array]) -> dict[str, Array]:
-        """See :meth:`LoopEngine.joined`."""
         return {name: np.concatenate((first[name], array), axis=1) for name, array in second.items()}
 
     def readout(self, state: dict[str, Array], loop: int) -> Array:
-        """See :meth:`LoopEngine.readout`."""
         result: Array = state["logits"][:, -1]
         return result
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`LoopEngine.caveats`."""
         return self._graph.caveats()
 
     def close(self) -> None:
-        """Free the graph's memory."""
         self._graph.close()
 
 
@@ -103,13 +98,10 @@ class DecodeSession(Session):
         return {"logits": decode_windows(self._graph, inputs["input_ids"], 1)}
 
     def placement(self) -> dict[str, int] | None:
-        """See :meth:`Session.placement`."""
         return self._graph.placement()
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`Session.caveats`."""
         return self._graph.caveats()
 
     def close(self) -> None:
-        """Free the graph's memory."""
         self._graph.close()

@@ -64,14 +64,6 @@ class ExecutedNode:
     duration_us: float
 
 
-@dataclass(frozen=True)
-class Feed:
-    """Inputs of one shape, and how often to run them."""
-
-    inputs: Mapping[str, Array]
-    calls: int = 1
-
-
 class ProfiledGraph:
     """An ONNX graph, opened with ONNX Runtime's profiler on.
 
@@ -111,24 +103,28 @@ class ProfiledGraph:
             for node in self._session.get_inputs()
         }
 
-    def list_nodes(self, feeds: list[Feed]) -> list[tuple[ExecutedNode, ...]]:
+    def list_nodes(self, *feeds: Mapping[str, Array], calls: int = 1) -> list[tuple[ExecutedNode, ...]]:
         """Run every feed, end the session, and return the executed nodes of each feed in order.
+
+        Args:
+            feeds: inputs of one shape each.
+            calls: how often to run each.
 
         Raises:
             InputError: the graph refuses a feed.
         """
         try:
             for feed in feeds:
-                for _ in range(feed.calls):
-                    self._session.run(None, dict(feed.inputs))
+                for _ in range(calls):
+                    self._session.run(None, dict(feed))
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise InputError(f"{self.path.name}: the graph refuses an input ({str(error)[:200]})") from None
         finally:
             events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
             self._session = None
             self._folder.cleanup()
-        calls = iter(_calls(events))
-        return [_typical(list(islice(calls, feed.calls))) for feed in feeds]
+        found = iter(_calls(events))
+        return [_typical(list(islice(found, calls))) for _ in feeds]
 
 
 def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
 from typing import Any
 
-from edgeformer.backends.backend import Kind
+from edgeformer.backends.backend import Kind, ProviderFacts
 from edgeformer.machine import nvidia
 from edgeformer.machine.capability import Answer, Capability, installed_version
 
+SUFFIX = "ExecutionProvider"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 RTX = "NvTensorRTRTXExecutionProvider"
 PLUGIN = "onnxruntime_ep_nv_tensorrt_rtx"
@@ -90,31 +90,36 @@ def rtx_plugin() -> RtxPlugin:
 
 @dataclass(frozen=True)
 class _Known:
-    """What there is to say of a provider, present or not. ``system``: the only one that it exists for."""
+    """What there is to say of a provider, present or not.
+
+    Attributes:
+        kind: of the device that it computes on; None: another kind.
+        system: the only one that it exists for.
+    """
 
     use: str
     remedy: str | None = None
-    cuda: bool = False
+    kind: Kind | None = None
     system: str | None = None
 
 
 _KNOWN = {
-    CPU: _Known("used where no NVIDIA card is present, and for CPU targets"),
+    CPU: _Known("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
     CUDA: _Known(
         "used by default where an NVIDIA card is present and the RTX provider is not",
         _SWAP.format("onnxruntime-gpu"),
-        cuda=True,
+        kind="cuda",
     ),
     "TensorrtExecutionProvider": _Known(
         "used only where it is asked for: it builds engines for minutes when a graph is opened, and needs the "
         "libraries of TensorRT 10",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
-        cuda=True,
+        kind="cuda",
     ),
     RTX: _Known(
         "used by default on RTX cards (Ampere or newer)",
         "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
-        cuda=True,
+        kind="cuda",
     ),
     "DmlExecutionProvider": _Known(
         "DirectML; used only where it is asked for", _SWAP.format("onnxruntime-directml"), system="Windows"
@@ -126,22 +131,20 @@ _KNOWN = {
         "Apple devices; used only where it is asked for", "pip install onnxruntime", system="Darwin"
     ),
     "XnnpackExecutionProvider": _Known(
-        "Arm processors; used only where it is asked for", "needs an onnxruntime that was built with --use_xnnpack"
+        "Arm processors; used only where it is asked for",
+        "needs an onnxruntime that was built with --use_xnnpack",
+        kind="cpu",
     ),
     "AzureExecutionProvider": _Known("calls a remote service; edgeformer never uses it"),
 }  # fmt: skip
 
 
-def explain_providers(built_in: Sequence[str], plugin: Answer | None, driver: str | None) -> list[Capability]:
-    """Every provider that is built in or worth knowing, in alphabetical order.
-
-    Args:
-        built_in: what the installed ONNX Runtime names.
-        plugin: what the probe of onnxruntime-ep-nv-tensorrt-rtx said; None where it is not installed.
-        driver: why CUDA's driver cannot be used; None when it can.
-    """
-    names = sorted({*built_in, *_KNOWN} - {"AzureExecutionProvider"} | {*built_in})
-    return [_explain(name, name in built_in, plugin, driver) for name in names]
+def facts_of(provider: str) -> ProviderFacts | None:
+    """See :meth:`Backend.provider_facts`."""
+    if not provider.endswith(SUFFIX):
+        return None
+    kind = _KNOWN[provider].kind if provider in _KNOWN else None
+    return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
 def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None) -> Capability:
@@ -158,9 +161,9 @@ def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | Non
         elsewhere = known.system not in (None, platform.system())
         what = f"exists only on {known.system}" if elsewhere else "not built into the installed onnxruntime"
         # Another wheel does not help where the driver or the right system is missing.
-        remedy = known.remedy if not elsewhere and (driver is None or not known.cuda) else None
+        remedy = known.remedy if not elsewhere and (driver is None or known.kind != "cuda") else None
     else:
-        works = driver is None or not known.cuda
+        works = driver is None or known.kind != "cuda"
         what = "built in" if works else f"built in, but {driver}"
     return Capability(
         f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{what}; {known.use}", remedy
@@ -168,11 +171,12 @@ def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | Non
 
 
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
-    """ONNX Runtime itself and every provider that is built in or worth knowing.
+    """ONNX Runtime itself and every provider that is built in or worth knowing, in alphabetical order.
 
     Args:
         answer: what the probe of ONNX Runtime said; None where it is not installed.
-        driver: as :func:`explain_providers` takes it, like ``plugin``.
+        driver: why CUDA's driver cannot be used; None when it can.
+        plugin: what the probe of onnxruntime-ep-nv-tensorrt-rtx said; None where it is not installed.
     """
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
@@ -185,4 +189,6 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
         detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
         remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
     own = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
-    return [own, *explain_providers(answer.facts.get("providers", []), plugin, driver)]
+    built_in = answer.facts.get("providers", [])
+    names = sorted({*built_in, *_KNOWN} - {"AzureExecutionProvider"} | {*built_in})
+    return [own, *(_explain(name, name in built_in, plugin, driver) for name in names)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, available_providers, rtx_plugin
+from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, SUFFIX, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.host import default_threads
@@ -62,7 +62,10 @@ class OnnxSession(Session):
         self.threads = threads or default_threads()
         self.max_positions = max_positions
         self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
-        self._assigned = _assigned_nodes(self._session) if provider != CPU else None
+        self._assigned: Assigned | None = None
+        if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
+            parts = self._session.get_provider_graph_assignment_info()
+            self._assigned = Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
         self._inputs = {
             node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
         }
@@ -81,7 +84,6 @@ class OnnxSession(Session):
         return tuple(self._inputs)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the graph once. See :meth:`Session.run`."""
         if self._session is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
         feed = {name: self._checked(name, inputs) for name in self._inputs}
@@ -101,13 +103,11 @@ class OnnxSession(Session):
         return dict(found)
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`Session.caveats`."""
         if self.provider == CPU:
             return ()
         return tuple(filter(None, [placement_note(self.provider, self._assigned)]))
 
     def close(self) -> None:
-        """Free the graph's memory."""
         self._session = None
 
     def _checked(self, name: str, inputs: Mapping[str, Array]) -> Array:
@@ -188,14 +188,6 @@ Assigned = Mapping[tuple[str, str], int]
 """(provider, operator) → nodes, as ONNX Runtime divided the graph among its providers."""
 
 
-def _assigned_nodes(session: Any) -> Assigned | None:
-    """None where this ONNX Runtime does not tell."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        return None
-    parts = session.get_provider_graph_assignment_info()
-    return Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
-
-
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """Which nodes a provider other than the one of a session computes; None where there are none.
 
@@ -203,8 +195,9 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
         provider: what the session was opened with.
         assigned: where each node went; None: ONNX Runtime does not tell, which is said, too.
     """
+    wanted = provider.removesuffix(SUFFIX)
     if assigned is None:
-        return f"this onnxruntime {ort.__version__} does not tell which nodes {_short(provider)} left to the CPU"
+        return f"this onnxruntime {ort.__version__} does not tell which nodes {wanted} left to the CPU"
     operators: Counter[str] = Counter()
     elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
     for (_, operator), nodes in elsewhere.items():
@@ -213,14 +206,10 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
         return None
     most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
-    places = ", ".join(dict.fromkeys(_short(where) for where, _ in elsewhere))
+    places = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
     more = ", …" if len(most) > _NAMED else ""
     counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {places}"
-    return f"{counts}, not on {_short(provider)}: {named}{more}"
-
-
-def _short(provider: str) -> str:
-    return provider.removesuffix("ExecutionProvider")
+    return f"{counts}, not on {wanted}: {named}{more}"
 
 
 def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:

@@ -11,9 +11,10 @@ import numpy as np
 from edgeformer.backends.decoder import LoopEngine
 from edgeformer.backends.onnxruntime.decode_graph import placed
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.session import Array, Early, Session
+from edgeformer.backends.session import Array, Session
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.metric import top_probability
 
 OpenPart = Callable[[Path], OnnxSession]
 _KEPT = ("past_key", "past_value", "past_conv")
@@ -100,7 +101,6 @@ class StepEngine(LoopEngine[Array]):
         self._kept: list[dict[str, Array] | None] = [None] * parts.loops
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.embed`."""
         graph, kept = self._parts.embed, self._embedding
         if kept is None:
             kept = graph.empty("past_conv", len(ids))
@@ -110,7 +110,6 @@ class StepEngine(LoopEngine[Array]):
         return found["state"]
 
     def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
-        """See :meth:`LoopEngine.advance`."""
         graph, kept = self._parts.loop, self._kept[stretch]
         if kept is None:
             kept = {name: graph.empty(name, len(state)) for name in _KEPT}
@@ -120,20 +119,16 @@ class StepEngine(LoopEngine[Array]):
         return found["next_state"]
 
     def joined(self, first: Array, second: Array) -> Array:
-        """See :meth:`LoopEngine.joined`."""
         return np.concatenate((first, second), axis=1)
 
     def readout(self, state: Array, loop: int) -> Array:
-        """See :meth:`LoopEngine.readout`."""
         result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
         return result
 
     def caveats(self) -> tuple[str, ...]:
-        """See :meth:`LoopEngine.caveats`."""
         return self._parts.caveats()
 
     def close(self) -> None:
-        """Free the memory of all graphs."""
         self._parts.close()
 
 
@@ -144,9 +139,9 @@ class StepSession(StepParts, Session):
         parts: embed, loop, readout… → file.
         loops: of the whole model.
         open_part: how a file is opened.
-        exit_: the last loop that is run; None: the model's last one.
-        early: rows leave before that when they are sure (classifiers); the result then has ``loops`` int64 [batch].
-        exits: loops that all answer, each as ``logits_exitN``; empty: ``exit_`` alone, as ``logits``.
+        early: as :class:`~edgeformer.backends.backend.OpenOptions` has it; the result then has ``loops`` int64 [batch].
+        exits: loops that all answer, each as ``logits_exitN``, the last of which is the last that is run; empty: the
+            model's last one, as ``logits``.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
@@ -158,12 +153,11 @@ class StepSession(StepParts, Session):
         parts: Mapping[str, Path],
         loops: int,
         open_part: OpenPart = open_here,
-        exit_: int | None = None,
-        early: Early | None = None,
+        early: Mapping[int, float] | None = None,
         exits: Collection[int] = (),
     ) -> None:
-        self._last = exit_ or max(exits, default=loops)
-        asked = [loop for loop in early.thresholds if loop < self._last] if early is not None else []
+        self._last = max(exits, default=loops)
+        asked = [loop for loop in early or () if loop < self._last]
         super().__init__(parts, loops, {*asked, *exits, self._last}, open_part)
         if early is not None and self.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
@@ -197,7 +191,7 @@ class StepSession(StepParts, Session):
             state = self.loop.run({**inputs, "state": state})["next_state"]
             yield state
 
-    def _leave(self, inputs: Mapping[str, Array], early: Early) -> dict[str, Array]:
+    def _leave(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
         state = self.embed.run(inputs)["state"]
         waiting = np.arange(len(state))
         loops = np.full(len(state), self._last, dtype=np.int64)
@@ -211,7 +205,7 @@ class StepSession(StepParts, Session):
             logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
             sure = np.ones(len(waiting), dtype=bool)
             if loop != self._last:
-                sure = np.asarray(early.confidence(answer)) >= early.thresholds[loop]
+                sure = top_probability(answer) >= thresholds[loop]
             logits[waiting[sure]], loops[waiting[sure]] = answer[sure], loop
             waiting, state = waiting[~sure], state[~sure]
             if not len(waiting):

@@ -17,12 +17,9 @@ say(version=openvino.__version__, devices=openvino.Core().available_devices)
 
 
 class OpenVINOBackend(Backend):
-    """See this module."""
-
     name = "openvino"
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """Whether the package works, and the devices that it finds."""
         answer = ask_installed(_SCRIPTS, timeout_s)["openvino"]
         return [describe_package("openvino", answer, install_hint("openvino"))]
 

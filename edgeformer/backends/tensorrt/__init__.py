@@ -29,8 +29,6 @@ _PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
 
 
 class TensorRTBackend(Backend):
-    """See this module."""
-
     name = "tensorrt"
     formats = tuple(RUNTIMES)
     distributions = _PACKAGES
@@ -38,17 +36,10 @@ class TensorRTBackend(Backend):
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """See :func:`why_engine_cannot_run`."""
         return why_engine_cannot_run(artifact)
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """See :meth:`Backend.open`. Engines take the GPU that they were built for; they have no threads.
-
-        Raises:
-            MissingDependencyError: package, libraries, driver or GPU are missing; the message says which.
-            ArtifactError: the engine was built for another GPU or by another version, or TensorRT refuses it.
-            InputError: rows are to leave early, which no engine lets them.
-        """
+        """Engines take the GPU that they were built for; they have no threads. See :meth:`Backend.open`."""
         artifact, runtime = files.artifact, RUNTIMES[files.artifact.format]
         if options.early is not None:
             raise InputError(f"artifact {artifact.id!r} always runs all of its loops; no row leaves an engine early")
@@ -66,7 +57,6 @@ class TensorRTBackend(Backend):
         import edgeformer.backends.tensorrt.session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """One line per package."""
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
         return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
@@ -82,7 +72,6 @@ class TensorRTBackend(Backend):
         return None
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
-        """TensorRT compiles the whole graph."""
         return True
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ENGINES_FOLDER, Builder, BuildJob, Target, Unavailable
 from edgeformer.backends.tensorrt.state import (
     ENGINE_SUFFIX,
     REMEDIES,
     RTX_CAPABILITIES,
-    Package,
     TensorRTState,
     tensorrt_state,
 )
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity, Precision
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity
+from edgeformer.formats.progress import bar
 from edgeformer.machine.capability import installed_version
 from edgeformer.tasks.parity import TOLERANCES
 
@@ -33,22 +33,11 @@ _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
 
 
-class Sizes(NamedTuple):
-    """A dynamic axis: the smallest size that the engine takes, the one it is tuned for, the largest."""
-
-    smallest: int
-    best: int
-    largest: int
+Shapes = Mapping[str, tuple[int, int, int]]
+"""Dynamic axis, as a graph calls it → the smallest size that the engine takes, the one it is tuned for, the largest."""
 
 
-class TextShapes(NamedTuple):
-    """Sizes of the axes of a text graph's inputs, by the axes' names in the graph."""
-
-    batch: Sizes
-    sequence: Sizes
-
-
-def text_shapes(max_length: int, max_positions: int) -> TextShapes:
+def text_shapes(max_length: int, max_positions: int) -> Shapes:
     """The one rule: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 tokens or the longest text.
 
     The largest sequence is at least 128 where the model can take that: latency is judged there.
@@ -58,84 +47,7 @@ def text_shapes(max_length: int, max_positions: int) -> TextShapes:
         max_positions: tokens that the model can take.
     """
     longest = min(max_positions, max(max_length, BEST_LENGTH))
-    return TextShapes(Sizes(1, 1, LARGEST_BATCH), Sizes(1, min(BEST_LENGTH, max_length), longest))
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What to build.
-
-    Attributes:
-        precision: the graph's; an engine computes in the types of its graph.
-        cache: folder for what builders learn about a GPU (timings); None: learn it again.
-    """
-
-    target: Target
-    precision: Precision
-    shapes: TextShapes
-    cache: Path | None = None
-
-    @property
-    def compute_capability(self) -> str:
-        """What the engine's code is compiled for."""
-        assert self.target.compute_capability is not None  # every plan for an NVIDIA GPU names one
-        return self.target.compute_capability
-
-
-def plan_engine(
-    device: DeviceProfile, state: Callable[[Package], TensorRTState] = tensorrt_state
-) -> Target | Unavailable:
-    """Choose the builder: tensorrt-rtx where it supports the device, else tensorrt on that very device.
-
-    Args:
-        device: to build for.
-        state: says what works here.
-    """
-    if device.kind != "cuda" or device.compute_capability is None:
-        return _no_card("tensorrt-rtx", device)
-    capability = device.compute_capability.value
-    named = f"{device.title} (profile {device.name!r}, compute capability {capability})"
-    rtx = state("tensorrt-rtx")
-    supported = rtx.capabilities or RTX_CAPABILITIES
-    if capability in supported and not rtx.missing_to_build():
-        return Target("tensorrt-rtx", device.name, capability)
-    problem = _why_not_on_device(state("tensorrt"), device, capability)
-    if problem is None:
-        return Target("tensorrt", device.name, capability)
-    if capability in supported:
-        missing = f"{rtx.missing_to_build()} ({REMEDIES['tensorrt-rtx']})"
-        return Unavailable("tensorrt-rtx", f"{named}: tensorrt-rtx builds for it on any machine, but here {missing}")
-    alternative = "TensorRT of JetPack, on the Jetson itself" if capability in _JETSON else "tensorrt, on that very GPU"
-    return Unavailable(
-        "tensorrt",
-        f"{named}: tensorrt-rtx supports only compute capability {', '.join(supported)}. Use {alternative}; "
-        f"here {problem}",
-    )
-
-
-def plan_torch_tensorrt(
-    device: DeviceProfile, state: Callable[[Package], TensorRTState] = tensorrt_state
-) -> Target | Unavailable:
-    """For ``--trt-via torch-tensorrt``: like tensorrt, it compiles on that very device.
-
-    Args:
-        device: to build for.
-        state: says what works here.
-    """
-    if device.kind != "cuda" or device.compute_capability is None:
-        return _no_card("torch-tensorrt", device)
-    problem = _why_not_on_device(state("torch-tensorrt"), device, device.compute_capability.value)
-    if problem is None:
-        return Target("torch-tensorrt", device.name, device.compute_capability.value)
-    return Unavailable(
-        "torch-tensorrt",
-        f"{device.title} (profile {device.name!r}): torch-tensorrt compiles on that very GPU, but here {problem}",
-    )
-
-
-def _no_card(format_: str, device: DeviceProfile) -> Unavailable:
-    named = f"{device.title} (profile {device.name!r})"
-    return Unavailable(format_, f"{named} is not an NVIDIA GPU, which TensorRT needs; name another --target")
+    return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:
@@ -149,61 +61,91 @@ def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: 
     return None
 
 
-class TensorRTBuilder(Builder):
+class EngineBuilder(Builder):
+    """What builds engines, each for one NVIDIA GPU."""
+
+    needs_device = True
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        assert device is not None  # needs_device
+        named = f"{device.title} (profile {device.name!r}"
+        if device.kind != "cuda" or device.compute_capability is None:
+            reason = f"{named}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
+            return Unavailable(self.formats[0], reason)
+        return self._plan(device, device.compute_capability.value, named)
+
+    @abstractmethod
+    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+        """For a card of that compute capability. ``named``: how a reason begins, with a parenthesis to be closed."""
+
+
+class TensorRTBuilder(EngineBuilder):
     """``--trt``: an engine of every graph for whole texts, in the precision that was asked for.
 
+    By tensorrt-rtx where it supports the device, else by tensorrt on that very device.
     What an engine answers is checked by ``edgeformer verify`` on its device: here may be no GPU that could open it.
     """
 
     name = "tensorrt"
     formats = ("tensorrt-rtx", "tensorrt")
-    needs_device = True
     flag = "--trt"
 
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """See :func:`plan_engine`."""
-        assert device is not None  # needs_device
-        return plan_engine(device)
+    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+        named += f", compute capability {capability})"
+        rtx = tensorrt_state("tensorrt-rtx")
+        supported = rtx.capabilities or RTX_CAPABILITIES
+        missing = rtx.missing_to_build()
+        if capability in supported and not missing:
+            return Target("tensorrt-rtx", device.name, capability)
+        problem = _why_not_on_device(tensorrt_state("tensorrt"), device, capability)
+        if problem is None:
+            return Target("tensorrt", device.name, capability)
+        if capability in supported:
+            here = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+            return Unavailable("tensorrt-rtx", f"{named}: {here}")
+        on_jetson = capability in _JETSON
+        alternative = "TensorRT of JetPack, on the Jetson itself" if on_jetson else "tensorrt, on that very GPU"
+        return Unavailable(
+            "tensorrt",
+            f"{named}: tensorrt-rtx supports only compute capability {', '.join(supported)}. Use {alternative}; "
+            f"here {problem}",
+        )
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """See :meth:`Builder.build`."""
         from edgeformer.backends.tensorrt.engine import build_engine, size_note
 
-        shapes = text_shapes(job.max_length, job.max_positions)
-        request = EngineRequest(target, job.precision, shapes, job.cache / "tensorrt" if job.cache else None)
         if any(graph.trimmed for graph in job.graphs):
             job.note("engines are built of the graphs with the whole vocabulary only")
         for graph in _whole_texts(job):
             entry, source = _entry(graph, target), job.bundle / str(graph.file)
             file = f"{ENGINES_FOLDER}/{source.stem}.{target.device}{ENGINE_SUFFIX}"
             try:
-                built = build_engine(source, job.bundle / file, request, job.progress)
+                built = build_engine(source, job.bundle / file, target, job)
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
                 continue
-            facts = {"engine": built.engine, "built_for": built.built_for, "reason": built.reason}
-            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), facts)
+            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), vars(built))
             larger = size_note(engine.id, built.engine, engine.size_bytes or 0)
             if larger is not None:
                 job.note(larger)
             yield engine
 
 
-class TorchTensorRTBuilder(Builder):
-    """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch."""
+class TorchTensorRTBuilder(EngineBuilder):
+    """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch on that very device."""
 
     name = "torch-tensorrt"
     formats = ("torch-tensorrt",)
-    needs_device = True
     flag = "--trt --trt-via torch-tensorrt"
 
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """See :func:`plan_torch_tensorrt`."""
-        assert device is not None  # needs_device
-        return plan_torch_tensorrt(device)
+    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+        problem = _why_not_on_device(tensorrt_state("torch-tensorrt"), device, capability)
+        if problem is None:
+            return Target("torch-tensorrt", device.name, capability)
+        reason = f"{named}): torch-tensorrt compiles on that very GPU, but here {problem}"
+        return Unavailable("torch-tensorrt", reason)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """See :meth:`Builder.build`."""
         from edgeformer.backends.tensorrt.torch_tensorrt import compile_engine
 
         graph = next((graph for graph in _whole_texts(job) if graph.role == "full"), None)
@@ -213,16 +155,12 @@ class TorchTensorRTBuilder(Builder):
         suffix = "" if job.precision == "fp32" else f"_{job.precision}"
         # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
-        shapes = text_shapes(job.max_length, job.max_positions)
-        job.progress.start("Compiling with torch-tensorrt", None)
         try:
-            request = EngineRequest(target, job.precision, shapes)
-            built_for = compile_engine(job.module(), tuple(graph.inputs), job.bundle / file, request)
+            with bar(job.progress, "Compiling with torch-tensorrt", None):
+                built_for = compile_engine(tuple(graph.inputs), job.bundle / file, target, job)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return
-        finally:
-            job.progress.finish()
         yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), {"built_for": built_for})
 
 

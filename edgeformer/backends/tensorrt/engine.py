@@ -20,7 +20,8 @@ from typing import Any, Literal
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.backend import BuildJob, Target
+from edgeformer.backends.tensorrt.builders import text_shapes
 from edgeformer.backends.tensorrt.log import (
     PARTS,
     Layers,
@@ -35,7 +36,7 @@ from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import Engine, Precision
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import bar
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine.cuda_driver import devices
 
@@ -47,7 +48,7 @@ _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overfl
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine on disk.
+    """An engine that was written.
 
     Attributes:
         built_for: compute capability and builder version; of ``tensorrt`` also GPU and driver. What
@@ -55,42 +56,56 @@ class BuiltEngine:
         reason: why the engine is rejected; None where it is fine.
     """
 
-    file: Path
     engine: Engine
     built_for: dict[str, str]
     reason: str | None
 
 
-def build_engine(graph: Path, target: Path, request: EngineRequest, progress: Progress | None = None) -> BuiltEngine:
-    """Build the engine of an ONNX graph and write it to ``target``.
+def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> BuiltEngine:
+    """Build the engine of an ONNX graph and write it to ``file``.
 
     Args:
         graph: weights may lie beside it.
-        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_engine`, which says what is possible here.
+        target: from :class:`~edgeformer.backends.tensorrt.builders.TensorRTBuilder`.
+        job: its precision is the graph's (an engine computes in the types of its graph), its cache keeps timings.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
         InputError: an input has a dynamic axis that is neither batch nor sequence.
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
-    progress = progress or Silent()
-    format_ = request.target.format
+    format_ = target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))
     began = time.perf_counter()
-    plan = _build_plan(trt, graph, request, progress)
+    content, shapes = _serialized(trt, graph, target, job)
     seconds = time.perf_counter() - began
-    with replacing(target) as temporary:
-        temporary.write_bytes(memoryview(plan.content))
-    engine = _described(trt, plan, f"{format_} {trt.__version__}", seconds, graph_bytes(graph))
-    size = target.stat().st_size
-    progress.message(
-        f"{target.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
+    with replacing(file) as temporary:
+        temporary.write_bytes(memoryview(content))
+    log = tensorrt_log(trt)
+    totals = log.of("INFO")
+    checked_by, layers = _layers(trt, content, log)
+    engine = Engine(
+        builder=f"{format_} {trt.__version__}",
+        seconds=round(seconds, 2),
+        checked_by=checked_by,
+        layers=layers.count,
+        layers_by_precision=layers.by_precision,
+        weight_elements=layers.weight_elements,
+        weight_bytes=read_total(totals, "weights"),
+        activation_bytes=read_total(totals, "activations"),
+        graph_bytes=graph_bytes(graph),
+        shapes=shapes,
+        warnings=log.of("WARNING"),
+    )
+    size = file.stat().st_size
+    job.progress.message(
+        f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
         + (f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else "")
     )
-    built_for = {"compute_capability": request.compute_capability, format_: str(trt.__version__)}
+    built_for = {"compute_capability": str(target.compute_capability), format_: str(trt.__version__)}
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
-    return BuiltEngine(target, engine, built_for, why_engine_rejected(engine, size, request.precision))
+    return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
 
 
 def graph_bytes(path: Path) -> int:
@@ -135,86 +150,50 @@ def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
     )
 
 
-def _described(trt: Any, plan: _Plan, builder: str, seconds: float, source_bytes: int) -> Engine:
-    log = plan.log
-    listing, totals = log.listing(), log.of("INFO")
-    layers = read_listing(listing) if listing is not None else None
-    checked_by: Literal["builder log", "inspector", "size"] = "builder log"
-    if layers is None:
-        layers = _inspected(trt, plan)
-        checked_by = "inspector" if layers is not None else "size"
-    known = layers or Layers()
-    return Engine(
-        builder=builder,
-        seconds=round(seconds, 2),
-        checked_by=checked_by,
-        layers=known.count,
-        layers_by_precision=known.by_precision,
-        weight_elements=known.weight_elements,
-        weight_bytes=read_total(totals, "weights"),
-        activation_bytes=read_total(totals, "activations"),
-        graph_bytes=source_bytes,
-        shapes=plan.shapes,
-        warnings=log.of("WARNING"),
-    )
+def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
+    """The engine's layers, and what tells them: the builder's listing, else the inspector, else nothing."""
+    found = read_listing(log.listing() or "")
+    if found is not None:
+        return "builder log", found
+    # The inspector needs an opened engine: on the GPU that it was built for.
+    runtime = trt.Runtime(log.logger) if devices() else None
+    engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
+    if engine is not None:
+        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+        found = read_inspector(text)
+    return ("size", Layers()) if found is None else ("inspector", found)
 
 
-def _inspected(trt: Any, plan: _Plan) -> Layers | None:
-    """The inspector's view: only where the engine can be opened, on the GPU that it was built for."""
-    if not devices():
-        return None
-    runtime = trt.Runtime(plan.log.logger)
-    engine = runtime.deserialize_cuda_engine(plan.content)
-    if engine is None:
-        return None
-    return read_inspector(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+InputShapes = dict[str, tuple[tuple[int, ...], ...]]
+"""Input → smallest, best and largest shape."""
 
 
-Shapes = dict[str, tuple[tuple[int, ...], ...]]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A serialised engine and what was said while it was built.
-
-    Attributes:
-        content: TensorRT's memory, as a buffer.
-        shapes: input → smallest, best and largest shape.
-    """
-
-    content: Any
-    shapes: Shapes
-    log: TensorRTLog
-
-
-def _build_plan(trt: Any, graph: Path, request: EngineRequest, progress: Progress) -> _Plan:
-    """Parse and build. Nothing is printed. Raises what :func:`build_engine` raises."""
+def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
+    """Parse and build: the engine as a buffer of TensorRT's. Raises what :func:`build_engine` raises."""
     log = tensorrt_log(trt)
     log.clear()
     builder = trt.Builder(log.logger)
     # TensorRT 10 must be told; in 11 and in tensorrt-rtx there is nothing but strongly typed networks.
-    told = request.target.format == "tensorrt" and trt.__version__.startswith("10.")
+    told = target.format == "tensorrt" and trt.__version__.startswith("10.")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if told else 0)
     _parse(trt, network, graph, log)
-    config, shapes = _configured(trt, builder, network, request)
-    monitor = progress_monitor(trt, progress)
+    config, shapes = _configured(trt, builder, network, target, job)
+    monitor = progress_monitor(trt, job.progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    progress.start(f"Building the {request.target.format} engine of {graph.name}", PARTS, "%")
-    try:
-        with _timing_cache(trt, config, request):
+    what = f"Building the {target.format} engine of {graph.name}"
+    with bar(job.progress, what, PARTS, "%"):
+        with _timing_cache(trt, config, target, job.cache):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
-            monitor.phases.complete()
-    finally:
-        progress.finish()
+            monitor.phases.reach(PARTS)
     interruption = getattr(monitor, "interruption", None) or log.interruption
     if interruption is not None:
         raise interruption
     if content is None:
         why = log.last_error() or "it gives no reason"
-        raise EdgeformerError(f"{graph}: {request.target.format} cannot build it: {why}")
-    return _Plan(content, shapes, log)
+        raise EdgeformerError(f"{graph}: {target.format} cannot build it: {why}")
+    return content, shapes
 
 
 def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
@@ -225,8 +204,10 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     if parser.parse_from_file(str(graph)) and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    # Without the complaint about a missing driver that follows every error on a machine without a GPU.
+    texts = [" ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300] for error in errors]
     told = "; ".join(
-        f"{error.node_operator()} {error.node_name()} {_one_line(error.desc())}".strip() for error in errors
+        f"{error.node_operator()} {error.node_name()} {text}".strip() for error, text in zip(errors, texts, strict=True)
     )
     # The parser takes an empty file for an empty network.
     if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
@@ -236,36 +217,35 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {told}")
 
 
-def _one_line(text: str) -> str:
-    """Without the complaint about a missing driver that follows every error on a machine without a GPU."""
-    return " ".join(text.partition("[checkMacros.cpp")[0].split())[:300]
-
-
-def _configured(trt: Any, builder: Any, network: Any, request: EngineRequest) -> tuple[Any, Shapes]:
+def _configured(trt: Any, builder: Any, network: Any, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     config = builder.create_builder_config()
     # What the layers' types are read from; the engine's size is the same.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if request.precision == "fp32":
+    if job.precision == "fp32":
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
-    if request.target.format == "tensorrt-rtx":
+    if target.format == "tensorrt-rtx":
         config.num_compute_capabilities = 1
-        name = f"SM{request.compute_capability.replace('.', '')}"
+        name = f"SM{str(target.compute_capability).replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
-    profile, shapes = builder.create_optimization_profile(), _shapes(network, request)
+    profile, shapes = (
+        builder.create_optimization_profile(),
+        _shapes(network, job),
+    )
     for name, sizes in shapes.items():
         profile.set_shape(name, *sizes)
     config.add_optimization_profile(profile)
     return config, shapes
 
 
-def _shapes(network: Any, request: EngineRequest) -> Shapes:
-    found: Shapes = {}
+def _shapes(network: Any, job: BuildJob) -> InputShapes:
+    axes = text_shapes(job.max_length, job.max_positions)
+    found: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         columns = []
         for axis, size in enumerate(tensor.shape):
             name = str(tensor.get_dimension_name(axis))
-            sizes = request.shapes._asdict().get(name) if size < 0 else (size, size, size)
+            sizes = axes.get(name) if size < 0 else (size, size, size)
             if sizes is None:
                 raise InputError(
                     f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"
@@ -276,12 +256,12 @@ def _shapes(network: Any, request: EngineRequest) -> Shapes:
 
 
 @contextmanager
-def _timing_cache(trt: Any, config: Any, request: EngineRequest) -> Iterator[None]:
+def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> Iterator[None]:
     """What ``tensorrt`` measured of its kernels, kept for the next build on this GPU; tensorrt-rtx measures nothing."""
-    if request.cache is None or request.target.format != "tensorrt":
+    if cache is None or target.format != "tensorrt":
         yield
         return
-    path = request.cache / f"timing-{request.compute_capability}-{trt.__version__}.cache"
+    path = cache / "tensorrt" / f"timing-{target.compute_capability}-{trt.__version__}.cache"
     known = path.read_bytes() if path.is_file() else b""
     if not config.set_timing_cache(config.create_timing_cache(known), False):  # of another GPU or damaged
         config.set_timing_cache(config.create_timing_cache(b""), False)

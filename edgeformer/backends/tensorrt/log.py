@@ -173,17 +173,14 @@ class Phases:
         for done, steps in self._open.values():
             part += width * done / steps
             width /= steps
-        self._reach(round(PARTS * part))
+        self.reach(round(PARTS * part))
 
     def finish(self, name: str) -> None:
         """A phase ends."""
         self._open.pop(name, None)
 
-    def complete(self) -> None:
-        """All is done; builders skip steps that they announced."""
-        self._reach(PARTS)
-
-    def _reach(self, part: int) -> None:
+    def reach(self, part: int) -> None:
+        """So much is done. At the end all of it: builders skip steps that they announced."""
         # A phase may be repeated; what was shown is not taken back.
         reached = max(self._shown, min(PARTS, part))
         self._progress.advance(reached - self._shown)

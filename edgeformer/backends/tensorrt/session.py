@@ -94,10 +94,7 @@ class TensorRTSession(Session):
         return found
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
-        """Milliseconds of one run on the card alone, between two CUDA events: no copies, no waiting by the host.
-
-        Raises what :meth:`run` raises.
-        """
+        """Between two CUDA events: no copies, no waiting by the host."""
         cuda, _, _kept = self._fill(inputs)
         return cuda.timed_ms(lambda: self._execute(cuda))
 
@@ -121,14 +118,22 @@ class TensorRTSession(Session):
             if not self._context.set_input_shape(own, array.shape):
                 raise InputError(f"{self.path.name}: refuses {self._names[own]} {shape_text(array)} ({self._reason()})")
             cuda.upload(array, self._buffer(cuda, own, array.nbytes))
-        return cuda, {name: self._place(cuda, name, dtype) for name, dtype in self._outputs.items()}, arrays
+        outputs = {}
+        for name, dtype in self._outputs.items():
+            # It follows from the inputs' shapes.
+            shape = outputs[name] = tuple(int(size) for size in self._context.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                raise EdgeformerError(
+                    f"{self.path.name}: the shape of output {name!r} depends on the data: {list(shape)}"
+                )
+            self._buffer(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return cuda, outputs, arrays
 
     def _execute(self, cuda: Cuda) -> None:
         if not self._context.execute_async_v3(cuda.stream):
             raise EdgeformerError(f"{self.path.name}: the engine fails to run ({self._reason()})")
 
     def close(self) -> None:
-        """Free the engine and its memory on the GPU."""
         if self._cuda is None:
             return
         self._cuda.make_current()
@@ -174,14 +179,6 @@ class TensorRTSession(Session):
             else:
                 outputs[name] = dtype
         return inputs, outputs
-
-    def _place(self, cuda: Cuda, name: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
-        """Memory for an output of the shape that follows from the inputs' shapes."""
-        shape = tuple(int(size) for size in self._context.get_tensor_shape(name))
-        if any(size < 0 for size in shape):
-            raise EdgeformerError(f"{self.path.name}: the shape of output {name!r} depends on the data: {list(shape)}")
-        self._buffer(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-        return shape
 
     def _buffer(self, cuda: Cuda, name: str, size: int) -> DeviceMemory:
         """The tensor's memory, at least ``size`` bytes; it only ever grows, so that repeated calls allocate nothing."""

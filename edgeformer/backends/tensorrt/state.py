@@ -160,7 +160,8 @@ def why_engine_cannot_run(artifact: ArtifactManifest, here: TensorRTState | None
         artifact: an engine of a bundle; ``built_for`` says what it needs.
         here: what works here; None: ask.
     """
-    if _is_pickled(artifact):
+    # What torch-tensorrt wrote before it wrote engines: a program that ``torch.export.load`` unpickles.
+    if artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep":
         return _PICKLED
     runtime = RUNTIMES[artifact.format]
     here = here or tensorrt_state(runtime)
@@ -205,13 +206,8 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
     refusal = why_engine_cannot_run(artifact)
     if refusal is None:
         return
-    fault = _is_pickled(artifact) or not tensorrt_state(RUNTIMES[artifact.format]).missing()
+    fault = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
     raise (ArtifactError if fault else MissingDependencyError)(f"{path}: {refusal}")
-
-
-def _is_pickled(artifact: ArtifactManifest) -> bool:
-    """What torch-tensorrt wrote before it wrote engines: a program that ``torch.export.load`` unpickles."""
-    return artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep"
 
 
 def measured_on() -> dict[str, str]:

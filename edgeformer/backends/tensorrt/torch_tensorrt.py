@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeformer.backends.tensorrt.builders import EngineRequest
+from edgeformer.backends.backend import BuildJob, Target
+from edgeformer.backends.tensorrt.builders import text_shapes
 from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import replacing
@@ -23,19 +24,19 @@ from edgeformer.formats.files import replacing
 _CONVERT = "convert_exported_program_to_serialized_trt_engine"
 
 
-def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, request: EngineRequest) -> dict[str, str]:
-    """Compile a module for the GPU that is here, and write the engine, which TensorRT opens without torch.
+def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
+    """Compile a job's module for the GPU that is here, and write the engine, which TensorRT opens without torch.
 
     The whole module becomes one engine; where an operator cannot be in it, there is none. torch-tensorrt names the
     engine's outputs ``output0``…; :class:`~edgeformer.backends.tensorrt.session.TensorRTSession` gives them the
     manifest's names back.
 
     Args:
-        module: in evaluation mode, in the precision of the request (types are taken from the module); it is moved to
-            the GPU and back.
-        inputs: names of its arguments, all int64 [batch, sequence].
-        target: the engine's file.
-        request: from :func:`~edgeformer.backends.tensorrt.builders.plan_torch_tensorrt`.
+        inputs: names of the module's arguments, all int64 [batch, sequence].
+        file: the engine's.
+        target: from :class:`~edgeformer.backends.tensorrt.builders.TorchTensorRTBuilder`.
+        job: its module is in the precision that was asked for (types are taken from it); it is moved to the GPU and
+            back.
 
     Returns:
         ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
@@ -44,12 +45,13 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
         EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
-    sizes = request.shapes._asdict()
-    dims = [torch.export.Dim(name, min=size.smallest, max=size.largest) for name, size in sizes.items()]
+    module: nn.Module = job.module()
+    sizes = text_shapes(job.max_length, job.max_positions)
+    dims = [torch.export.Dim(name, min=least, max=most) for name, (least, _, most) in sizes.items()]
     axes = dict.fromkeys(inputs, tuple(dims))
     smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
-    example = tuple(torch.ones(2, request.shapes.sequence.best, dtype=torch.int64, device="cuda") for _ in inputs)
+    example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
     described = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
         module.to("cuda")
@@ -57,14 +59,14 @@ def compile_engine(module: nn.Module, inputs: tuple[str, ...], target: Path, req
         engine = _convert(torch_tensorrt, program, described)
     except Exception as error:  # of torch.export, of the converters, of TensorRT: no common base class
         raise EdgeformerError(
-            f"{target.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
+            f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
         ) from error
     finally:
         module.to("cpu")
-    with replacing(target) as temporary:
+    with replacing(file) as temporary:
         temporary.write_bytes(memoryview(engine))
     return {
-        "compute_capability": request.compute_capability,
+        "compute_capability": str(target.compute_capability),
         "torch-tensorrt": str(torch_tensorrt.__version__),
         # What opens the engine must be of this version.
         "tensorrt": str(importlib.import_module("tensorrt").__version__),

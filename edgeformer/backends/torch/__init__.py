@@ -29,8 +29,6 @@ say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
 
 
 class TorchBackend(Backend):
-    """See this module."""
-
     name = "torch"
     distributions = ("torch", "accelerate", "safetensors", "flash-attn")
 
@@ -39,15 +37,12 @@ class TorchBackend(Backend):
         return ("torch-cpu",) if util.find_spec("torch") is not None else ()
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        """See :meth:`Backend.provider`."""
         return wanted or f"torch-{kind or 'cpu'}"
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """See :meth:`Backend.provider_facts`."""
         return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """torch, the packages of ``[train]``, and flash-attn."""
         answers = ask_installed(_SCRIPTS, timeout_s)
         flash = describe_package("flash-attn", answers["flash_attn"], _FLASH_REMEDY)
         return [_torch(answers["torch"], cuda_driver.problem()), _extra("train"), flash]

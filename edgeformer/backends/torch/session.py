@@ -50,7 +50,6 @@ class TorchSession(Session):
             return {name: output.float().cpu().numpy() for name, output in outputs.items()}
 
     def close(self) -> None:
-        """Let go of the module."""
         self._model = None
 
     def _tensor(self, name: str, inputs: Mapping[str, Array]) -> torch.Tensor:
@@ -89,23 +88,18 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         self.max_positions: int | None = model.max_positions
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
-        """See :meth:`LoopEngine.embed`."""
         return self._opened.embed(torch.from_numpy(ids), start, keep=keep)
 
     def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
-        """See :meth:`LoopEngine.advance`."""
         return self._opened.run_loop(stretch, state, keep=keep)
 
     def joined(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """See :meth:`LoopEngine.joined`."""
         return torch.cat((first, second), dim=1)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
-        """See :meth:`LoopEngine.readout`."""
         return self._opened.logits(state[:, -1], loop).numpy()
 
     def close(self) -> None:
-        """Let go of the model."""
         self._model = None
 
     @property

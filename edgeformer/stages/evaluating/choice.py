@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeformer.backends import OpenOptions
-from edgeformer.backends.session import Early, Session
+from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
@@ -49,7 +50,7 @@ class Choice:
         """How it reads text. Raises ArtifactError or DataError."""
         return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)
 
-    def session(self, *, every_exit: bool = False, early: Early | None = None) -> Session:
+    def session(self, *, every_exit: bool = False, early: Mapping[int, float] | None = None) -> Session:
         """Open it.
 
         Args:

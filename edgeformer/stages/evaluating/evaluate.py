@@ -20,7 +20,7 @@ from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import Choice, choose
 from edgeformer.tasks import Meter, Origin, Task
 from edgeformer.tasks.early_exit import SWEEP, ExitNotes
-from edgeformer.tasks.running import Calls, score_calls
+from edgeformer.tasks.running import score_batches
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Scoring:
         """The paper's schedule under None where the task has one, then what was asked for, then the sweep."""
         schedule = task.exit_thresholds(notes.exits[:-1])
         asked = () if self.options.threshold is None else (self.options.threshold,)
-        flat = {threshold: notes.flat(threshold) for threshold in sorted({*SWEEP, *asked})}
+        flat = {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
         return {**({None: schedule} if schedule is not None else {}), **flat}
 
     def _run(self, choice: Choice, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
@@ -133,9 +133,9 @@ class _Scoring:
         batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
         what = f"Scoring {choice.id} on {self._name(choice)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, what, len(texts), "rows"), choice.session(every_exit=every_exit) as session:
-            calls = Calls(task, texts, reader.pad, batches)
+            arrays = (task.batch(texts, numbers, reader.pad) for numbers in batches)
             warm_up = not (every_exit or losses)  # of those no time is told
-            seconds = score_calls(session.run, calls, meter, warm_up=warm_up, advance=self.progress.advance)
+            seconds = score_batches(session.run, arrays, meter, warm_up=warm_up, advance=self.progress.advance)
             about = {"batch": max(map(len, batches)), "provider": session.provider, "host": cpu_name()}
         return {"ms_per_sample": 1000 * seconds / len(texts), **about}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from edgeformer.backends.session import Early
 from edgeformer.data.encoding import encode_texts
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
@@ -66,9 +65,7 @@ def predict(
         raise InputError(f"{location.name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     reader = chosen.reader()
     encoded, cut = encode_texts(reader.tokenizer, texts, data.tokens_at_once)
-    early = None
-    if confidence is not None:
-        early = Early(dict.fromkeys(chosen.exits[:-1], confidence), lambda answer: softmax(answer).max(-1))
+    early = dict.fromkeys(chosen.exits[:-1], confidence) if confidence is not None else None
     with chosen.session(early=early) as session:
         answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
     probabilities = softmax(answers["logits"]).tolist()

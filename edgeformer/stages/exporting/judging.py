@@ -103,7 +103,7 @@ class Judge:
         with (
             # The three take turns on the same cores, so none may keep threads spinning when it is done.
             OnnxSession(self.bundle / written.exits[self.subject.last], in_turns=True) as full,
-            self._open_steps(written, exit_=1) as first,
+            self._open_steps(written, (1,)) as first,
             self._open_steps(written) as last,
         ):
             inputs = self.subject.inputs
@@ -112,9 +112,9 @@ class Judge:
             row = {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
             return _step_note(self.variant.precision, (full.run, first.run, last.run), row, len(self.subject.states))
 
-    def _open_steps(self, written: Written, exit_: int | None = None) -> StepSession:
+    def _open_steps(self, written: Written, exits: tuple[int, ...] = ()) -> StepSession:
         paths = {part: self.bundle / file for part, file in written.steps.items()}
-        return StepSession(paths, len(self.subject.states), exit_=exit_)
+        return StepSession(paths, len(self.subject.states), exits=exits)
 
     def decode(self, written: Written) -> ArtifactManifest:
         """The graph with caches: half of every golden window at once, then token by token."""

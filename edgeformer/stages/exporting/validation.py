@@ -11,7 +11,7 @@ from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
 from edgeformer.tasks import Origin, Run, TextReader, task_named
-from edgeformer.tasks.running import Calls, score_calls
+from edgeformer.tasks.running import score_batches
 
 SCORED_TOKENS = 2048
 """Tokens of the validation text that every artifact of a task that counts tokens is scored on: enough to see 2 %."""
@@ -39,19 +39,19 @@ def open_validation(
     except (DataError, InputError, MissingDependencyError) as error:
         return None, (
             f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
-            f"golden inputs; {task.few()}"
+            f"golden inputs; {task.few}"
         )
     used = len(rows)
     if task.unit == "tokens":
         used = min(used, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
     batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
-    calls = Calls(task, rows, reader.pad, batches)
 
     def judge(run: Run, loop: int) -> Score:
         meter = task.meter((loop,))
         progress.start("Scoring on the validation split", used, "rows")
         try:
-            score_calls(run, calls, meter, warm_up=False, advance=progress.advance)
+            arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+            score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
         finally:
             progress.finish()
         return meter.score()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edgeformer.backends.decoder import Decoder
 from edgeformer.tasks.language_modeling.sampling import Sampler
-from edgeformer.tasks.language_modeling.scoring import top_probability
+from edgeformer.tasks.metric import top_probability
 
 Logits = npt.NDArray[Any]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from edgeformer.backends import library_versions
 from edgeformer.data.batching import TextRows
-from edgeformer.data.encoding import PlainText
-from edgeformer.data.language import PreparedText, prepare_text_set
+from edgeformer.data.encoding import PlainText, Prepared
+from edgeformer.data.language import prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
@@ -172,7 +172,7 @@ def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[Lang
     return found, notes
 
 
-def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) -> tuple[PreparedText, str]:
+def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) -> tuple[Prepared[TextRows], str]:
     """Real text for the golden inputs, and what it is."""
     plain = PlainText(tokenizer)
     if from_data:
@@ -186,7 +186,7 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
         rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden = "from a short built-in English text, not from the model's own data"
     summary = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
-    return PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary), golden
+    return Prepared(tokenizer, plain.boundary, rows, rows, {}, summary), golden
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from edgeformer.backends import counts_threads, on_gpu
+from edgeformer.backends import on_gpu, provider_facts
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import power_source
 
@@ -184,7 +184,7 @@ def counted_threads(provider: str, threads: int) -> int | None:
         provider: as a session names it.
         threads: of one operator, as the session was opened with.
     """
-    return threads if counts_threads(provider) else None
+    return threads if provider_facts(provider).counts_threads else None
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:

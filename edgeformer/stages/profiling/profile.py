@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
+from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, provider_facts
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
@@ -117,7 +117,7 @@ def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
         return [], here.target.reason
     kind, usual = here.device.kind, default_provider(here.device.kind)
     # Engines and other providers that compute on the same kind of device measure it just as well.
-    there = [row for row in rows if computes_on(row.provider) == kind and row.latency_ms.status == "measured"]
+    there = [row for row in rows if provider_facts(row.provider).kind == kind and row.latency_ms.status == "measured"]
     found = there if kind == "cuda" and there else [row for row in rows if row.provider == usual] or there
     if found:
         limits = here.request.limits

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from edgeformer.formats.scores import Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
-from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.metric import Meter, token_losses, top_probability
 
 
 class ClassificationScore(Score):
@@ -31,20 +31,6 @@ def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     shifted = np.exp(wide - wide.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
-
-
-def row_losses(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """−log p(label) of every row in nats, float64 [n]; logits [n, C], labels [n]."""
-    wide = logits.astype(np.float64)
-    top = wide.max(axis=-1, keepdims=True)
-    log_sum = top[:, 0] + np.log(np.exp(wide - top).sum(axis=-1))
-    losses: NDArray[np.float64] = log_sum - wide[np.arange(len(labels)), labels]
-    return losses
-
-
-def cross_entropy(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Mean of −log p(label) in nats (paper A, "Loss Function"); logits [n, C], labels [n]."""
-    return float(row_losses(logits, labels).mean())
 
 
 def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> ClassificationScore:
@@ -73,7 +59,7 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> Classifica
         precision=float(precision),
         recall=float(recall),
         f1=float(f1),
-        loss=cross_entropy(logits, labels),
+        loss=float(token_losses(logits, labels).mean()),  # paper A, "Loss Function"
     )
 
 
@@ -108,15 +94,14 @@ class ClassificationMeter(Meter):
             logits = outputs[name]
             self._logits[name].append(logits)
             if self._notes is not None:
-                sure, right = softmax(logits).max(axis=-1), logits.argmax(axis=-1) == labels
-                self._notes.add(loop, row_losses(logits, labels), sure, right)
+                right = logits.argmax(axis=-1) == labels
+                self._notes.add(loop, token_losses(logits, labels), top_probability(logits), right)
 
     def score(self, words: int | None = None) -> ClassificationScore:
         """The last exit's score of all rows so far. Raises ValueError where there is none."""
         return self._score(list(self._names)[-1])
 
     def earlier(self) -> dict[int, Score]:
-        """See :meth:`Meter.earlier`."""
         return {loop: self._score(name) for name, loop in list(self._names.items())[:-1]}
 
     def _score(self, name: str) -> ClassificationScore:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.batching import collate, ordered_batches
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.prepare import PreparedData, encode_file, prepare, prepare_test
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
@@ -22,7 +22,7 @@ from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
-from edgeformer.tasks.early_exit import Departures, ExitNotes
+from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
 from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
@@ -62,29 +62,24 @@ class Classification(Task):
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     )
+    few: ClassVar[str] = f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
 
-    def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> PreparedData:
-        """See :meth:`Task.prepare`."""
+    def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
-        """See :meth:`Task.local_data`."""
         return local_parts(data, folder)
 
     def set_name(self, data: DataConfig, split: str) -> str:
-        """See :meth:`Task.set_name`."""
         return data.split if split == "test" else split
 
     def read_set(self, data: DataConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        """See :meth:`Task.read_set`."""
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
-        """See :meth:`Task.read_file`."""
         return encode_file(path, data.labels, reader.tokenizer, data.max_length)
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
-        """See :meth:`Task.reader`."""
         config = FileTokenizer(kind="file", path=str(tokenizer))
         found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
@@ -96,34 +91,24 @@ class Classification(Task):
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
 
     def weight(self, batch: Arrays) -> int:
-        """Rows."""
         return len(batch["labels"])
 
     def example(self, recipe: ClassificationRecipe, rows: int) -> dict[str, Int64s]:
-        """See :meth:`Task.example`."""
         ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
 
     def evaluation_rows(self, longest: int) -> int:
-        """See :meth:`Task.evaluation_rows`."""
         return EVALUATION_ROWS
 
     def call_batches(
         self, rows: Encoded, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """See :meth:`Task.call_batches`."""
         return ordered_batches(rows.lengths[:first], most)
 
-    def words(self, rows: Encoded, *, cut: bool = False) -> int | None:
-        """None: no figure of a classifier is per word."""
-        return None
-
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
-        """See :meth:`Task.meter`."""
         return ClassificationMeter(exits, notes)
 
     def departures(self, found: Departures) -> dict[str, float | None]:
-        """Loss and accuracy."""
         return {"loss": found.loss, "accuracy": found.right}
 
     def criterion(self, score: ClassificationScore, training: ClassificationTraining) -> float:
@@ -131,17 +116,14 @@ class Classification(Task):
         return score.loss if training.select_by == "loss" else -score.accuracy
 
     def record(self, score: ClassificationScore) -> dict[str, float]:
-        """val_loss, val_accuracy, val_f1."""
         return {"val_loss": score.loss, "val_accuracy": score.accuracy, "val_f1": score.f1}
 
     def describe(self, score: ClassificationScore) -> str:
-        """Loss and accuracy."""
         return f"validation loss {score.loss:.4f}, accuracy {score.accuracy:.4f}"
 
     def rows(
         self, artifact: str, split: str, score: ClassificationScore, *, leaks: bool = False
     ) -> list[EvaluationRow]:
-        """One row."""
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **score.model_dump())]
 
     def lost(
@@ -155,11 +137,7 @@ class Classification(Task):
             return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
         return None
 
-    def few(self) -> str:
-        """See :meth:`Task.few`."""
-        return f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
-
-    def golden_inputs(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, Int64s]:
         """64 rows of the validation set, drawn by the recipe's seed, with their labels."""
         validation = prepared.validation
         count = min(GOLDEN_ROWS, len(validation))
@@ -168,28 +146,25 @@ class Classification(Task):
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
         """Logits [n, C] of every exit; ``logits`` are those of the last."""
-        found = {f"logits_exit{exit_}": logits for exit_, logits in references.items()}
+        found = {exit_logits(exit_): logits for exit_, logits in references.items()}
         return {"logits": references[max(references)], **found}
 
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None
     ) -> ClassificationScore:
-        """See :meth:`Task.golden_score`."""
         return score(logits, answers["labels"] if rows is None else answers["labels"][rows])
 
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """See :meth:`Task.golden_parity`."""
-        name = "logits" if exit_ is None else f"logits_exit{exit_}"
+        name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
             raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
         if golden[name].shape != logits.shape:
             raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
         return measure_parity(logits, golden[name], precision, provider)
 
-    def client_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
-        """Label names by number and back, the longest text, the padding token."""
+    def client_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
         labels = recipe.data.labels
         return {
             "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -198,9 +173,8 @@ class Classification(Task):
             "pad_token_id": prepared.pad,
         }
 
-    def tokenizer_config(self, prepared: PreparedData, recipe: ClassificationRecipe) -> dict[str, object]:
-        """See :meth:`Task.tokenizer_config`."""
-        name, special = prepared.tokenizer.id_to_token, prepared.special
+    def tokenizer_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
+        name, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": recipe.data.max_length,
@@ -211,7 +185,6 @@ class Classification(Task):
         }
 
     def bundle_facts(self, recipe: ClassificationRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`Task.bundle_facts`."""
         return {
             "labels": recipe.data.labels,
             "max_length": recipe.data.max_length,
@@ -219,9 +192,7 @@ class Classification(Task):
         }
 
     def card_lines(self, recipe: ClassificationRecipe) -> list[str]:
-        """See :meth:`Task.card_lines`."""
         return [f"**Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens"]
 
     def selected_by(self, training: TrainingConfig) -> str:
-        """``loss`` or ``accuracy``."""
         return str(getattr(training, "select_by", "loss"))

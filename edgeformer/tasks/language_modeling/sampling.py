@@ -76,7 +76,10 @@ class Sampler:
         probabilities = np.exp(scaled[tokens])
         tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
         if self._sampling.top_p is not None and self._sampling.top_p < 1:
-            kept = _nucleus(probabilities / probabilities.sum(), self._sampling.top_p)
+            # The fewest of the likeliest that sum to it or more; at least one.
+            order = np.argsort(-probabilities, kind="stable")
+            sums = np.cumsum(probabilities[order] / probabilities.sum())
+            kept = np.sort(order[: int(np.searchsorted(sums, self._sampling.top_p, side="left")) + 1])
             tokens, probabilities = tokens[kept], probabilities[kept]
         return tokens, probabilities / probabilities.sum()
 
@@ -89,10 +92,3 @@ def _top_k(scaled: NDArray[np.float64], k: int | None) -> NDArray[np.int64]:
     above = np.flatnonzero(scaled > edge)
     level = np.flatnonzero(scaled == edge)[: k - len(above)]
     return np.sort(np.concatenate((above, level)))
-
-
-def _nucleus(probabilities: NDArray[np.float64], p: float) -> NDArray[np.int64]:
-    """Numbers of the fewest largest that sum to ``p`` or more, rising; at least one."""
-    order = np.argsort(-probabilities, kind="stable")
-    needed = int(np.searchsorted(np.cumsum(probabilities[order]), p, side="left")) + 1
-    return np.sort(order[:needed])

@@ -13,13 +13,12 @@ from pydantic import Field
 from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.tasks.early_exit import ExitNotes, exit_logits
-from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.metric import Meter, token_losses, top_probability
 
 Float64s = NDArray[np.float64]
 TokenValues = Mapping[int, NDArray[np.floating]]
 """Loop → one number for each predicted token, [n]."""
 
-_ROWS_AT_ONCE = 128
 _LARGEST_LOSS = 709.0  # exp of more is no float any more, and not JSON
 
 
@@ -38,44 +37,11 @@ class LanguageScore(Score):
 
     @property
     def by_exit(self) -> dict[int, ExitScore]:
-        """See :attr:`Score.by_exit`."""
         return {loop: self.exits[str(loop)] for loop in sorted(map(int, self.exits))}
 
     @property
     def leaving_early(self) -> EarlyExitScore | None:
-        """See :attr:`Score.leaving_early`."""
         return self.early_exit
-
-
-def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> Float64s:
-    """−log p(target) of every token in nats, float64 [n]; logits [n, V], targets [n] in 0…V−1.
-
-    Raises:
-        ValueError: a target outside the vocabulary, such as the mark of padding.
-    """
-    if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
-        raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")
-    losses = np.empty(len(targets), dtype=np.float64)
-    for rows in _parts(len(targets)):
-        wide = logits[rows].astype(np.float64)
-        top = wide.max(axis=-1)
-        log_sum = top + np.log(np.exp(wide - top[:, None]).sum(axis=-1))
-        losses[rows] = log_sum - wide[np.arange(len(wide)), targets[rows]]
-    return losses
-
-
-def top_probability(logits: NDArray[np.floating]) -> Float64s:
-    """Probability of the likeliest token, float64 [n]: what early exit takes for confidence; logits [n, V]."""
-    confidence = np.empty(len(logits), dtype=np.float64)
-    for rows in _parts(len(logits)):
-        wide = logits[rows].astype(np.float64)
-        confidence[rows] = 1 / np.exp(wide - wide.max(axis=-1, keepdims=True)).sum(axis=-1)
-    return confidence
-
-
-def _parts(count: int) -> list[slice]:
-    # In float64 a thousand rows of 50,000 logits are 400 MB.
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE)]
 
 
 def exit_thresholds(
@@ -109,32 +75,25 @@ class LanguageMeter(Meter):
         self._notes = notes
 
     def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch of ``targets`` [B, S].
-
-        Args:
-            outputs: ``logits`` [B, S, V] of the last exit; or of every exit ``logits_exitN`` [B, S, V]; or of every
-                exit ``loss_exitN`` [B, S] and perhaps ``confidence_exitN`` [B, S].
-            batch: with ``targets``.
-        """
+        """Count ``targets`` [B, S] by logits [B, S, V], or by losses and perhaps confidence [B, S]."""
         targets = batch["targets"]
         counted = targets != IGNORED
         if "logits" in outputs:
             self.add_tokens({self._exits[-1]: _losses(outputs["logits"], targets, counted)})
-            return
-        if exit_logits(self._exits[-1]) in outputs:
+        elif exit_logits(self._exits[-1]) in outputs:
             logits = {loop: outputs[exit_logits(loop)] for loop in self._exits}
             self.add_tokens(
                 {loop: _losses(found, targets, counted) for loop, found in logits.items()},
                 {loop: _confidence(found, counted) for loop, found in logits.items()},
             )
-            return
-        losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
-        sure = {
-            loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
-            for loop in self._exits
-            if f"confidence_exit{loop}" in outputs
-        }
-        self.add_tokens(losses, sure or None)
+        else:
+            losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
+            sure = {
+                loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
+                for loop in self._exits
+                if f"confidence_exit{loop}" in outputs
+            }
+            self.add_tokens(losses, sure or None)
 
     def add_tokens(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
         """Count tokens: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
@@ -154,9 +113,10 @@ class LanguageMeter(Meter):
         for loop in self._exits:
             self._sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
         self._tokens += counts.pop()
-        if confidence is not None:
-            self._leave(losses, confidence)
-        if confidence is not None and self._notes is not None:
+        if confidence is None:
+            return
+        self._leave(losses, confidence)
+        if self._notes is not None:
             for loop in self._exits:
                 sure = confidence[loop] if loop in confidence else np.ones(len(losses[loop]))
                 self._notes.add(loop, losses[loop], sure)
@@ -174,14 +134,6 @@ class LanguageMeter(Meter):
             waiting = waiting & ~leaving
 
     def score(self, words: int | None = None) -> LanguageScore:
-        """Scores of all tokens so far.
-
-        Args:
-            words: words that the tokens spell, for the word-level perplexity.
-
-        Raises:
-            ValueError: no token was counted.
-        """
         if not self._tokens:
             raise ValueError("cannot score an empty set")
         exits = {str(loop): _exit_score(self._sums[loop] / self._tokens) for loop in self._exits}

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
-from edgeformer.data.language import PreparedText, encode_text_file, prepare_text, prepare_text_set, text_set_name
+from edgeformer.data.encoding import Prepared
+from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
@@ -26,9 +27,8 @@ from edgeformer.tasks.language_modeling.scoring import (
     LanguageScore,
     exit_thresholds,
     perplexity_of,
-    token_losses,
 )
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, token_losses
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
@@ -68,23 +68,19 @@ class LanguageModeling(Task):
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
     )
+    few: ClassVar[str] = "they are few"
 
-    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> PreparedText:
-        """See :meth:`Task.prepare`."""
+    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
-        """See :meth:`Task.local_data`."""
         return local_text_parts(data, folder)
 
     def set_name(self, data: TextConfig, split: str) -> str:
-        """See :meth:`Task.set_name`."""
         return text_set_name(data, split)
 
     def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
-        """See :meth:`Task.read_set`.
-
-        Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
+        """Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
         every document is a row of its own. They predict the same tokens from the same context as the packed rows do,
         except where a document goes over the end of a packed row (which forgets the part in front of it) and where it
         is longer than the model reads (which cuts it, and leaves the rest out of ``n``).
@@ -93,14 +89,12 @@ class LanguageModeling(Task):
         return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
 
     def read_file(self, data: TextConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> TextRows:
-        """See :meth:`Task.read_file`."""
         return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer)
 
     def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
         return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
 
     def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
-        """See :meth:`Task.reader`."""
         config = FileTokenizer(kind="file", path=str(tokenizer))
         found = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, boundary_id(found), vocabulary)
@@ -112,44 +106,35 @@ class LanguageModeling(Task):
         return text_batch(rows, numbers, pad, pad_to=pad_to)
 
     def weight(self, batch: Arrays) -> int:
-        """Tokens to be predicted."""
         return int((batch["targets"] != IGNORED).sum())
 
     def example(self, recipe: LanguageRecipe, rows: int) -> dict[str, Int64s]:
-        """See :meth:`Task.example`."""
         ids = np.zeros((rows, recipe.data.sequence_length), dtype=np.int64)
         packed = {"positions": ids} if recipe.data.mode == "packed" else {}
         return {"input_ids": ids, "targets": ids, **packed}
 
     def evaluation_rows(self, longest: int) -> int:
-        """See :meth:`Task.evaluation_rows`."""
         return max(1, EVALUATION_TOKENS // max(1, longest))
 
     def call_batches(
         self, rows: TextRows, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """See :meth:`Task.call_batches`."""
         tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
         return cut_batches(rows.lengths[:first], most, max(1, tokens))
 
     def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
-        """See :meth:`Task.words`."""
         return None if cut and rows.truncated else rows.words
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> LanguageMeter:
-        """See :meth:`Task.meter`."""
         return LanguageMeter(exits, notes)
 
     def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
-        """Paper B's schedule."""
         return exit_thresholds(exits)
 
     def departures(self, found: Departures) -> dict[str, float | None]:
-        """Loss and perplexity."""
         return {"loss": found.loss, "perplexity": perplexity_of(found.loss)}
 
     def criterion(self, score: LanguageScore, training: LanguageTraining) -> float:
-        """Validation loss of the final head."""
         return score.loss
 
     def record(self, score: LanguageScore) -> dict[str, float]:
@@ -162,7 +147,6 @@ class LanguageModeling(Task):
         return values
 
     def describe(self, score: LanguageScore) -> str:
-        """Perplexity of every exit."""
         exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.exits.items())
         return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
 
@@ -187,18 +171,13 @@ class LanguageModeling(Task):
     def lost(
         self, found: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
     ) -> str | None:
-        """Perplexity."""
         rise = found.perplexity / reference.perplexity - 1
         bar = LOSS[precision]
         if not rise <= bar:
             return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
         return None
 
-    def few(self) -> str:
-        """See :meth:`Task.few`."""
-        return "they are few"
-
-    def golden_inputs(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, Int64s]:
         """Eight evenly spaced windows of the validation text, and the tokens after them; a tiny text is repeated."""
         stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
         if len(stream) <= length:
@@ -235,9 +214,7 @@ class LanguageModeling(Task):
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """See :meth:`Task.golden_parity`.
-
-        golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
+        """golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
         the two, unless it is a small one that became even smaller.
 
         Args:
@@ -261,12 +238,10 @@ class LanguageModeling(Task):
             error = np.full(1, np.nan)
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
 
-    def client_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
-        """The longest text, the token between documents, and whether the model sees later tokens."""
+    def client_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
         return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
 
-    def tokenizer_config(self, prepared: PreparedText, recipe: LanguageRecipe) -> dict[str, object]:
-        """See :meth:`Task.tokenizer_config`."""
+    def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
         name = prepared.tokenizer.id_to_token(prepared.pad)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -277,11 +252,9 @@ class LanguageModeling(Task):
         }
 
     def bundle_facts(self, recipe: LanguageRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`Task.bundle_facts`."""
         return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
 
     def card_lines(self, recipe: LanguageRecipe) -> list[str]:
-        """See :meth:`Task.card_lines`."""
         data = recipe.data
         length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
         return [f"**Length:** {length}"]

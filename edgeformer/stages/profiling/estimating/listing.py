@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import default_provider
-from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
@@ -181,12 +181,12 @@ def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
 def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
     opened = ProfiledGraph(file, spec.threads)
     inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
-    nodes = opened.list_nodes([Feed(inputs)])[0]
+    nodes = opened.list_nodes(inputs)[0]
     if spec.timed:
         # The durations that they have in production, where weights are packed beforehand.
         _, batch, seq = item
         calls = max(_LEAST_NODE_CALLS, min(_NODE_CALLS, _NODE_TOKENS // (batch * seq)))
-        packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes([Feed(inputs, calls)])[0]
+        packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes(inputs, calls=calls)[0]
         took = {node.name: node.duration_us for node in packed}
         nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
     return GraphNodes(times=times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)

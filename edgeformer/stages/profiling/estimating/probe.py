@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import default_provider
-from edgeformer.backends.onnxruntime.node_listing import Feed, ProfiledGraph
+from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import EdgeformerError
@@ -91,8 +91,8 @@ def work(told: bytes, send: Send) -> None:
         file = Path(folder) / "probe.onnx"
         products = [one for width, weights in _CHAINS for one in _products(file, width, weights, threads)]
         file.write_bytes(add_chain(_LARGE, 2))
-        sums = Feed({"x": np.ones(_LARGE, np.float32)}, 6)
-        (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes([sums])
+        ones = {"x": np.ones(_LARGE, np.float32)}
+        (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes(ones, calls=6)
         short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
     send(
         HostRates(
@@ -107,8 +107,8 @@ def _products(file: Path, width: int, weights: int, threads: int) -> list[Produc
     file.write_bytes(matmul_chain(width, weights))
     draw = np.random.default_rng(0)
     rows = (*_ROWS, _PEAK_ROWS) if weights == 1 else _ROWS
-    feeds = [Feed({"x": draw.normal(size=(count, width)).astype(np.float32)}, _CALLS) for count in rows]
-    listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(feeds)
+    feeds = [{"x": draw.normal(size=(count, width)).astype(np.float32)} for count in rows]
+    listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(*feeds, calls=_CALLS)
     return [
         ProductTime(rows=count, width=width, weights=weights, duration_us=fmean(node.duration_us for node in nodes))
         for count, nodes in zip(rows, listed, strict=True)
