@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edgeformer.backends import cannot_run, computes_on, default_provider, library_versions, on_gpu
+from edgeformer.backends.backend import Kind
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
@@ -17,7 +18,7 @@ from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
-from edgeformer.stages.profiling.search import search, whole_texts
+from edgeformer.stages.profiling.search import search
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
@@ -68,7 +69,9 @@ def profile_bundle(
                 here.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
             of_device = _estimate(here, artifact)
             rows += of_device
-        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts(artifact)))
+        # Without caches, every token of a text costs a pass over all of it.
+        whole_texts = artifact.role in ("full", "exit")
+        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
     return _report(here, rows, known)
 
 
@@ -104,21 +107,15 @@ def _estimate(here: _Profiling, artifact: ArtifactManifest) -> list[Row]:
     """The device's rows of one artifact, from its graph and the profile's facts."""
     phases = phases_of(artifact, here.bundle.task)
     items = [(phase, *shape) for shape in here.request.shapes for phase in phases]
-    here.progress.start(f"estimating {artifact.id} on {here.device.name}", None)
-    try:
+    with bar(here.progress, f"estimating {artifact.id} on {here.device.name}", None):
         return estimate(here.bundle, artifact, here.device, items)
-    finally:
-        here.progress.finish()
 
 
 def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
     """The host's rows that were measured on the device itself, and why there are none."""
     if not here.target.present:
         return [], here.target.reason
-    kind, usual = here.device.kind, default_provider(here.device.kind)
-    # Engines and other providers that compute on the same kind of device measure it just as well.
-    there = [row for row in rows if computes_on(row.provider) == kind and row.latency_ms.status == "measured"]
-    found = there if kind == "cuda" and there else [row for row in rows if row.provider == usual] or there
+    found = rows_there(rows, here.device.kind)
     if found:
         limits = here.request.limits
         return found, f"{limits.batch}×{limits.seq} was not measured"
@@ -126,9 +123,23 @@ def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
     if not measured_with:
         return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
     return [], (
-        f"{here.target.reason}, but the rows were measured with {measured_with[0]}: {usual} is needed "
-        "(`edgeformer doctor` says what is missing)"
+        f"{here.target.reason}, but the rows were measured with {measured_with[0]}: "
+        f"{default_provider(here.device.kind)} is needed (`edgeformer doctor` says what is missing)"
     )
+
+
+def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
+    """The rows that stand for a present device: what was measured on its kind of processor, by any provider.
+
+    Of its usual provider also what failed: that is a fact about the device, and no estimate replaces it.
+
+    Args:
+        rows: of the host.
+        kind: of the device.
+    """
+    usual = default_provider(kind)
+    there = [row for row in rows if computes_on(row.provider) == kind]
+    return [row for row in there if row.latency_ms.status == "measured" or row.provider == usual]
 
 
 def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
@@ -159,9 +170,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         estimated_for=here.device.kind if estimated else None,
         estimate_error=here.request.estimate_error if estimated else None,
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
-        search=search(manifest, rows, limits, options, kind=here.device.kind, on_target=target.present)
-        if options is not None
-        else None,
+        search=search(manifest, rows, known, limits, options) if options is not None else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
 

@@ -18,9 +18,9 @@ from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import board_names, cpu_name, default_threads
+from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
-from edgeformer.stages.profiling.search import SearchOptions, check_options
 from edgeformer.stages.profiling.verdict import Limits
 from edgeformer.tasks import task_named
 
