@@ -16,7 +16,7 @@ from edgeformer.formats.device import Calibration, DeviceProfile, Fact, FittedCa
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
@@ -87,13 +87,10 @@ def calibrate(
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
     items = _items(opened.manifest.max_positions, shapes)
     count, shown = threads or default_threads(), progress or Silent()
-    shown.start("measuring this host's rates", None)
-    try:
+    with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
-    finally:
-        shown.finish()
     timed = [_time(checked, items, count, _BUDGET_S / len(chosen), shown) for checked in chosen]
-    return _fit(opened.name, host_facts(base, count, probed, timed), count, probed, timed)
+    return _fit(opened.name, _host_facts(base, count, probed, timed), count, probed, timed)
 
 
 def write_profile(device: DeviceProfile, folder: Path) -> Path:
@@ -137,11 +134,8 @@ def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budge
     spec = ListSpec(checked=checked, items=items, threads=threads, timed=True, budget_s=budget_s)
     name = checked.artifact.id
     # Every item is timed in some rounds, and then listed.
-    shown.start(f"timing {name}", len(items) * (ROUNDS + 1), "step")
-    try:
+    with bar(shown, f"timing {name}", len(items) * (ROUNDS + 1), "step"):
         listing = run_listing(spec, shown.advance)
-    finally:
-        shown.finish()
     for item, reason in listing.refused.items():
         shown.message(f"{name} at {item[1]}×{item[2]}: not timed: {reason}")
     return checked.artifact, listing
@@ -177,14 +171,13 @@ def _samples(artifact: ArtifactManifest, item: ItemNodes, rates: Rates) -> tuple
     works = count_nodes(nodes)
     weight_bytes = stored_weight_bytes(nodes, works, artifact)
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    done = tuple(amounts(work, beyond, rates.cache_bytes) for work in works)
     whole_us = sum(node.duration_us for node in nodes)
     samples = [
-        NodeSample(precision, work, amount, node.duration_us, whole_us)
-        for node, work, amount in zip(nodes, works, done, strict=True)
+        NodeSample(precision, work, amounts(work, beyond, rates.cache_bytes), node.duration_us, whole_us)
+        for node, work in zip(nodes, works, strict=True)
     ]
     assert item.call_us is not None
-    return CallSample(precision, tuple(works), done, item.call_us, weight_bytes), alike(samples)
+    return CallSample(precision, tuple(works), item.call_us, weight_bytes), alike(samples)
 
 
 def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
@@ -199,15 +192,8 @@ def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
     return samples
 
 
-def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
-    """``base`` with the facts of this host.
-
-    Args:
-        base: keeps its name, title and budgets.
-        threads: that were used.
-        rates: what the probe measured.
-        timed: INT8's peak is the best of its products.
-    """
+def _host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
+    """``base``, which keeps its name, title and budgets, with the facts of this host."""
     when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
 
     def measured(value: float, what: str) -> Fact[float]:

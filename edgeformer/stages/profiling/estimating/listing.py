@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,9 @@ from pydantic import Field, TypeAdapter
 from edgeformer.backends import default_provider
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
 from edgeformer.backends.session import Array
-from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens, read_golden
-from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
@@ -102,26 +100,11 @@ class Listing:
     refused: dict[Item, str] = field(default_factory=dict)
 
 
-def list_artifact(bundle: Bundle, artifact: ArtifactManifest, items: Sequence[Item]) -> Listing:
+def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
     """The executed nodes of an ONNX artifact; an item that fails has a reason instead.
 
     Args:
-        bundle: whose artifact it is.
-        artifact: a built one.
-        items: what to run.
-
-    Raises:
-        ArtifactError: a file is missing or changed, or a step bundle's configuration is damaged.
-    """
-    checked = CheckedArtifact.of(bundle, artifact)
-    return run_listing(ListSpec(checked=checked, items=tuple(items), threads=1))
-
-
-def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
-    """The same for a spec, which may also ask for times.
-
-    Args:
-        spec: what to list.
+        spec: what to list, and whether to time it.
         heard: called after every piece of work.
     """
     listing = Listing()
