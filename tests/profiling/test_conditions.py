@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.backends import counts_threads
 from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.conditions import CpuReading, CpuUse, doubts, used_between
@@ -45,9 +46,10 @@ def test_what_makes_figures_that_cannot_be_had_again(changes: dict[str, object],
 
 def test_threads_of_a_provider_that_brings_its_own_are_not_counted() -> None:
     crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
-    assert not crowd.disturbed(16, conditions.counted_threads(CUDA, 1))
-    assert crowd.warnings(conditions.counted_threads(CUDA, 1)) == []
-    assert crowd.disturbed(16, conditions.counted_threads(CPU, 1))
+    assert counts_threads(CPU) and not counts_threads(CUDA)
+    assert not crowd.disturbed(16, None)
+    assert crowd.warnings(None) == []
+    assert crowd.disturbed(16, 1)
 
 
 def test_graphs_that_run_in_turns_have_threads_each() -> None:

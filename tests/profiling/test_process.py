@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.formats.base import Frozen
 from edgeformer.stages.profiling import process
-from edgeformer.stages.profiling.process import End, Ending, Job, child_environment, run_job
+from edgeformer.stages.profiling.process import End, Job, child_environment, run_job
 
 
 class Question(Frozen):
@@ -39,7 +39,7 @@ send, number = claim_stdout(), json.load(sys.stdin)["number"]
 """
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], Ending]:
+def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
     """What a program answers to 20, and how it ends."""
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", PRELUDE + program])
     heard: list[int] = []
@@ -50,12 +50,12 @@ def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) 
 def test_answers_are_heard_in_order_and_what_libraries_print_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "print('noise'); os.write(1, b'more noise\\n')\n" + "send(Answer(number=number + 1)); " * 2
     heard, ending = ask(monkeypatch, program + "send(Answer(number=3)); send(End())")
-    assert heard == [21, 21, 3] and ending == Ending(None)
+    assert heard == [21, 21, 3] and ending == End()
 
 
 def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, ending = ask(monkeypatch, "send(End(reason='no such file'))")
-    assert heard == [] and ending == Ending("no such file")
+    assert heard == [] and ending == End(reason="no such file")
 
 
 @pytest.mark.parametrize(

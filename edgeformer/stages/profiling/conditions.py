@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edgeformer.backends import counts_threads, on_gpu
+from edgeformer.backends import on_gpu
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import power_source
 
@@ -63,7 +65,8 @@ def read_cpu() -> CpuReading:
         stolen_s=stolen,
         throttled=_throttle_count(),
         thread_s=_thread_seconds(),
-        mhz=_fastest_mhz(),
+        # Of all cores: those that idle say nothing about the ones that compute.
+        mhz=max((core.current for core in _safely(partial(psutil.cpu_freq, percpu=True)) or []), default=None),
     )
 
 
@@ -177,16 +180,6 @@ def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] 
     )
 
 
-def counted_threads(provider: str, threads: int) -> int | None:
-    """The threads that may compute in this process; None where the provider brings threads of its own.
-
-    Args:
-        provider: as a session names it.
-        threads: of one operator, as the session was opened with.
-    """
-    return threads if counts_threads(provider) else None
-
-
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     """The circumstances as they are now; what this system does not tell is absent.
 
@@ -194,7 +187,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
         threads: of one operator.
         gpu_uuid: the card that computes, where NVML knows one.
     """
-    frequency = _safely(psutil.cpu_freq)
+    frequency, heat = _safely(psutil.cpu_freq), _safely(getattr(psutil, "sensors_temperatures", None)) or {}
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
@@ -203,7 +196,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
         "cpu_mhz": round(frequency.current) if frequency else None,
         "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "power": power_source(),
-        "temperature_c": _hottest(),
+        "temperature_c": max((entry.current for entry in chain(*heat.values()) if entry.current), default=None),
     }
     state = nvidia.state(gpu_uuid) if gpu_uuid is not None else None
     if state is not None:
@@ -256,17 +249,6 @@ def _safely(function: Any) -> Any:
         return None
 
 
-def _fastest_mhz() -> float | None:
-    """Of all cores: those that idle say nothing about the ones that compute."""
-    cores = _safely(lambda: psutil.cpu_freq(percpu=True)) or []
-    return max((core.current for core in cores), default=None)
-
-
-def _hottest() -> float | None:
-    sensors = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
-    return max((entry.current for entries in sensors.values() for entry in entries if entry.current), default=None)
-
-
 def _cpufreq(name: str, root: Path = _CPU) -> str | None:
     try:
         return (root / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
@@ -274,10 +256,10 @@ def _cpufreq(name: str, root: Path = _CPU) -> str | None:
         return None
 
 
-def _throttle_count(root: Path = _CPU) -> int | None:
+def _throttle_count() -> int | None:
     """Thermal throttling events of all cores since boot (Linux on Intel), None where nobody counts."""
     counts: list[int] = []
-    for file in root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+    for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
         with contextlib.suppress(OSError, ValueError):
             counts.append(int(file.read_text(encoding="ascii")))
     return sum(counts) if counts else None

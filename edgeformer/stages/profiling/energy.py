@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from edgeformer.backends import on_gpu
@@ -65,15 +64,8 @@ class NvmlCounter:
         return state.energy_mj
 
 
-@dataclass(frozen=True)
-class NoCounter:
-    """There is nothing to read, and why."""
-
-    reason: str
-
-
-def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCounter:
-    """The counter of what a provider computes on.
+def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
+    """The counter of what a provider computes on, or why there is none.
 
     Args:
         provider: as a session names it.
@@ -81,18 +73,18 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCou
     """
     if on_gpu(provider):
         if gpu_uuid is None:
-            return NoCounter("no card was found through NVML")
+            return "no card was found through NVML"
         state = nvidia.state(gpu_uuid)
         if state is None or state.energy_mj is None:
-            return NoCounter("this card has no energy counter that NVML can read")
+            return "this card has no energy counter that NVML can read"
         return NvmlCounter(gpu_uuid)
     domains, reason = rapl_domains()
-    return RaplCounter(domains) if reason is None else NoCounter(reason)
+    return RaplCounter(domains) if reason is None else reason
 
 
 def measure_energy(
     call: Callable[[int], object],
-    counter: EnergyCounter | NoCounter,
+    counter: EnergyCounter | str,
     rules: MeasureRules,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -106,8 +98,8 @@ def measure_energy(
         clock: seconds.
         sleep: idles for so many seconds; injected, as the clock is, so that tests need not wait.
     """
-    if isinstance(counter, NoCounter):
-        return Energy(status="unavailable", reason=counter.reason)
+    if isinstance(counter, str):
+        return Energy(status="unavailable", reason=counter)
     try:
         counter.start()
         began = clock()

@@ -6,13 +6,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from edgeformer.backends import OpenOptions, backend_of, on_gpu
+from edgeformer.backends import OpenOptions, backend_of, counts_threads, on_gpu
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.golden import Tokens, read_golden
 from edgeformer.formats.report import Energy, Latency, Memory, Row
@@ -23,11 +23,10 @@ from edgeformer.stages.profiling.energy import energy_counter, measure_energy
 from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.measure import measure, summarise
 from edgeformer.stages.profiling.memory import (
-    PeakMeter,
     added,
-    before_opening,
     gpu_memory,
     gpu_memory_by_name,
+    gpu_memory_in_use,
     peak_meter,
     release_unused,
     resident_bytes,
@@ -55,7 +54,7 @@ def work(told: bytes, send: Send) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """An opened artifact and what is called of it. Use it as a context manager.
+    """An opened artifact and what is called of it.
 
     Attributes:
         first: the first call; decoding: reads the text before the token that is timed.
@@ -77,14 +76,6 @@ class Workload:
     device_ms: Callable[[int], float | None] = lambda index: None
     memory_by_name: Callable[[], dict[str, int]] = dict
 
-    def __enter__(self) -> Workload:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def median_device_ms(self) -> tuple[float | None, str | None]:
         """Median of some calls of their own on the card, and why there is none (None: nothing times it here)."""
         try:
@@ -96,17 +87,8 @@ class Workload:
             return None, str(error)
 
 
-def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
-    """Open the artifact of ``spec`` for whole inputs in one call.
-
-    Args:
-        spec: file, artifact and threads.
-        provider: what shall compute, as the backend names it.
-        buffers: inputs of one shape, used in rotation.
-
-    Raises:
-        EdgeformerError: it cannot be opened.
-    """
+def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open the artifact of ``spec`` for whole inputs in one call; ``buffers`` have one shape and are used in turn."""
     backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     session = backend.open(files, options)
@@ -124,11 +106,9 @@ def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     )
 
 
-def open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
-    """Open it for one more token at the end of the same text every time, its output thrown away.
-
-    Takes and raises what :func:`open_whole` does; the tokens before the last of each buffer are read once.
-    """
+def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open it for one more token at the end of the same text every time, its output thrown away; the tokens before
+    the last of the first buffer are read once."""
     backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     decoder = backend.open_decoder(files, None, options)
@@ -167,15 +147,14 @@ class _Measurement:
         golden = read_golden(spec.checked.golden)
         self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()
-        self.before_gpu = before_opening(spec.gpu_uuid)
-        self.meter: PeakMeter = peak_meter()
+        self.before_gpu = gpu_memory_in_use(spec.gpu_uuid)
+        self.meter = peak_meter()
         self.baseline_bytes = resident_bytes()
 
     def run(self) -> None:
         """Measure everything; a shape that the artifact refuses does not stop the others."""
-        left = [item for item in self.spec.items if item not in self.spec.answered]
         try:
-            for position, item in enumerate(left):
+            for position, item in enumerate(self.spec.items):
                 self.send(Start(item=item, provider=self.provider))
                 try:
                     self._measure_item(item, cold=position == 0)
@@ -190,8 +169,8 @@ class _Measurement:
         phase, batch, seq = item
         left_over_bytes = max(0, resident_bytes() - self.baseline_bytes)
         since_reset = self.meter.reset() or cold
-        open_workload = open_whole if phase == "steady" else open_decoding
-        with open_workload(self.spec, self.provider, self.buffers[batch, seq]) as workload:
+        open_workload = _open_whole if phase == "steady" else _open_decoding
+        with closing(open_workload(self.spec, self.provider, self.buffers[batch, seq])) as workload:
             began = time.perf_counter()
             workload.first()
             first_ms = (time.perf_counter() - began) * 1000
@@ -213,7 +192,8 @@ class _Measurement:
 
     def _repeated(self, item: Item, workload: Workload, since_reset: bool) -> Row:
         """The steady or decode row."""
-        counted = conditions.counted_threads(self.provider, self.spec.threads)
+        # A provider that brings threads of its own has as many as it likes.
+        counted = self.spec.threads if counts_threads(self.provider) else None
         pools = max(1, len(self.spec.checked.parts))
         before = conditions.read_cpu()
         sample = measure(workload.call, self.rules)
@@ -246,9 +226,9 @@ class _Measurement:
             resident = resident.model_copy(update={"method": method})
         if not on_gpu(self.provider):
             return resident, {}
-        found = gpu_memory_by_name(self.before_gpu)
+        found = gpu_memory_by_name(self.spec.gpu_uuid, self.before_gpu)
         named = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**found, **workload.memory_by_name()}}
-        return gpu_memory(self.provider, self.before_gpu, found) or resident, named
+        return gpu_memory(self.spec.gpu_uuid, self.before_gpu, found), named
 
     def _row(self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy) -> Row:
         checked = self.spec.checked

@@ -108,8 +108,9 @@ class MeasureSpec(Frozen):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Everything that is to be measured, in this order: shape by shape, and at each of them phase by phase."""
-        return tuple((phase, *shape) for shape, phase in product(self.shapes, self.phases))
+        """Everything that is left to be measured: shape by shape, and at each of them phase by phase."""
+        items: list[Item] = [(phase, *shape) for shape, phase in product(self.shapes, self.phases)]
+        return tuple(item for item in items if item not in self.answered)
 
 
 class Start(Frozen):

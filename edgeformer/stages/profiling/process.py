@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Generic, Literal, TypeVar
@@ -30,10 +29,14 @@ _LAST_WORDS_BYTES = 4096
 
 
 class End(Frozen):
-    """Every child's last message. ``reason``: why it could not do its job."""
+    """Every child's last message, and what the parent says in its place.
+
+    ``reason``: why it could not do its job. ``died``: by itself, so that another one may go on.
+    """
 
     kind: Literal["end"] = "end"
     reason: str | None = None
+    died: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,20 +62,12 @@ class Job(Generic[M]):
     gpu_uuid: str | None = None
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a child ended. ``reason`` None: it did its job. ``died``: by itself, so that another one may go on."""
-
-    reason: str | None
-    died: bool = False
-
-
 def child_command() -> list[str]:
     """How the process is started: anew, never forked, so that it shares nothing with this one."""
     return [sys.executable, "-m", "edgeformer.stages.profiling.child"]
 
 
-def run_job(job: Job[M], take: Callable[[M], None]) -> Ending:
+def run_job(job: Job[M], take: Callable[[M], None]) -> End:
     """Run a child to its end, which comes at once when ``take`` raises.
 
     Args:
@@ -81,17 +76,21 @@ def run_job(job: Job[M], take: Callable[[M], None]) -> Ending:
     """
     with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
         try:
-            end = _hear(job, _lines(process), take)
-            ending = _exit(job, process) if end is None else end
-            if isinstance(ending, End):
-                _wait(process)
+            heard = _hear(job, _lines(process), take)
+            if not isinstance(heard, str):  # it ends by itself, but may not take for ever
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_EXIT_S)
+            code = process.poll()
         finally:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.wait()
-        if isinstance(ending, End):
-            return Ending(ending.reason)
-        return Ending(f"{ending.reason}{_last_words(errors)}", ending.died)
+        if isinstance(heard, End):
+            return heard
+        words = _last_words(errors)
+    if heard is None and code is not None:
+        hint = ", which is what a system does that runs out of memory" if code == _KILLED else ""
+        return End(reason=f"the {job.name} process ended early: {exit_text(code)}{hint}{words}", died=True)
+    return End(reason=(heard or f"the {job.name} process closed its output without a result") + words)
 
 
 def child_environment(threads: int, gpu_uuid: str | None) -> dict[str, str]:
@@ -103,13 +102,9 @@ def child_environment(threads: int, gpu_uuid: str | None) -> dict[str, str]:
         threads: of one operator.
         gpu_uuid: the card that the child sees; None: all there are.
     """
-    environment = dict(os.environ)
-    environment.setdefault("OMP_PROC_BIND", "true")
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    environment["PYTHONIOENCODING"] = "utf-8"
-    if gpu_uuid is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu_uuid
-    return environment
+    pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(threads)}
+    visible = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid is not None else {}
+    return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
 def _started(job: Job[M], errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -144,39 +139,22 @@ def _lines(process: subprocess.Popen[bytes]) -> queue.Queue[bytes | None]:
     return lines
 
 
-def _hear(job: Job[M], lines: queue.Queue[bytes | None], take: Callable[[M], None]) -> End | Ending | None:
-    """Take messages: until the last one, or until the child had to be given up; None: it closed its output."""
+def _hear(job: Job[M], lines: queue.Queue[bytes | None], take: Callable[[M], None]) -> End | str | None:
+    """Take messages until the last one; or why the child had to be given up; None: it closed its output."""
     while True:
         try:
             line = lines.get(timeout=job.silence_s)
         except queue.Empty:
-            return Ending(f"the {job.name} process was silent for {job.silence_s:.0f} s and was ended")
+            return f"the {job.name} process was silent for {job.silence_s:.0f} s and was ended"
         if line is None:
             return None
         try:
             message = job.messages.validate_json(line, strict=False)
         except ValidationError:
-            return Ending(f"the {job.name} process wrote something else than {job.answers}: {line[:80]!r}")
+            return f"the {job.name} process wrote something else than {job.answers}: {line[:80]!r}"
         if isinstance(message, End):
             return message
         take(message)
-
-
-def _exit(job: Job[M], process: subprocess.Popen[bytes]) -> Ending:
-    """Why a child that closed its output without a last message ended."""
-    _wait(process)
-    code = process.poll()
-    if code is None:
-        return Ending(f"the {job.name} process closed its output without a result")
-    hint = ", which is what a system does that runs out of memory" if code == _KILLED else ""
-    return Ending(f"the {job.name} process ended early: {exit_text(code)}{hint}", died=True)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Let the child end by itself, but not take for ever."""
-    deadline = time.monotonic() + _EXIT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def _last_words(errors: IO[bytes]) -> str:
