@@ -179,16 +179,18 @@ class _Measurement:
             facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes, **workload.facts}
             if phase == "decode":
                 facts["read_context_ms"] = round(first_ms, 3)
-            self.send(FinishedRow(row=_noting(self._repeated(item, workload, since_reset), **facts)))
+            row = self._repeated(item, workload, since_reset)
+            self.send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
 
     def _send_cold(self, item: Item, workload: Workload, first_ms: float) -> None:
         latency = summarise([first_ms], stable=None, warnings=workload.caveats)
         energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
         described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
-        row = self._row(item, latency, self._memory(workload, since_reset=True), energy)
-        cold = row.model_copy(update={"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None})
         # The parent has just hashed the file, so it comes from the page cache, not from the disk.
-        self.send(FinishedRow(row=_noting(cold, **described, **workload.facts, file_cache="warm")))
+        noted = {**described, **workload.facts, "file_cache": "warm"}
+        row = self._row(item, latency, self._memory(workload, since_reset=True), energy, noted)
+        cold = row.model_copy(update={"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None})
+        self.send(FinishedRow(row=cold))
 
     def _repeated(self, item: Item, workload: Workload, since_reset: bool) -> Row:
         """The steady or decode row."""
@@ -215,8 +217,7 @@ class _Measurement:
         }
         if why_none is not None:
             facts["no_device_ms"] = why_none
-        row = self._row(item, latency, memory, energy)
-        return _noting(row.model_copy(update={"device_ms": device_ms}), **facts)
+        return self._row(item, latency, memory, energy, facts).model_copy(update={"device_ms": device_ms})
 
     def _memory(self, workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """The row's memory, and other figures of it by name, for the row's conditions."""
@@ -230,7 +231,9 @@ class _Measurement:
         named = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**found, **workload.memory_by_name()}}
         return gpu_memory(self.spec.gpu_uuid, self.before_gpu, found), named
 
-    def _row(self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy) -> Row:
+    def _row(
+        self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy, noted: dict[str, Any]
+    ) -> Row:
         checked = self.spec.checked
         return row_of(
             checked.artifact,
@@ -243,9 +246,5 @@ class _Measurement:
             throughput_per_s=item[1] * 1000 / latency.mean if latency.mean else None,
             energy_mj=energy,
             threads=None if on_gpu(self.provider) else self.spec.threads,
-            conditions=memory[1],
+            conditions={**memory[1], **noted},
         )
-
-
-def _noting(row: Row, **facts: Any) -> Row:
-    return row.model_copy(update={"conditions": {**row.conditions, **facts}})

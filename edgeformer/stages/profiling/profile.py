@@ -31,6 +31,7 @@ class _Profiling:
     bundle: Bundle
     device: DeviceProfile
     target: Target
+    options: ProfileOptions
     request: Request
     progress: Progress
     notes: list[str] = field(default_factory=list)
@@ -56,7 +57,7 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    here = _Profiling(bundle, device, find_target(device), request, progress or Silent())
+    here = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
     files = [(artifact, CheckedArtifact.of(bundle, artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     known: list[Evidence] = []
@@ -144,7 +145,7 @@ def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
 
 def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     target, manifest = here.target, here.bundle.manifest
-    limits, options = here.request.limits, here.request.search
+    limits, options = here.request.limits, here.options
     verdict = check_budget(known, limits)
     estimated = any(row.latency_ms.status == "estimated" for row in rows)
     return Report(
@@ -168,9 +169,9 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         notes=tuple(_notes(here, known, judged=bool(verdict.checks))),
         # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
         estimated_for=here.device.kind if estimated else None,
-        estimate_error=here.request.estimate_error if estimated else None,
+        estimate_error=options.estimate_error if estimated else None,
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
-        search=search(manifest, rows, known, limits, options) if options is not None else None,
+        search=search(manifest, rows, known, limits, options.search) if options.search is not None else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
 

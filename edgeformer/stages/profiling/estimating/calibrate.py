@@ -4,7 +4,6 @@ that :mod:`.check` does not use."""
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.units import parse_bytes
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
@@ -44,7 +44,6 @@ _BUDGET_S = 100.0
 _PROBE_WEIGHT = 0.5
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 
@@ -231,9 +230,8 @@ def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[
     """
     found: list[int] = []
     for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError):
-            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
-            found += [int(match[1]) * _UNITS[match[2]]] if match is not None else []
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
     if found:
         return max(found), "as Linux says"
     sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}

@@ -231,15 +231,21 @@ def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
                     break
                 declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
                 call = partial(session.run, feed_for(declared, item, _golden_ids(spec, item)))
-                _call_for(call, _WARM_UP_S, 2)
-                median_us = statistics.median(_call_for(call, _ROUND_S, _LEAST_CALLS))
+                time_calls(call, _WARM_UP_S, 2)
+                median_us = statistics.median(time_calls(call, _ROUND_S, _LEAST_CALLS))
                 best[item] = min(best.get(item, median_us), median_us)
                 send(Tick())
     return best
 
 
-def _call_for(call: Callable[[], object], seconds: float, least: int) -> list[float]:
-    """Microseconds of calls, as many as ``seconds`` allow."""
+def time_calls(call: Callable[[], object], seconds: float, least: int) -> list[float]:
+    """Microseconds of single calls.
+
+    Args:
+        call: what is timed.
+        seconds: as many calls as these allow,
+        least: but no fewer than that.
+    """
     times_us: list[float] = []
     ending = time.perf_counter() + seconds
     while time.perf_counter() < ending or len(times_us) < least:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
@@ -23,6 +23,7 @@ from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.estimating.listing import time_calls
 from edgeformer.stages.profiling.process import End, Job, run_job
 
 # (width, different weights): 0.25 MiB to 96 MiB of weights, from what every cache holds to what few do.
@@ -120,14 +121,9 @@ def _chain_us(file: Path, nodes: int, threads: int) -> float:
     from edgeformer.backends.onnxruntime.session import OnnxSession
 
     file.write_bytes(add_chain(1, nodes))
-    x = {"x": np.ones(1, np.float32)}
-    times: list[int] = []
     with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
-        for _ in range(_CHAIN_CALLS):
-            began = time.perf_counter_ns()
-            session.run(x)
-            times.append(time.perf_counter_ns() - began)
-    return float(np.quantile(times, 0.1)) / 1000
+        times_us = time_calls(partial(session.run, {"x": np.ones(1, np.float32)}), 0.0, _CHAIN_CALLS)
+    return float(np.quantile(times_us, 0.1))
 
 
 def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
