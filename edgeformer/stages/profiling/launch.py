@@ -27,7 +27,7 @@ from edgeformer.stages.profiling.process import Job, run_job
 _ALLOWANCE_S = 120.0
 
 
-def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progress) -> list[Row]:
+def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Rows of one artifact, in the order of ``spec.items``; what could not be measured says why.
 
     Language models' step and decode artifacts get a row per decoded token (``phase: decode``) at every shape. Where a
@@ -36,12 +36,11 @@ def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progre
 
     Args:
         spec: what to measure.
-        longest_shape_s: upper bound of one shape's loops; a child that says nothing for longer is ended.
         progress: advanced once per shape and phase, and once more where it is measured again.
     """
-    name, silence_s = spec.checked.artifact.id, longest_shape_s + _ALLOWANCE_S
+    name = spec.checked.artifact.id
     with bar(progress, f"measuring {name}", len(spec.items), "shape"):
-        rows = _measure_items(spec, silence_s, progress)
+        rows = _measure_items(spec, progress)
     for row in rows:
         if row.latency_ms.status == "unavailable":
             what = "" if row.phase == "steady" else f", {row.phase}"
@@ -52,7 +51,7 @@ def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progre
     others = tuple(item for item in spec.items if item not in calm)
     second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": others})
     with bar(progress, f"measuring {name} again", len(calm), "shape"):
-        again = {item_of(row): row for row in _measure_items(second, silence_s, progress)}
+        again = {item_of(row): row for row in _measure_items(second, progress)}
     tolerance = spec.rules.repeat_tolerance
     return [confirmed(row, again[item], tolerance) if (item := item_of(row)) in calm else row for row in rows]
 
@@ -89,11 +88,12 @@ def confirmed(row: Row, again: Row, tolerance: float) -> Row:
 
 @dataclass
 class _Answers:
-    """What the children have said so far. ``at``: what the present one is measuring."""
+    """What the children have said so far. ``at``: what the present one is measuring; ``cold``: the first call of the
+    first one, and what was measured then."""
 
     progress: Progress
-    rows: dict[Item, list[Row]] = field(default_factory=dict)
-    measured: set[Item] = field(default_factory=set)
+    rows: dict[Item, Row] = field(default_factory=dict)
+    cold: tuple[Item | None, Row] | None = None
     refused: dict[Item, str] = field(default_factory=dict)
     provider: str | None = None
     at: Item | None = None
@@ -106,22 +106,20 @@ class _Answers:
             self.refused[message.item] = message.reason
             self.progress.advance(1)
         elif (item := item_of(message.row)) is not None:
-            self.rows.setdefault(item, []).append(message.row)
-            self.measured.add(item)
+            self.rows[item] = message.row
             self.progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
-        # A child that goes on after another one has a first call, too; one such row is enough.
-        elif not any(kept.phase == "cold" for rows in self.rows.values() for kept in rows):
-            self.rows.setdefault(self.at or ("steady", message.row.batch, message.row.seq), []).append(message.row)
+        elif self.cold is None:  # a child that goes on after another one has a first call, too
+            self.cold = self.at, message.row
 
     @property
     def items(self) -> set[Item]:
         """Items that need no other child: measured, refused, or lost with the one that they killed."""
-        return self.measured | set(self.refused)
+        return {*self.rows, *self.refused}
 
 
-def _measure_items(spec: MeasureSpec, silence_s: float, progress: Progress) -> list[Row]:
+def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Rows of the items of ``spec``, and a cold row: runs children until every item is answered or given up."""
-    answers, barren = _Answers(progress), 0
+    answers, barren, silence_s = _Answers(progress), 0, spec.rules.longest_s + _ALLOWANCE_S
     while left := [item for item in spec.items if item not in answers.items]:
         answers.at = None
         told = spec.model_copy(update={"answered": (*spec.answered, *answers.items)})
@@ -139,8 +137,11 @@ def _measure_items(spec: MeasureSpec, silence_s: float, progress: Progress) -> l
             answers.refused[fatal] = reason
     rows: list[Row] = []
     for item in spec.items:
-        rows += answers.rows.get(item, [])
-        if item in answers.refused:
+        if answers.cold is not None and answers.cold[0] == item:
+            rows.append(answers.cold[1])
+        if item in answers.rows:
+            rows.append(answers.rows[item])
+        else:
             reason, provider = answers.refused[item], answers.provider or spec.provider or "none"
             row = unavailable_row(spec.checked.artifact, spec.checked.size_bytes, item, provider, "host", reason)
             rows.append(row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads}))

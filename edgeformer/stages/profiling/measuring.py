@@ -40,15 +40,7 @@ _DEVICE_CALLS = 100
 
 
 def work(told: bytes, send: Send) -> None:
-    """Measure what a MeasureSpec asks for.
-
-    Args:
-        told: the spec as JSON.
-        send: is given every message.
-
-    Raises:
-        EdgeformerError: the artifact cannot be measured at all.
-    """
+    """Measure what a MeasureSpec asks for. See :mod:`.child`."""
     _Measurement(MeasureSpec.model_validate_json(told, strict=False), send).run()
 
 

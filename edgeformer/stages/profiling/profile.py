@@ -97,7 +97,7 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
             rules=request.rules,
             gpu_uuid=gpu.uuid if gpu is not None else None,
         )
-        measured = measure_in_child(spec, request.rules.longest_s, here.progress)
+        measured = measure_in_child(spec, here.progress)
         rows += measured
         if any(on_gpu(row.provider) for row in measured):
             break  # the threads of the CPU make no difference there

@@ -161,7 +161,7 @@ def _unseen(calibration: Calibration, bundle: Bundle, artifact: str, shapes: Seq
 
 def _cases(bundle: Bundle, spec: MeasureSpec, device: DeviceProfile, progress: Progress) -> list[FittedCase]:
     """The shapes of ``spec`` that could be both measured and estimated."""
-    rows = measure_in_child(spec, spec.rules.longest_s, progress)
+    rows = measure_in_child(spec, progress)
     measured = {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}
     artifact, cases = bundle.artifact(spec.checked.artifact.id), list[FittedCase]()
     for row in estimate(bundle, artifact, device, spec.items):

@@ -101,15 +101,13 @@ def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
 
 
 def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
-    device, artifact, nodes = case.device, case.artifact, listed.nodes
+    device, artifact = case.device, case.artifact
     # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
-    works = count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
-    runs = sum(graph.times for graph in listed.graphs)
-    feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
+    works = count_nodes(listed.nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
     step_bytes = max((work.moved_bytes for work in works), default=0.0)
     return {
-        "latency_ms": _latency(case, listed.item[0], works, stored_weight_bytes(nodes, works, case.listed), runs),
-        "memory_bytes": estimate_memory(artifact, device, _file_weights(case), step_bytes, feed_bytes),
+        "latency_ms": _latency(case, listed, works),
+        "memory_bytes": estimate_memory(artifact, device, _file_weights(case), step_bytes, listed.feed_bytes),
         "size_bytes": case.size_bytes,
         "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
         "threads": _threads(device),
@@ -117,13 +115,12 @@ def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
     }
 
 
-def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], weight_bytes: float, runs: int) -> Latency:
-    """``weight_bytes``: each weight once; ``runs``: graphs that the call runs."""
+def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     calibration, precision = case.device.calibration, case.artifact.precision
-    rates = rates_of(case.device, precision)
+    rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(listed.nodes, works, case.listed)
     if calibration is not None and precision in calibration.efficiencies:
-        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
-        log2, why = _uncertainty(case, phase, calibration)
+        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, listed.runs) / 1000
+        log2, why = _uncertainty(case, listed.item[0], calibration)
         on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
     fused = backend_of(case.artifact).fuses(case.artifact)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,27 +59,16 @@ class ListSpec(Frozen):
     budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
 
 
-class GraphNodes(Frozen):
-    """The executed nodes of one graph of an artifact, and how often one call of the artifact runs it."""
-
-    times: int
-    feed_bytes: int = Field(description="inputs of one run: tokens, states, what was kept of earlier tokens")
-    nodes: tuple[ExecutedNode, ...] = Field(strict=False)
-
-
 class ItemNodes(Frozen):
     """One item. ``call_us`` is the median of whole calls, where they were timed; nodes then have durations as in
     production, else those of a run without prepacked weights."""
 
     kind: Literal["nodes"] = "nodes"
     item: Item = Field(strict=False)
-    graphs: tuple[GraphNodes, ...] = Field(strict=False)
+    nodes: tuple[ExecutedNode, ...] = Field(strict=False, description="a graph that runs several times: repeated")
+    runs: int = Field(description="of graphs, in one call of the artifact")
+    feed_bytes: int = Field(description="inputs of all runs: tokens, states, what was kept of earlier tokens")
     call_us: float | None = None
-
-    @property
-    def nodes(self) -> tuple[ExecutedNode, ...]:
-        """All nodes of one call, a graph that runs several times repeated."""
-        return tuple(node for graph in self.graphs for _ in range(graph.times) for node in graph.nodes)
 
 
 class Tick(Frozen):
@@ -124,15 +114,7 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
 
 
 def work(told: bytes, send: Send) -> None:
-    """The child's part: list what a ListSpec asks for.
-
-    Args:
-        told: the spec as JSON.
-        send: is given every message.
-
-    Raises:
-        EdgeformerError: the artifact cannot be listed at all.
-    """
+    """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
     spec = ListSpec.model_validate_json(told, strict=False)
     graphs = _graphs(spec.checked)
     calls_us = _time_calls(spec, graphs[0][0], send) if spec.timed else {}
@@ -141,11 +123,12 @@ def work(told: bytes, send: Send) -> None:
             send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
             continue
         try:
-            nodes = tuple(_nodes(spec, file, times, item) for file, times in graphs)
+            runs = [run for file, times in graphs for run in [_nodes(spec, file, item)] * times]
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
-        else:
-            send(ItemNodes(item=item, graphs=nodes, call_us=calls_us.get(item)))
+            continue
+        nodes, fed_bytes = tuple(chain(*(nodes for nodes, _ in runs))), sum(fed for _, fed in runs)
+        send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, call_us=calls_us.get(item)))
 
 
 def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
@@ -161,7 +144,8 @@ def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
         ) from None
 
 
-def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
+def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, ...], int]:
+    """The nodes that one run of a graph executes, and the bytes that it is fed with."""
     opened = ProfiledGraph(file, spec.threads)
     inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
     nodes = opened.list_nodes([Feed(inputs)])[0]
@@ -172,7 +156,7 @@ def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
         packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes([Feed(inputs, calls)])[0]
         took = {node.name: node.duration_us for node in packed}
         nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
-    return GraphNodes(times=times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)
+    return tuple(nodes), sum(array.nbytes for array in inputs.values())
 
 
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:

@@ -81,12 +81,8 @@ def run_probe(threads: int) -> HostRates:
 
 
 def work(told: bytes, send: Send) -> None:
-    """The child's part: time chains of products, sums of large tensors, and of single numbers; about ten seconds.
-
-    Args:
-        told: a ProbeSpec as JSON.
-        send: is given the rates.
-    """
+    """The child's part: time chains of products, sums of large tensors, and of single numbers; about ten seconds. See
+    :mod:`..child`."""
     threads = ProbeSpec.model_validate_json(told).threads
     with tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder:
         file = Path(folder) / "probe.onnx"
@@ -126,15 +122,14 @@ def _chain_us(file: Path, nodes: int, threads: int) -> float:
     return float(np.quantile(times_us, 0.1))
 
 
-def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
+def matmul_chain(width: int, weights: int) -> bytes:
     """Different square products, one after the other: x [rows, width] → y [rows, width].
 
     Args:
         width: each weight is width² · 4 bytes, scaled so that the values neither grow nor vanish.
         weights: how many.
-        seed: of their values.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     names = [f"w{number}" for number in range(weights)]
     stored = {name: draw.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for name in names}
     return _chain("MatMul", names, stored, (None, width))
