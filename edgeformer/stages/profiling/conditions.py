@@ -87,7 +87,7 @@ class CpuUse:
     clock_fall: float = 0.0
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
-        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowded`."""
+        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
         during = "while this was measured"
         said = (
             (self.foreign_cores > FOREIGN_CORES, f"other processes used {self.foreign_cores:.1f} cores {during}"),
@@ -95,11 +95,10 @@ class CpuUse:
             (self.throttled, f"the processor throttled because of heat {during}"),
             (self.clock_fall > _CLOCK_FALL, f"the processor's clock fell by {self.clock_fall:.0%} {during}"),
         )
-        noted = [text for holds, text in said if holds]
-        return noted if threads is None or not self.crowded(threads, pools) else [*noted, self._crowd(threads)]
+        return [*(text for holds, text in said if holds), *filter(None, [self.crowd(threads, pools)])]
 
-    def crowded(self, threads: int | None, pools: int = 1) -> bool:
-        """Whether more than the artifact's ``threads`` computed in this process. Not asked where these are None.
+    def crowd(self, threads: int | None, pools: int = 1) -> str | None:
+        """Says so when more than the artifact's ``threads`` computed in this process. Not asked where these are None.
 
         Cores alone do not tell: on two cores, two threads and a third that spins use two cores together.
 
@@ -108,17 +107,10 @@ class CpuUse:
             pools: graphs that run in turns, each with threads of its own beside the calling one.
         """
         if threads is None:
-            return False
-        others = len(self.busy_threads) > (threads - 1) * pools or bool(self.strangers)
-        return others or self.own_cores > threads + _OWN_TOLERANCE
-
-    def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
-        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
-        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
-        return busy or self.throttled or self.crowded(threads, pools)
-
-    def _crowd(self, threads: int) -> str:
-        given = f"{threads} thread{'s' if threads > 1 else ''}"
+            return None
+        others = len(self.busy_threads) > (threads - 1) * pools or self.strangers
+        if not others and self.own_cores <= threads + _OWN_TOLERANCE:
+            return None
         named = ", ".join(
             f"{_thread_name(number)} {cores:.1f} cores"
             for number, cores in sorted(self.busy_threads.items(), key=lambda item: -item[1])
@@ -126,8 +118,14 @@ class CpuUse:
         )
         if self.strangers:
             return f"threads of this process that are not the artifact's computed while this was measured: {named}"
+        given = f"{threads} thread{'s' if threads > 1 else ''}"
         beside = f"; beside the calling one: {named}" if named else ""
         return f"this process used {self.own_cores:.1f} cores, where the artifact was given {given}{beside}"
+
+    def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
+        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
+        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
+        return busy or self.throttled or self.crowd(threads, pools) is not None
 
 
 def _thread_name(number: int) -> str:

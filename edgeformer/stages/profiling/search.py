@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from operator import attrgetter
 
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search
@@ -117,7 +118,8 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
     anywhere = any(known.validation is not None for known in manifest.artifacts)
     same = [artifact]
     if artifact.role in ("decode", "step"):
-        same += [full for full in manifest.artifacts if full.role == "full" and _kind(full) == _kind(artifact)]
+        kind = attrgetter("format", "precision", "trimmed")
+        same += [full for full in manifest.artifacts if full.role == "full" and kind(full) == kind(artifact)]
     for scored in same:
         score = scored.validation if anywhere else scored.score
         if score is not None:
@@ -129,10 +131,6 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
         return _KnownScore(None, why_none="its predictions were never scored (an engine runs only on its target)")
     split = "the validation split" if anywhere else "anything"
     return _KnownScore(None, why_none=f"its predictions were never scored on {split}")
-
-
-def _kind(artifact: ArtifactManifest) -> tuple[str, str, bool]:
-    return artifact.format, artifact.precision, artifact.trimmed
 
 
 def _option(

@@ -128,8 +128,7 @@ def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
         checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
     ways: Sequence[Row | None] = judged_rows(artifact, limits) or [None]
     several = len({way.threads for way in ways if way is not None}) > 1
-    by_way = [_row_checks(artifact, row, limits, per_call, _where(row if several else None, limits)) for row in ways]
-    return checks + min(by_way, key=_rank)
+    return checks + min((_row_checks(artifact, row, limits, per_call, several) for row in ways), key=_rank)
 
 
 def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
@@ -157,16 +156,11 @@ def _rank(checks: list[Check]) -> tuple[int, int, float]:
     return statuses.count("fail"), statuses.count("unknown"), float("inf") if latency is None else latency
 
 
-def _where(row: Row | None, limits: Limits) -> str:
-    """``row``: one of several that differ in their threads."""
+def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, several: bool) -> list[Check]:
+    """Checks of everything that depends on the row; ``several``: others differ from it in their threads."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    if row is None or row.threads is None:
-        return where
-    return f"{where}, with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
-
-
-def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
-    """Checks of everything that depends on the row."""
+    if several and row is not None and row.threads is not None:
+        where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
     # A decoding artifact's whole calls say nothing about its tokens; their memory is memory all the same.
     timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
     passes = artifact.whole_texts and limits.phase == "decode"

@@ -121,20 +121,16 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     if calibration is not None and precision in calibration.efficiencies:
         middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, listed.runs) / 1000
         log2, why = _uncertainty(case, listed.item[0], calibration)
-        on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-        return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
-    fused = backend_of(case.artifact).fuses(case.artifact)
-    low_us, high_us = range_us(works, rates, weight_bytes, fused)
-    return _estimated(
-        low_us / 1000,
-        high_us / 1000,
-        "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the peaks, "
-        "the high end overlaps nothing and reaches about a third of them",
-    )
-
-
-def _estimated(low_ms: float, high_ms: float, reason: str) -> Latency:
-    return Latency(status="estimated", p50=(low_ms * high_ms) ** 0.5, low=low_ms, high=high_ms, reason=reason)
+        low, high = middle_ms / 2**log2, middle_ms * 2**log2
+        reason = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes; {why}"
+    else:
+        fused = backend_of(case.artifact).fuses(case.artifact)
+        low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
+        reason = (
+            "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
+            "peaks, the high end overlaps nothing and reaches about a third of them"
+        )
+    return Latency(status="estimated", p50=(low * high) ** 0.5, low=low, high=high, reason=reason)
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:

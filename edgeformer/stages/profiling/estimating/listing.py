@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from edgeformer.backends import default_provider
+from edgeformer.backends import ArtifactFiles, default_provider
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Feed, ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
@@ -116,7 +116,7 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
 def work(told: bytes, send: Send) -> None:
     """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
     spec = ListSpec.model_validate_json(told, strict=False)
-    graphs = _graphs(spec.checked)
+    graphs = _graphs(spec.checked.files)
     calls_us = _time_calls(spec, graphs[0][0], send) if spec.timed else {}
     for item in spec.items:
         if spec.timed and item not in calls_us:
@@ -131,17 +131,15 @@ def work(told: bytes, send: Send) -> None:
         send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, call_us=calls_us.get(item)))
 
 
-def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
+def _graphs(files: ArtifactFiles) -> list[tuple[Path, int]]:
     """The files in the order in which they run, and how often one call of the artifact runs each."""
-    if checked.artifact.role != "step":
-        return [(checked.file, 1)]
-    calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
+    if files.artifact.role != "step":
+        return [(files.file, 1)]
+    calls = (("embed", 1), ("loop", files.loops or 1), ("readout", 1))
     try:
-        return [(checked.parts[name], times) for name, times in calls]
+        return [(files.parts[name], times) for name, times in calls]
     except KeyError as error:
-        raise ArtifactError(
-            f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
-        ) from None
+        raise ArtifactError(f"{files.file}: {files.artifact.id} has no part {error}; export the run again") from None
 
 
 def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, ...], int]:
