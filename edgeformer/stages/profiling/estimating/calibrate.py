@@ -84,7 +84,13 @@ def calibrate(
     chosen = full_graphs(opened, _PRECISIONS)
     if not chosen or chosen[0].artifact.precision != "fp32":
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
-    items = _items(opened.manifest.max_positions, shapes)
+    longest = opened.manifest.max_positions
+    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
+    if len(fitting) < 4:
+        raise InputError(
+            f"calibrating needs at least 4 shapes that the model takes (up to {longest} tokens), not {len(fitting)}"
+        )
+    items: tuple[Item, ...] = tuple(("steady", batch, seq) for batch, seq in fitting)
     count, shown = threads or default_threads(), progress or Silent()
     with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
@@ -118,15 +124,6 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str]) -> list[CheckedArtifa
     full = [artifact for artifact in bundle.built("full") if artifact.is_graph and not artifact.trimmed]
     wanted = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
     return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
-
-
-def _items(longest: int, shapes: Sequence[Shape]) -> tuple[Item, ...]:
-    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
-    if len(fitting) < 4:
-        raise InputError(
-            f"calibrating needs at least 4 shapes that the model takes (up to {longest} tokens), not {len(fitting)}"
-        )
-    return tuple(("steady", batch, seq) for batch, seq in fitting)
 
 
 def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budget_s: float, shown: Progress) -> Timed:

@@ -61,15 +61,13 @@ def improve(
     Raises:
         InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
     """
-    profile, written = device, folder
     if options.calibrate:
-        profile = calibrate(bundle, profile, threads=options.threads, progress=progress)
-        written = write_profile(profile, folder)  # kept also where checking fails
+        device = calibrate(bundle, device, threads=options.threads, progress=progress)
+        write_profile(device, folder)  # kept also where checking fails
     if options.check:
-        cases = check_estimates([bundle], profile, options.shapes, rules=options.rules, progress=progress)
-        profile = with_error(profile, cases)
-        written = write_profile(profile, folder)
-    return profile, written
+        cases = check_estimates([bundle], device, options.shapes, rules=options.rules, progress=progress)
+        device = with_error(device, cases)
+    return device, write_profile(device, folder)
 
 
 def check_estimates(
@@ -100,12 +98,15 @@ def check_estimates(
     calibration, refusal = _calibration(device), refused_calibration(device)
     if refusal is not None:
         raise InputError(refusal)
+    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted = 0
     for folder in bundles:
         bundle = Bundle.open(folder)
+        taken = [shape for shape in shapes if shape[1] <= bundle.manifest.max_positions]
+        taken.sort(key=lambda shape: (shape[0] * shape[1], shape))
         for checked in full_graphs(bundle, ("fp32",)):
-            unseen = _unseen(calibration, bundle, checked.artifact.id, shapes)
+            unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)
             fitted += len(shapes) - len(unseen)
             if unseen:
                 spec = MeasureSpec(
@@ -149,14 +150,6 @@ def _calibration(device: DeviceProfile) -> Calibration:
     if device.calibration is None:
         raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
     return device.calibration
-
-
-def _unseen(calibration: Calibration, bundle: Bundle, artifact: str, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    """The shapes that the model takes and that were not fitted, from small to large."""
-    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
-    longest = bundle.manifest.max_positions
-    unseen = [shape for shape in shapes if shape[1] <= longest and (bundle.name, artifact, *shape) not in seen]
-    return tuple(sorted(unseen, key=lambda shape: (shape[0] * shape[1], shape)))
 
 
 def _cases(bundle: Bundle, spec: MeasureSpec, device: DeviceProfile, progress: Progress) -> list[FittedCase]:
