@@ -14,7 +14,8 @@ from edgeformer.stages.profiling import process
 from edgeformer.stages.profiling.process import End, Job, child_environment, run_job
 
 
-class Question(Frozen):
+class Question(Job):
+    name, answers = "asking", "numbers"
     kind: Literal["question"] = "question"
     number: int
 
@@ -43,8 +44,8 @@ def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) 
     """What a program answers to 20, and how it ends."""
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", PRELUDE + program])
     heard: list[int] = []
-    job: Job[Answer] = Job("asking", "numbers", Question(number=20), MESSAGES, 1, silence_s)
-    return heard, run_job(job, lambda answer: heard.append(answer.number))
+    job = Question(number=20, threads=1)
+    return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
 
 
 def test_answers_are_heard_in_order_and_what_libraries_print_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from edgeformer.stages.profiling.messages import (
     Start,
     unavailable_row,
 )
-from edgeformer.stages.profiling.process import Job, run_job
+from edgeformer.stages.profiling.process import run_job
 
 # On top of the loops' own bound: opening a large artifact, and a last slow call.
 _ALLOWANCE_S = 120.0
@@ -123,10 +123,7 @@ def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
     while left := [item for item in spec.items if item not in answers.items]:
         answers.at = None
         told = spec.model_copy(update={"answered": (*spec.answered, *answers.items)})
-        job: Job[Start | FinishedRow | Refusal] = Job(
-            "measuring", "measurements", told, MESSAGES, spec.threads, silence_s, spec.gpu_uuid
-        )
-        end = run_job(job, answers.take)
+        end = run_job(told, MESSAGES, silence_s, answers.take)
         reason = end.reason or "the measuring process did not measure this shape"
         unanswered = [item for item in left if item not in answers.items]
         barren = barren + 1 if unanswered == left else 0

@@ -48,13 +48,13 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Input → type, shape with None where it is dynamic."""
 
 
-class ListSpec(Frozen):
+class ListSpec(Job):
     """One artifact and the items to list; ``timed``: also time them, node by node, and whole calls."""
 
+    name, answers = "listing", "nodes"
     kind: Literal["list"] = "list"
     checked: CheckedArtifact
     items: tuple[Item, ...] = Field((), strict=False)
-    threads: int
     timed: bool = False
     budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
 
@@ -106,7 +106,7 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
             listing.refused[message.item] = message.reason
         heard()
 
-    ending = run_job(Job("listing", "nodes", spec, _MESSAGES, spec.threads, _LONGEST_S), take)
+    ending = run_job(spec, _MESSAGES, _LONGEST_S, take)
     for item in spec.items:
         if item not in listing.items:
             listing.refused.setdefault(item, ending.reason or "the listing process did not list it")

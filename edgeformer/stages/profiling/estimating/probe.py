@@ -42,11 +42,11 @@ _FLOAT = 1
 _IR_VERSION, _OPSET = 8, 17
 
 
-class ProbeSpec(Frozen):
+class ProbeSpec(Job):
     """Measure what this host can do."""
 
+    name, answers = "probing", "rates"
     kind: Literal["probe"] = "probe"
-    threads: int
 
 
 class ProductTime(Frozen):
@@ -73,8 +73,7 @@ _MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End,
 def run_probe(threads: int) -> HostRates:
     """What this host can do, measured by a process of its own. Raises EdgeformerError when that does not say."""
     found: list[HostRates] = []
-    spec = ProbeSpec(threads=threads)
-    ending = run_job(Job("probing", "rates", spec, _MESSAGES, threads, _LONGEST_S), found.append)
+    ending = run_job(ProbeSpec(threads=threads), _MESSAGES, _LONGEST_S, found.append)
     if not found:
         raise EdgeformerError(f"this host's rates could not be measured: {ending.reason or 'no answer'}")
     return found[0]
