@@ -87,7 +87,7 @@ def test_a_child_that_the_system_killed_may_have_run_out_of_memory(monkeypatch: 
 def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    environment = child_environment(threads=2, gpu_uuid="GPU-1")
+    environment = child_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
     assert environment["OMP_PROC_BIND"] == "true"
     assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"

@@ -85,17 +85,13 @@ def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Take) 
     return End(reason=(heard or f"the {job.name} process closed its output without a result") + words)
 
 
-def child_environment(threads: int, gpu_uuid: str | None) -> dict[str, str]:
+def child_environment(job: Job) -> dict[str, str]:
     """The child's environment: OpenMP threads pinned (unpinned ones may share a core), one known GPU.
 
     The user's own OpenMP settings are kept.
-
-    Args:
-        threads: of one operator.
-        gpu_uuid: the card that the child sees; None: all there are.
     """
-    pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(threads)}
-    visible = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid is not None else {}
+    pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
+    visible = {"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if job.gpu_uuid is not None else {}
     return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
@@ -105,7 +101,7 @@ def _started(job: Job, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env=child_environment(job.threads, job.gpu_uuid),
+        env=child_environment(job),
     )
     assert process.stdin is not None
     # A child that dies before it reads breaks the pipe; its exit code will say more than that.

@@ -68,7 +68,10 @@ def profile_bundle(
         if not of_device:
             if here.target.present:
                 here.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
-            of_device = _estimate(here, artifact)
+            phases = phases_of(artifact, bundle.task)
+            items = [(phase, *shape) for shape in request.shapes for phase in phases]
+            with bar(here.progress, f"estimating {artifact.id} on {device.name}", None):
+                of_device = estimate(bundle, artifact, device, items)
             rows += of_device
         # Without caches, every token of a text costs a pass over all of it.
         whole_texts = artifact.role in ("full", "exit")
@@ -102,14 +105,6 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
         if any(on_gpu(row.provider) for row in measured):
             break  # the threads of the CPU make no difference there
     return rows
-
-
-def _estimate(here: _Profiling, artifact: ArtifactManifest) -> list[Row]:
-    """The device's rows of one artifact, from its graph and the profile's facts."""
-    phases = phases_of(artifact, here.bundle.task)
-    items = [(phase, *shape) for shape in here.request.shapes for phase in phases]
-    with bar(here.progress, f"estimating {artifact.id} on {here.device.name}", None):
-        return estimate(here.bundle, artifact, here.device, items)
 
 
 def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:

@@ -33,11 +33,6 @@ class Case:
     listed: ArtifactManifest
     device: DeviceProfile
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the artifact's file."""
-        return self.artifact.size_bytes or 0
-
 
 def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item]) -> list[Row]:
     """One row per item (phase, batch, seq) of a built artifact, `where: device`: estimated, or unavailable and why.
@@ -97,7 +92,7 @@ def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
             return row_of(case.artifact, item, provider, "device", **_figures(case, listing.items[item]))
     except EdgeformerError as error:
         reason = str(error)
-    return unavailable_row(case.artifact, case.size_bytes, item, provider, "device", reason)
+    return unavailable_row(case.artifact, case.artifact.size_bytes or 0, item, provider, "device", reason)
 
 
 def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
     return {
         "latency_ms": _latency(case, listed, works),
         "memory_bytes": estimate_memory(artifact, device, _file_weights(case), step_bytes, listed.feed_bytes),
-        "size_bytes": case.size_bytes,
+        "size_bytes": artifact.size_bytes or 0,
         "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
         "threads": _threads(device),
         "work": total(works),
@@ -162,7 +157,7 @@ def _require_estimable(case: Case) -> None:
 def _file_weights(case: Case) -> float:
     sharing = case.artifact.sharing or case.listed.sharing
     if sharing is None:
-        return case.size_bytes
+        return case.artifact.size_bytes or 0
     # An FP16 engine whose only graph in the bundle is FP32.
     return sharing.weight_bytes / (2 if case.artifact.precision == "fp16" and case.listed.precision == "fp32" else 1)
 
