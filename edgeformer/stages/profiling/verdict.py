@@ -6,7 +6,7 @@ within the limit, fails when the whole range is beyond it, and is unknown in bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
@@ -122,13 +122,9 @@ def _known(figure: Latency | Memory | Energy, value: float | None, doubt: str = 
 
 def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     """All checks of one artifact; ``per_call``: latency and energy too."""
-    checks: list[Check] = []
-    if limits.size_bytes is not None:
-        size = Quantity(artifact.size_bytes, "measured", "")
-        checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
     ways: Sequence[Row | None] = judged_rows(artifact, limits) or [None]
     several = len({way.threads for way in ways if way is not None}) > 1
-    return checks + min((_row_checks(artifact, row, limits, per_call, several) for row in ways), key=_rank)
+    return min((_row_checks(artifact, row, limits, per_call, several) for row in ways), key=_rank)
 
 
 def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
@@ -157,7 +153,7 @@ def _rank(checks: list[Check]) -> tuple[int, int, float]:
 
 
 def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, several: bool) -> list[Check]:
-    """Checks of everything that depends on the row; ``several``: others differ from it in their threads."""
+    """All checks with one row's figures; ``several``: others differ from it in their threads."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
     if several and row is not None and row.threads is not None:
         where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
@@ -165,17 +161,18 @@ def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: b
     timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
     passes = artifact.whole_texts and limits.phase == "decode"
     p50 = "p50 of a whole pass, which each token costs without caches," if passes else "p50"
-    judged: list[tuple[str, float | None, str, Row | None, Callable[[Row], Quantity], str]] = [
-        ("latency", limits.latency_ms if per_call else None, "ms", timed, latency_of, p50),
-        ("memory", limits.memory_bytes, "bytes", row, memory_of, "peak"),
-        ("energy", limits.energy_mj if per_call else None, "mJ", timed, energy_of, "above idle, per call"),
+    missing = Quantity(None, "unavailable", artifact.why_no_rows)
+    latency, energy = (missing, missing) if timed is None else (latency_of(timed), energy_of(timed))
+    judged: list[tuple[str, float | None, str, Quantity, str]] = [
+        ("size", limits.size_bytes, "bytes", Quantity(artifact.size_bytes, "measured", ""), ""),
+        ("latency", limits.latency_ms if per_call else None, "ms", latency, p50),
+        ("memory", limits.memory_bytes, "bytes", missing if row is None else memory_of(row), "peak"),
+        ("energy", limits.energy_mj if per_call else None, "mJ", energy, "above idle, per call"),
     ]
     checks: list[Check] = []
-    for name, limit, unit, source, quantity_of, what in judged:
+    for name, limit, unit, quantity, what in judged:
         if limit is not None:
-            missing = Quantity(None, "unavailable", artifact.why_no_rows)
-            quantity = quantity_of(source) if source is not None else missing
-            if quantity.basis != "unavailable":  # that keeps its own reason
+            if what and quantity.basis != "unavailable":  # that keeps its own reason
                 estimated = "estimated " if quantity.basis == "estimated" else ""
                 quantity = replace(quantity, reason=f"{estimated}{what} {where}{quantity.reason}")
             checks.append(_compare(name, artifact.artifact, limit, quantity, unit))
