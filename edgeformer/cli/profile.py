@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import BundleManifest
     from edgeformer.run import Location
+    from edgeformer.stages.profiling.choosing import SearchOptions
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
-    from edgeformer.stages.profiling.search import SearchOptions
 
 N = TypeVar("N", int, float)
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -204,7 +204,7 @@ def _search(
     manifest: BundleManifest,
 ) -> SearchOptions | None:
     """What to search for, checked against the bundle before minutes of measuring."""
-    from edgeformer.stages.profiling.search import SearchOptions, check_options
+    from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 
     if not wanted:
         asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}

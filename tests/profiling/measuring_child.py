@@ -60,7 +60,7 @@ class Recorder(Silent):
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """The rows that are left when the child runs ``program`` instead of measuring."""
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
-    return measure_in_child(make_spec(bundle, **changes), 1.0, Silent())
+    return measure_in_child(make_spec(bundle, **changes), Silent())
 
 
 def reasons(rows: list[Row]) -> list[str]:

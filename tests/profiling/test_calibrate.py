@@ -16,12 +16,7 @@ from edgeformer.formats.errors import InputError, RecipeError
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile
-from edgeformer.stages.profiling.estimating.check import (
-    CHECK_SHAPES,
-    check_estimates,
-    error_of,
-    with_error,
-)
+from edgeformer.stages.profiling.estimating.check import CHECK_SHAPES, check_estimates, with_error
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.measure import MeasureRules
@@ -115,8 +110,9 @@ def case(measured: float, estimated: float) -> FittedCase:
     return FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated)
 
 
-def test_an_error_is_the_same_up_and_down() -> None:
-    error = error_of([case(1.0, 2.0), case(4.0, 1.0), case(3.0, 3.0)], "x", "cpu")
+def test_an_error_is_the_same_up_and_down(calibrated: DeviceProfile) -> None:
+    checked = with_error(calibrated, [case(1.0, 2.0), case(4.0, 1.0), case(3.0, 3.0)]).calibration
+    assert checked is not None and (error := checked.error) is not None
     assert (error.median_log2, error.worst_log2, error.cases) == (1.0, 2.0, 3)
 
 

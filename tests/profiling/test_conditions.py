@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.backends import counts_threads
 from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.conditions import CpuReading, CpuUse, doubts, used_between
@@ -45,15 +46,16 @@ def test_what_makes_figures_that_cannot_be_had_again(changes: dict[str, object],
 
 def test_threads_of_a_provider_that_brings_its_own_are_not_counted() -> None:
     crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
-    assert not crowd.disturbed(16, conditions.counted_threads(CUDA, 1))
-    assert crowd.warnings(conditions.counted_threads(CUDA, 1)) == []
-    assert crowd.disturbed(16, conditions.counted_threads(CPU, 1))
+    assert counts_threads(CPU) and not counts_threads(CUDA)
+    assert not crowd.disturbed(16, None)
+    assert crowd.warnings(None) == []
+    assert crowd.disturbed(16, 1)
 
 
 def test_graphs_that_run_in_turns_have_threads_each() -> None:
     """A step bundle's: three graphs with two threads bring three threads beside the calling one."""
     two = use(own_cores=1.6, busy_threads={1: 0.4, 2: 0.4})
-    assert two.crowded(2) and not two.crowded(2, pools=3)
+    assert two.crowd(2) and not two.crowd(2, pools=3)
     assert two.warnings(2, pools=3) == [] and not two.disturbed(2, 2, pools=3)
 
 
@@ -89,9 +91,9 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
     noted = found.warnings(1)[-1]
     stop.set()
     thread.join()
-    assert found.crowded(1) and not found.crowded(2)
+    assert found.crowd(1) and not found.crowd(2)
     assert list(found.busy_threads) == [thread.native_id]
-    assert known.crowded(2) and known.strangers == {thread.native_id}
+    assert known.crowd(2) and known.strangers == {thread.native_id}
     if sys.platform == "linux":
         assert f"thread {thread.native_id} (" in noted
 

@@ -36,7 +36,7 @@ def measured(bundle: Path, id_: str, *shapes: tuple[int, int]) -> list[Row]:
         shapes=shapes,
         rules=RULES,
     )
-    return measure_in_child(spec, RULES.longest_s, Silent())
+    return measure_in_child(spec, Silent())
 
 
 def test_a_decode_graph_has_a_row_per_token_at_every_context_and_batch(bundle: Path) -> None:

@@ -114,7 +114,7 @@ def test_sums_meet_the_calls_that_were_timed_without_the_profiler() -> None:
         done = tuple(amounts(work, 0.0, RATES.cache_bytes) for work in works)
         overhead = len(works) * 4.0
         rest = sum(node_us(amount, TRUE, RATES) for amount in done) - overhead
-        calls.append(CallSample("fp32", works, done, 30 + 0.5 * overhead + 1.1 * rest, 256 * 256 * 4))
+        calls.append(CallSample("fp32", works, 30 + 0.5 * overhead + 1.1 * rest, 256 * 256 * 4))
     met = meet_calls(profiled, calls, {"fp32": RATES})
     for call in calls:
         estimated = fitted_us(call.works, RATES, met, "fp32", call.weight_bytes)

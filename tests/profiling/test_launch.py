@@ -17,7 +17,7 @@ from edgeformer.stages.profiling import launch, process
 from edgeformer.stages.profiling.launch import confirmed, item_of, measure_in_child, stable_items
 from edgeformer.stages.profiling.measure import MeasureRules, summarise
 from edgeformer.stages.profiling.messages import FinishedRow, Refusal, Start, unavailable_row
-from tests.profiling.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as
+from tests.profiling.measuring_child import Recorder, another, make_spec, reasons, run_as
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_child_measures_every_shape(bundle: Path) -> None:
     progress = Recorder()
-    rows = measure_in_child(make_spec(bundle), RULES.longest_s, progress)
+    rows = measure_in_child(make_spec(bundle), progress)
     assert [(row.phase, row.batch, row.seq) for row in rows] == [
         ("cold", 1, 8),
         ("steady", 1, 8),
@@ -50,7 +50,7 @@ def test_a_real_child_measures_every_shape(bundle: Path) -> None:
 
 def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path) -> None:
     rows = measure_in_child(
-        make_spec(bundle, shapes=((1, 8), (1, 30)), checked=another(make_spec(bundle), max_positions=99)), 5.0, Silent()
+        make_spec(bundle, shapes=((1, 8), (1, 30)), checked=another(make_spec(bundle), max_positions=99)), Silent()
     )
     assert [(row.seq, row.latency_ms.status) for row in rows if row.phase == "steady"] == [
         (8, "measured"),
@@ -61,14 +61,12 @@ def test_a_shape_that_the_artifact_refuses_does_not_stop_the_others(bundle: Path
 
 def test_an_artifact_that_cannot_be_opened_is_a_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    rows = measure_in_child(
-        make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), 5.0, Silent()
-    )
+    rows = measure_in_child(make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Silent())
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
 
 
 def test_an_unknown_provider_is_a_reason(bundle: Path) -> None:
-    rows = measure_in_child(make_spec(bundle, provider="NoSuchProvider"), 5.0, Silent())
+    rows = measure_in_child(make_spec(bundle, provider="NoSuchProvider"), Silent())
     assert "'NoSuchProvider' is not available" in reasons(rows)[0]
     assert rows[0].provider == "NoSuchProvider"
 
@@ -125,7 +123,7 @@ def test_a_refusal_is_told_live(monkeypatch: pytest.MonkeyPatch, bundle: Path, t
     program = f"print(open({str(tmp_path / 'said')!r}, encoding='utf-8').read(), end='')"
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
     progress = Recorder()
-    measure_in_child(make_spec(bundle, shapes=((1, 8),)), 1.0, progress)
+    measure_in_child(make_spec(bundle, shapes=((1, 8),)), progress)
     assert progress.messages == ["model at 1×8: not measured: too long"]
 
 
@@ -136,7 +134,7 @@ def test_an_interrupt_ends_the_child_too(bundle: Path) -> None:
 
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(KeyboardInterrupt):
-        measure_in_child(make_spec(bundle), RULES.longest_s, Impatient())
+        measure_in_child(make_spec(bundle), Impatient())
     assert {child.pid for child in psutil.Process().children()} <= before
 
 

@@ -68,7 +68,7 @@ def test_load_ms_is_the_opening_alone_without_imports_and_manifests(
         rules=RULES,
     )
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
-    rows = measure_in_child(spec, RULES.longest_s, Silent())
+    rows = measure_in_child(spec, Silent())
     assert [row.phase for row in rows] == ["cold", *phases]
     times = load_times(rows)
     assert len(times) == len(rows) and all(0 < ms < 1e6 for ms in times), times
@@ -76,7 +76,7 @@ def test_load_ms_is_the_opening_alone_without_imports_and_manifests(
 
 def test_rows_say_which_nodes_another_provider_computed(classifier: Path) -> None:
     """Azure's provider is in the ordinary package and takes no node of a local graph: all of them run on the CPU."""
-    rows = measure_in_child(make_spec(classifier, provider="AzureExecutionProvider"), RULES.longest_s, Silent())
+    rows = measure_in_child(make_spec(classifier, provider="AzureExecutionProvider"), Silent())
     assert [row.phase for row in rows] == ["cold", "steady", "steady"]
     for row in rows:
         assert row.latency_ms.status == "measured" and row.provider == "AzureExecutionProvider"
@@ -86,6 +86,6 @@ def test_rows_say_which_nodes_another_provider_computed(classifier: Path) -> Non
 
 
 def test_rows_of_the_provider_that_computes_everything_say_nothing(classifier: Path) -> None:
-    for row in measure_in_child(make_spec(classifier), RULES.longest_s, Silent()):
+    for row in measure_in_child(make_spec(classifier), Silent()):
         assert "nodes_by_provider" not in row.conditions
         assert not any("nodes ran on" in warning for warning in row.latency_ms.warnings)

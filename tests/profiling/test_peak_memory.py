@@ -20,15 +20,14 @@ from edgeformer.stages.profiling.memory import (
     PolledPeak,
     WindowsPeak,
     added,
-    before_opening,
     gpu_memory,
     gpu_memory_by_name,
+    gpu_memory_in_use,
     peak_meter,
     resident_bytes,
 )
 
 MIB = 2**20
-CUDA = "CUDAExecutionProvider"
 Machine = Callable[..., None]
 
 
@@ -96,16 +95,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
-    before = before_opening(uuid)
-    found = gpu_memory_by_name(before)
-    memory = gpu_memory(CUDA, before, found)
-    assert memory is not None
-    return memory, found
-
-
-def test_a_processor_has_none(machine: Machine) -> None:
-    machine(process=5)
-    assert gpu_memory("CPUExecutionProvider", before_opening(None), {}) is None
+    before = gpu_memory_in_use(uuid)
+    found = gpu_memory_by_name(uuid, before)
+    return gpu_memory(uuid, before, found), found
 
 
 def test_the_process_itself_is_the_best_figure_and_the_cards_is_kept_beside_it(machine: Machine) -> None:

@@ -11,10 +11,11 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.formats.base import Frozen
 from edgeformer.stages.profiling import process
-from edgeformer.stages.profiling.process import End, Ending, Job, child_environment, run_job
+from edgeformer.stages.profiling.process import End, Job, child_environment, run_job
 
 
-class Question(Frozen):
+class Question(Job):
+    name, answers = "asking", "numbers"
     kind: Literal["question"] = "question"
     number: int
 
@@ -39,23 +40,23 @@ send, number = claim_stdout(), json.load(sys.stdin)["number"]
 """
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], Ending]:
+def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
     """What a program answers to 20, and how it ends."""
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", PRELUDE + program])
     heard: list[int] = []
-    job: Job[Answer] = Job("asking", "numbers", Question(number=20), MESSAGES, 1, silence_s)
-    return heard, run_job(job, lambda answer: heard.append(answer.number))
+    job = Question(number=20, threads=1)
+    return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
 
 
 def test_answers_are_heard_in_order_and_what_libraries_print_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "print('noise'); os.write(1, b'more noise\\n')\n" + "send(Answer(number=number + 1)); " * 2
     heard, ending = ask(monkeypatch, program + "send(Answer(number=3)); send(End())")
-    assert heard == [21, 21, 3] and ending == Ending(None)
+    assert heard == [21, 21, 3] and ending == End()
 
 
 def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, ending = ask(monkeypatch, "send(End(reason='no such file'))")
-    assert heard == [] and ending == Ending("no such file")
+    assert heard == [] and ending == End(reason="no such file")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_child_that_the_system_killed_may_have_run_out_of_memory(monkeypatch: 
 def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    environment = child_environment(threads=2, gpu_uuid="GPU-1")
+    environment = child_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
     assert environment["OMP_PROC_BIND"] == "true"
     assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"

@@ -11,8 +11,10 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
 from edgeformer.formats.scores import ExitScore
-from edgeformer.stages.profiling.search import SearchOptions, search
-from edgeformer.stages.profiling.verdict import Limits
+from edgeformer.stages.profiling.choosing import SearchOptions
+from edgeformer.stages.profiling.profile import rows_there
+from edgeformer.stages.profiling.search import search
+from edgeformer.stages.profiling.verdict import Evidence, Limits
 from edgeformer.tasks.classification.scoring import ClassificationScore
 from edgeformer.tasks.language_modeling.scoring import LanguageScore
 
@@ -105,7 +107,13 @@ def run(
     kind: Literal["cuda", "cpu"] = "cpu",
     on_target: bool = True,
 ) -> Search:
-    return search(manifest, rows, limits, options or SearchOptions(), kind=kind, on_target=on_target)
+    known: list[Evidence] = []
+    for one in manifest.artifacts:
+        own = [row for row in rows if row.artifact == one.id]
+        of_device = rows_there(own, kind) if on_target else [row for row in own if row.where == "device"]
+        if own:
+            known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
+    return search(manifest, rows, known, limits, options or SearchOptions())
 
 
 def picked(found: Search) -> tuple[str, int | None] | None:
@@ -212,6 +220,19 @@ def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> Non
     rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
     found = run(bundle(artifact("model")), rows, kind="cuda")
     assert [(c.provider, c.latency_ms) for c in found.candidates] == [("CUDAExecutionProvider", 3.0)]
+
+
+def test_what_another_kind_of_processor_measured_does_not_stand_for_this_one() -> None:
+    """A provider that is neither of the processor nor of a card, such as a plug-in's own accelerator."""
+    rows = [row("model", 1.0, provider="AcceleratorExecutionProvider"), row("model", 3.0)]
+    assert rows_there(rows, "cpu") == rows[1:]
+
+
+def test_what_failed_with_the_devices_usual_provider_is_a_fact_of_the_device() -> None:
+    unknown = Latency(status="unavailable", reason="ended by signal 11")
+    for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
+        failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
+        assert rows_there([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
 
 
 def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:

@@ -78,7 +78,7 @@ def test_a_child_that_is_killed_from_outside_leaves_its_rows_and_the_rest_is_mea
                     child.kill()
 
     progress = Killer()
-    rows = measure_in_child(make_spec(bundle, shapes=THREE_SHAPES), RULES.longest_s, progress)
+    rows = measure_in_child(make_spec(bundle, shapes=THREE_SHAPES), progress)
     assert states(rows) == [
         ("cold", 1, "measured"),
         ("steady", 1, "measured"),

@@ -17,7 +17,11 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     asked = {artifact.precision for artifact in manifest.artifacts}
     absent = [precision for precision in _NAMES if precision not in asked]
     lines = [f"{_NAMES[precision]}: {_command(manifest, f'--{precision}')}" for precision in absent]
-    missing = _missing_exits(manifest)
+    # Loops before the last that have a head but no graph. A looped classifier can leave after every loop.
+    drifts = [artifact.drift for artifact in manifest.artifacts if artifact.drift is not None]
+    loops = manifest.exits or tuple(loop.loop for loop in (drifts[0].loops if drifts else ()))
+    have = {artifact.exit for artifact in manifest.artifacts if artifact.role == "exit"}
+    missing = sorted(set(sorted(loops)[:-1]) - have)
     if missing:
         plural = "s" if len(missing) > 1 else ""
         lines.append(f"exit after loop{plural} {', '.join(map(str, missing))}: {_command(manifest, '--exit all')}")
@@ -29,14 +33,6 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     unbuilt = {a.id: a for a in manifest.artifacts if a.status != "built"}
     lines += [f"{name}: {known.status}: {known.reason or 'no reason given'}" for name, known in unbuilt.items()]
     return tuple(lines)
-
-
-def _missing_exits(manifest: BundleManifest) -> list[int]:
-    """Loops before the last that have a head but no graph. A looped classifier can leave after every loop."""
-    drifts = [artifact.drift for artifact in manifest.artifacts if artifact.drift is not None]
-    loops = manifest.exits or tuple(loop.loop for loop in (drifts[0].loops if drifts else ()))
-    have = {artifact.exit for artifact in manifest.artifacts if artifact.role == "exit"}
-    return sorted(set(sorted(loops)[:-1]) - have)
 
 
 def _command(manifest: BundleManifest, added: str) -> str:
@@ -56,12 +52,8 @@ def _held(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:
         flags.append(f"--exit {','.join(map(str, exits))}")
     if any(artifact.trimmed for artifact in artifacts):
         flags.append("--vocab-trim")
-    return flags + _builders(artifacts)
-
-
-def _builders(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:
-    """What asks for the builders of those artifacts that are no graphs; one that is not installed here has no flag."""
-    found = [builder_of(artifact.format) for artifact in artifacts if not artifact.is_graph]
-    flags = list(dict.fromkeys(builder.flag for builder in found if builder is not None))
+    # What is no graph has a builder; one that is not installed here has no flag.
+    builders = [builder_of(artifact.format) for artifact in artifacts if not artifact.is_graph]
+    built = [builder.flag for builder in builders if builder is not None]
     # --trt --trt-via … asks for what --trt alone asks for, too.
-    return [flag for flag in flags if not any(other.startswith(f"{flag} ") for other in flags)]
+    return flags + [flag for flag in built if not any(other.startswith(f"{flag} ") for other in built)]

@@ -19,7 +19,8 @@ from edgeformer.stages.profiling.process import End
 Send = Callable[[BaseModel], None]
 """Sends one message at once, so that a child that dies later has not lost it."""
 
-# A spec's kind → the module whose ``work(spec, send)`` does the job.
+# A spec's kind → the module whose ``work(told, send)`` does the job: ``told`` is the spec as JSON. It raises
+# EdgeformerError where nothing of it can be done.
 _JOBS = {
     "measure": "edgeformer.stages.profiling.measuring",
     "list": "edgeformer.stages.profiling.estimating.listing",

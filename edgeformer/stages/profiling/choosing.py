@@ -37,8 +37,23 @@ class SearchOptions:
     minimize: Minimize = "latency"
 
 
-def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
-    """Refuse what cannot be searched for in a bundle, before anything is measured.
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for, of one task's models. ``bound``: the worst value of the metric that will do; None: any."""
+
+    metric: Metric
+    bound: float | None
+    minimize: Minimize
+
+    def meets(self, score: float) -> bool:
+        """Whether a score is within the bound."""
+        if self.bound is None:
+            return True
+        return score >= self.bound if self.metric.higher_is_better else score <= self.bound
+
+
+def check_options(options: SearchOptions, manifest: BundleManifest) -> Choice:
+    """What ``options`` mean for the models of a bundle. Call it before anything is measured.
 
     Args:
         options: what is searched for.
@@ -61,27 +76,7 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
             raise InputError(f"{metric.flag}: {bound:g} is no share; give {share}")
     if manifest.leaks:
         raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was asked for, of one task's models. ``bound``: the worst value of the metric that will do; None: any."""
-
-    metric: Metric
-    bound: float | None
-    minimize: Minimize
-
-    @classmethod
-    def of(cls, options: SearchOptions, manifest: BundleManifest) -> Choice:
-        """What ``options`` mean for the models of a bundle, given by its manifest."""
-        metric = task_named(manifest.task).metric
-        return cls(metric, options.bounds.get(metric.name), options.minimize)
-
-    def meets(self, score: float) -> bool:
-        """Whether a score is within the bound."""
-        if self.bound is None:
-            return True
-        return score >= self.bound if self.metric.higher_is_better else score <= self.bound
+    return Choice(metric, options.bounds.get(metric.name), options.minimize)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edgeformer.backends import on_gpu, provider_facts
+from edgeformer.backends import on_gpu
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import power_source
 
@@ -63,7 +65,8 @@ def read_cpu() -> CpuReading:
         stolen_s=stolen,
         throttled=_throttle_count(),
         thread_s=_thread_seconds(),
-        mhz=_fastest_mhz(),
+        # Of all cores: those that idle say nothing about the ones that compute.
+        mhz=max((core.current for core in _safely(partial(psutil.cpu_freq, percpu=True)) or []), default=None),
     )
 
 
@@ -84,7 +87,7 @@ class CpuUse:
     clock_fall: float = 0.0
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
-        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowded`."""
+        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
         during = "while this was measured"
         said = (
             (self.foreign_cores > FOREIGN_CORES, f"other processes used {self.foreign_cores:.1f} cores {during}"),
@@ -92,11 +95,10 @@ class CpuUse:
             (self.throttled, f"the processor throttled because of heat {during}"),
             (self.clock_fall > _CLOCK_FALL, f"the processor's clock fell by {self.clock_fall:.0%} {during}"),
         )
-        noted = [text for holds, text in said if holds]
-        return noted if threads is None or not self.crowded(threads, pools) else [*noted, self._crowd(threads)]
+        return [*(text for holds, text in said if holds), *filter(None, [self.crowd(threads, pools)])]
 
-    def crowded(self, threads: int | None, pools: int = 1) -> bool:
-        """Whether more than the artifact's ``threads`` computed in this process. Not asked where these are None.
+    def crowd(self, threads: int | None, pools: int = 1) -> str | None:
+        """Says so when more than the artifact's ``threads`` computed in this process. Not asked where these are None.
 
         Cores alone do not tell: on two cores, two threads and a third that spins use two cores together.
 
@@ -105,17 +107,10 @@ class CpuUse:
             pools: graphs that run in turns, each with threads of its own beside the calling one.
         """
         if threads is None:
-            return False
-        others = len(self.busy_threads) > (threads - 1) * pools or bool(self.strangers)
-        return others or self.own_cores > threads + _OWN_TOLERANCE
-
-    def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
-        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
-        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
-        return busy or self.throttled or self.crowded(threads, pools)
-
-    def _crowd(self, threads: int) -> str:
-        given = f"{threads} thread{'s' if threads > 1 else ''}"
+            return None
+        others = len(self.busy_threads) > (threads - 1) * pools or self.strangers
+        if not others and self.own_cores <= threads + _OWN_TOLERANCE:
+            return None
         named = ", ".join(
             f"{_thread_name(number)} {cores:.1f} cores"
             for number, cores in sorted(self.busy_threads.items(), key=lambda item: -item[1])
@@ -123,8 +118,14 @@ class CpuUse:
         )
         if self.strangers:
             return f"threads of this process that are not the artifact's computed while this was measured: {named}"
+        given = f"{threads} thread{'s' if threads > 1 else ''}"
         beside = f"; beside the calling one: {named}" if named else ""
         return f"this process used {self.own_cores:.1f} cores, where the artifact was given {given}{beside}"
+
+    def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
+        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
+        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
+        return busy or self.throttled or self.crowd(threads, pools) is not None
 
 
 def _thread_name(number: int) -> str:
@@ -177,16 +178,6 @@ def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] 
     )
 
 
-def counted_threads(provider: str, threads: int) -> int | None:
-    """The threads that may compute in this process; None where the provider brings threads of its own.
-
-    Args:
-        provider: as a session names it.
-        threads: of one operator, as the session was opened with.
-    """
-    return threads if provider_facts(provider).counts_threads else None
-
-
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     """The circumstances as they are now; what this system does not tell is absent.
 
@@ -194,7 +185,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
         threads: of one operator.
         gpu_uuid: the card that computes, where NVML knows one.
     """
-    frequency = _safely(psutil.cpu_freq)
+    frequency, heat = _safely(psutil.cpu_freq), _safely(getattr(psutil, "sensors_temperatures", None)) or {}
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
@@ -203,7 +194,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
         "cpu_mhz": round(frequency.current) if frequency else None,
         "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "power": power_source(),
-        "temperature_c": _hottest(),
+        "temperature_c": max((entry.current for entry in chain(*heat.values()) if entry.current), default=None),
     }
     state = nvidia.state(gpu_uuid) if gpu_uuid is not None else None
     if state is not None:
@@ -256,17 +247,6 @@ def _safely(function: Any) -> Any:
         return None
 
 
-def _fastest_mhz() -> float | None:
-    """Of all cores: those that idle say nothing about the ones that compute."""
-    cores = _safely(lambda: psutil.cpu_freq(percpu=True)) or []
-    return max((core.current for core in cores), default=None)
-
-
-def _hottest() -> float | None:
-    sensors = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
-    return max((entry.current for entries in sensors.values() for entry in entries if entry.current), default=None)
-
-
 def _cpufreq(name: str, root: Path = _CPU) -> str | None:
     try:
         return (root / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
@@ -274,10 +254,10 @@ def _cpufreq(name: str, root: Path = _CPU) -> str | None:
         return None
 
 
-def _throttle_count(root: Path = _CPU) -> int | None:
+def _throttle_count() -> int | None:
     """Thermal throttling events of all cores since boot (Linux on Intel), None where nobody counts."""
     counts: list[int] = []
-    for file in root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+    for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
         with contextlib.suppress(OSError, ValueError):
             counts.append(int(file.read_text(encoding="ascii")))
     return sum(counts) if counts else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 from edgeformer.backends import on_gpu
 from edgeformer.formats.report import Energy
@@ -14,66 +14,23 @@ from edgeformer.machine.host import RaplDomain, rapl_domains
 from edgeformer.stages.profiling.measure import MeasureRules
 
 
-class EnergyCounter(Protocol):
-    """A counter of millijoules."""
+@dataclass(frozen=True)
+class EnergyCounter:
+    """A counter of energy.
+
+    Attributes:
+        name: and what it counts the energy of.
+        read: its readings as they are now. Raises OSError when the counter went away.
+        used_mj: millijoules between two of these.
+    """
 
     name: str
-
-    def start(self) -> None:
-        """Begin a reading."""
-        ...
-
-    def used_mj(self) -> float:
-        """Millijoules since :meth:`start`. Raises OSError when the counter went away."""
-        ...
+    read: Callable[[], Sequence[int]]
+    used_mj: Callable[[Sequence[int], Sequence[int]], float]
 
 
-class RaplCounter:
-    """All processor packages together (Linux)."""
-
-    def __init__(self, domains: list[RaplDomain]) -> None:
-        self.name = f"RAPL ({', '.join(domain.name for domain in domains)}: whole processor)"
-        self._domains = domains
-
-    def start(self) -> None:
-        self._before = [domain.read_uj() for domain in self._domains]
-
-    def used_mj(self) -> float:
-        """The packages' sum; a counter that wrapped round once is understood."""
-        pairs = zip(self._domains, self._before, strict=True)
-        return sum(domain.used_uj(before, domain.read_uj()) for domain, before in pairs) / 1000
-
-
-class NvmlCounter:
-    """The whole card's counter (Volta and later)."""
-
-    name = "NVML (whole card)"
-
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
-
-    def start(self) -> None:
-        self._before = self._read()
-
-    def used_mj(self) -> float:
-        return float(self._read() - self._before)
-
-    def _read(self) -> int:
-        state = nvidia.state(self._uuid)
-        if state is None or state.energy_mj is None:
-            raise OSError("the card has no energy counter")
-        return state.energy_mj
-
-
-@dataclass(frozen=True)
-class NoCounter:
-    """There is nothing to read, and why."""
-
-    reason: str
-
-
-def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCounter:
-    """The counter of what a provider computes on.
+def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
+    """The counter of what a provider computes on, or why there is none.
 
     Args:
         provider: as a session names it.
@@ -81,18 +38,32 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | NoCou
     """
     if on_gpu(provider):
         if gpu_uuid is None:
-            return NoCounter("no card was found through NVML")
-        state = nvidia.state(gpu_uuid)
-        if state is None or state.energy_mj is None:
-            return NoCounter("this card has no energy counter that NVML can read")
-        return NvmlCounter(gpu_uuid)
+            return "no card was found through NVML"
+        try:
+            _read_card(gpu_uuid)
+        except OSError:
+            return "this card has no energy counter that NVML can read"
+        return EnergyCounter("NVML (whole card)", partial(_read_card, gpu_uuid), lambda before, now: now[0] - before[0])
     domains, reason = rapl_domains()
-    return RaplCounter(domains) if reason is None else NoCounter(reason)
+    names = ", ".join(domain.name for domain in domains)
+    return reason or EnergyCounter(
+        f"RAPL ({names}: whole processor)",
+        lambda: [domain.read_uj() for domain in domains],
+        lambda before, now: sum(map(RaplDomain.used_uj, domains, before, now)) / 1000,
+    )
+
+
+def _read_card(uuid: str) -> list[int]:
+    """Millijoules (Volta and later)."""
+    state = nvidia.state(uuid)
+    if state is None or state.energy_mj is None:
+        raise OSError("the card has no energy counter")
+    return [state.energy_mj]
 
 
 def measure_energy(
     call: Callable[[int], object],
-    counter: EnergyCounter | NoCounter,
+    counter: EnergyCounter | str,
     rules: MeasureRules,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -106,19 +77,17 @@ def measure_energy(
         clock: seconds.
         sleep: idles for so many seconds; injected, as the clock is, so that tests need not wait.
     """
-    if isinstance(counter, NoCounter):
-        return Energy(status="unavailable", reason=counter.reason)
+    if isinstance(counter, str):
+        return Energy(status="unavailable", reason=counter)
     try:
-        counter.start()
-        began = clock()
+        before, began = counter.read(), clock()
         sleep(rules.idle_s)
-        idle_mw = counter.used_mj() / max(clock() - began, 1e-9)
-        counter.start()
-        began, calls = clock(), 0
+        idle_mw = counter.used_mj(before, counter.read()) / max(clock() - began, 1e-9)
+        before, began, calls = counter.read(), clock(), 0
         while calls == 0 or clock() - began < rules.energy_s:
             call(calls)
             calls += 1
-        used_mj, elapsed_s = counter.used_mj(), clock() - began
+        used_mj, elapsed_s = counter.used_mj(before, counter.read()), clock() - began
     except OSError as error:
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
     above_idle_mj = (used_mj - idle_mw * elapsed_s) / calls

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgeformer.backends import on_gpu
-from edgeformer.formats.progress import Progress
+from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.report import Row
 from edgeformer.stages.profiling.messages import (
     MESSAGES,
@@ -21,13 +21,13 @@ from edgeformer.stages.profiling.messages import (
     Start,
     unavailable_row,
 )
-from edgeformer.stages.profiling.process import Job, run_job
+from edgeformer.stages.profiling.process import run_job
 
 # On top of the loops' own bound: opening a large artifact, and a last slow call.
 _ALLOWANCE_S = 120.0
 
 
-def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progress) -> list[Row]:
+def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Rows of one artifact, in the order of ``spec.items``; what could not be measured says why.
 
     Language models' step and decode artifacts get a row per decoded token (``phase: decode``) at every shape. Where a
@@ -36,25 +36,23 @@ def measure_in_child(spec: MeasureSpec, longest_shape_s: float, progress: Progre
 
     Args:
         spec: what to measure.
-        longest_shape_s: upper bound of one shape's loops; a child that says nothing for longer is ended.
         progress: advanced once per shape and phase, and once more where it is measured again.
     """
-    items, silence_s = spec.items, longest_shape_s + _ALLOWANCE_S
-    progress.start(f"measuring {spec.checked.artifact.id}", len(items), "shape")
-    rows = _measure_items(spec, items, silence_s, progress)
+    name = spec.checked.artifact.id
+    with bar(progress, f"measuring {name}", len(spec.items), "shape"):
+        rows = _measure_items(spec, progress)
     for row in rows:
         if row.latency_ms.status == "unavailable":
             what = "" if row.phase == "steady" else f", {row.phase}"
-            reason = row.latency_ms.reason
-            progress.message(f"{spec.checked.artifact.id} at {row.batch}×{row.seq}{what}: not measured: {reason}")
+            progress.message(f"{name} at {row.batch}×{row.seq}{what}: not measured: {row.latency_ms.reason}")
     calm = stable_items(rows)
     if not calm:
         return rows
-    others = tuple(item for item in items if item not in calm)
+    others = tuple(item for item in spec.items if item not in calm)
     second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": others})
-    progress.start(f"measuring {spec.checked.artifact.id} again", len(calm), "shape")
+    with bar(progress, f"measuring {name} again", len(calm), "shape"):
+        again = {item_of(row): row for row in _measure_items(second, progress)}
     tolerance = spec.rules.repeat_tolerance
-    again = {item_of(row): row for row in _measure_items(second, calm, silence_s, progress)}
     return [confirmed(row, again[item], tolerance) if (item := item_of(row)) in calm else row for row in rows]
 
 
@@ -88,30 +86,14 @@ def confirmed(row: Row, again: Row, tolerance: float) -> Row:
     return row.model_copy(update={"latency_ms": latency, "conditions": noted})
 
 
-def _measure_items(spec: MeasureSpec, items: Sequence[Item], silence_s: float, progress: Progress) -> list[Row]:
-    """Rows of ``items``, all that ``spec.answered`` leaves over, and a cold row; ends what the caller has started."""
-    answers = _Answers(progress)
-    try:
-        lost = _work_through(spec, items, silence_s, answers)
-    finally:
-        progress.finish()
-    rows: list[Row] = []
-    for item in items:
-        rows += answers.rows.get(item, [])
-        if item not in answers.measured:
-            reason, provider = answers.refused.get(item) or lost[item], answers.provider or spec.provider or "none"
-            row = unavailable_row(spec.checked.artifact, spec.checked.size_bytes, item, provider, "host", reason)
-            rows.append(row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads}))
-    return rows
-
-
 @dataclass
 class _Answers:
-    """What the children have said so far. ``at``: what the present one is measuring."""
+    """What the children have said so far. ``at``: what the present one is measuring; ``cold``: the first call of the
+    first one, and what was measured then."""
 
     progress: Progress
-    rows: dict[Item, list[Row]] = field(default_factory=dict)
-    measured: set[Item] = field(default_factory=set)
+    rows: dict[Item, Row] = field(default_factory=dict)
+    cold: tuple[Item | None, Row] | None = None
     refused: dict[Item, str] = field(default_factory=dict)
     provider: str | None = None
     at: Item | None = None
@@ -124,39 +106,40 @@ class _Answers:
             self.refused[message.item] = message.reason
             self.progress.advance(1)
         elif (item := item_of(message.row)) is not None:
-            self.rows.setdefault(item, []).append(message.row)
-            self.measured.add(item)
+            self.rows[item] = message.row
             self.progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
-        # A child that goes on after another one has a first call, too; one such row is enough.
-        elif not any(kept.phase == "cold" for rows in self.rows.values() for kept in rows):
-            self.rows.setdefault(self.at or ("steady", message.row.batch, message.row.seq), []).append(message.row)
+        elif self.cold is None:  # a child that goes on after another one has a first call, too
+            self.cold = self.at, message.row
 
     @property
     def items(self) -> set[Item]:
-        """Items that need no other child."""
-        return self.measured | set(self.refused)
+        """Items that need no other child: measured, refused, or lost with the one that they killed."""
+        return {*self.rows, *self.refused}
 
 
-def _work_through(spec: MeasureSpec, items: Sequence[Item], silence_s: float, answers: _Answers) -> dict[Item, str]:
-    """Run children until every item is answered or given up; returns why, for those that were given up."""
-    lost: dict[Item, str] = {}
-    barren = 0
-    while True:
-        before = answers.items
-        skipped = (*spec.answered, *(item for item in items if item in before or item in lost))
+def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
+    """Rows of the items of ``spec``, and a cold row: runs children until every item is answered or given up."""
+    answers, barren, silence_s = _Answers(progress), 0, spec.rules.longest_s + _ALLOWANCE_S
+    while left := [item for item in spec.items if item not in answers.items]:
         answers.at = None
-        told = spec.model_copy(update={"answered": skipped})
-        job: Job[Start | FinishedRow | Refusal] = Job(
-            "measuring", "measurements", told, MESSAGES, spec.threads, silence_s, spec.gpu_uuid
-        )
-        ending = run_job(job, answers.take)
-        reason = ending.reason or "the measuring process did not measure this shape"
-        left = [item for item in items if item not in answers.items and item not in lost]
-        barren = barren + 1 if answers.items == before else 0
-        if not ending.died or barren > 1:
-            return {**lost, **dict.fromkeys(left, reason)}
-        if left:
-            fatal = answers.at if answers.at is not None and answers.at in left else left[0]
-            lost[fatal] = reason
-        if set(left) <= set(lost):
-            return lost
+        told = spec.model_copy(update={"answered": (*spec.answered, *answers.items)})
+        end = run_job(told, MESSAGES, silence_s, answers.take)
+        reason = end.reason or "the measuring process did not measure this shape"
+        unanswered = [item for item in left if item not in answers.items]
+        barren = barren + 1 if unanswered == left else 0
+        if not end.died or barren > 1:
+            answers.refused |= dict.fromkeys(unanswered, reason)
+        elif unanswered:
+            fatal = next((item for item in unanswered if item == answers.at), unanswered[0])
+            answers.refused[fatal] = reason
+    rows: list[Row] = []
+    for item in spec.items:
+        if answers.cold is not None and answers.cold[0] == item:
+            rows.append(answers.cold[1])
+        if item in answers.rows:
+            rows.append(answers.rows[item])
+        else:
+            reason, provider = answers.refused[item], answers.provider or spec.provider or "none"
+            row = unavailable_row(spec.checked.artifact, spec.checked.size_bytes, item, provider, "host", reason)
+            rows.append(row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads}))
+    return rows

@@ -175,6 +175,8 @@ def summarise(
     # ddof=1: the spread of the calls that were not taken is estimated from those that were.
     cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
     percentiles = {p: float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed}
+    needs = ", ".join(f"p{p} needs {needed}" for p, needed in PERCENTILE_NEEDS.items() if n < needed)
+    missing = f"{n} {'call' if n == 1 else 'calls'}: {needs}" if needs else None
     noted = list(warnings)
     if cv is not None and cv > NOISY_CV:
         noted.append(f"the calls vary by {cv:.1%} (coefficient of variation; above {NOISY_CV:.1%} is noisy)")
@@ -189,20 +191,11 @@ def summarise(
         cv=cv,
         n=n,
         stable=stable,
-        reason="; ".join(filter(None, (reason, missing_percentiles(n)))) or None,
+        reason="; ".join(filter(None, (reason, missing))) or None,
         warnings=tuple(noted),
         # To the nanosecond, which is what the clock gives. One call has no distribution.
         quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, _QUANTILES)).round(6).tolist()) if n > 1 else (),
     )
-
-
-def missing_percentiles(n: int) -> str | None:
-    """Why some percentiles of ``n`` samples are absent; None when none is."""
-    absent = [(p, needed) for p, needed in PERCENTILE_NEEDS.items() if n < needed]
-    if not absent:
-        return None
-    needs = ", ".join(f"p{p} needs {needed}" for p, needed in absent)
-    return f"{n} {'call' if n == 1 else 'calls'}: {needs}"
 
 
 def _unsettled(warmup_ms: Sequence[float], rules: MeasureRules) -> str:

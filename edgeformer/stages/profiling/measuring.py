@@ -6,13 +6,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from edgeformer.backends import OpenOptions, backend_of, on_gpu
+from edgeformer.backends import OpenOptions, backend_of, on_gpu, provider_facts
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.golden import Tokens, read_golden
 from edgeformer.formats.report import Energy, Latency, Memory, Row
@@ -23,11 +23,10 @@ from edgeformer.stages.profiling.energy import energy_counter, measure_energy
 from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.measure import measure, summarise
 from edgeformer.stages.profiling.memory import (
-    PeakMeter,
     added,
-    before_opening,
     gpu_memory,
     gpu_memory_by_name,
+    gpu_memory_in_use,
     peak_meter,
     release_unused,
     resident_bytes,
@@ -41,21 +40,13 @@ _DEVICE_CALLS = 100
 
 
 def work(told: bytes, send: Send) -> None:
-    """Measure what a MeasureSpec asks for.
-
-    Args:
-        told: the spec as JSON.
-        send: is given every message.
-
-    Raises:
-        EdgeformerError: the artifact cannot be measured at all.
-    """
+    """Measure what a MeasureSpec asks for. See :mod:`.child`."""
     _Measurement(MeasureSpec.model_validate_json(told, strict=False), send).run()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """An opened artifact and what is called of it. Use it as a context manager.
+    """An opened artifact and what is called of it.
 
     Attributes:
         first: the first call; decoding: reads the text before the token that is timed.
@@ -77,14 +68,6 @@ class Workload:
     device_ms: Callable[[int], float | None] = lambda index: None
     memory_by_name: Callable[[], dict[str, int]] = dict
 
-    def __enter__(self) -> Workload:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def median_device_ms(self) -> tuple[float | None, str | None]:
         """Median of some calls of their own on the card, and why there is none (None: nothing times it here)."""
         try:
@@ -96,17 +79,8 @@ class Workload:
             return None, str(error)
 
 
-def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
-    """Open the artifact of ``spec`` for whole inputs in one call.
-
-    Args:
-        spec: file, artifact and threads.
-        provider: what shall compute, as the backend names it.
-        buffers: inputs of one shape, used in rotation.
-
-    Raises:
-        EdgeformerError: it cannot be opened.
-    """
+def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open the artifact of ``spec`` for whole inputs in one call; ``buffers`` have one shape and are used in turn."""
     backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     session = backend.open(files, options)
@@ -124,11 +98,9 @@ def open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     )
 
 
-def open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
-    """Open it for one more token at the end of the same text every time, its output thrown away.
-
-    Takes and raises what :func:`open_whole` does; the tokens before the last of each buffer are read once.
-    """
+def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
+    """Open it for one more token at the end of the same text every time, its output thrown away; the tokens before
+    the last of the first buffer are read once."""
     backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     decoder = backend.open_decoder(files, None, options)
@@ -167,15 +139,14 @@ class _Measurement:
         golden = read_golden(spec.checked.golden)
         self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()
-        self.before_gpu = before_opening(spec.gpu_uuid)
-        self.meter: PeakMeter = peak_meter()
+        self.before_gpu = gpu_memory_in_use(spec.gpu_uuid)
+        self.meter = peak_meter()
         self.baseline_bytes = resident_bytes()
 
     def run(self) -> None:
         """Measure everything; a shape that the artifact refuses does not stop the others."""
-        left = [item for item in self.spec.items if item not in self.spec.answered]
         try:
-            for position, item in enumerate(left):
+            for position, item in enumerate(self.spec.items):
                 self.send(Start(item=item, provider=self.provider))
                 try:
                     self._measure_item(item, cold=position == 0)
@@ -190,8 +161,8 @@ class _Measurement:
         phase, batch, seq = item
         left_over_bytes = max(0, resident_bytes() - self.baseline_bytes)
         since_reset = self.meter.reset() or cold
-        open_workload = open_whole if phase == "steady" else open_decoding
-        with open_workload(self.spec, self.provider, self.buffers[batch, seq]) as workload:
+        open_workload = _open_whole if phase == "steady" else _open_decoding
+        with closing(open_workload(self.spec, self.provider, self.buffers[batch, seq])) as workload:
             began = time.perf_counter()
             workload.first()
             first_ms = (time.perf_counter() - began) * 1000
@@ -200,20 +171,23 @@ class _Measurement:
             facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes, **workload.facts}
             if phase == "decode":
                 facts["read_context_ms"] = round(first_ms, 3)
-            self.send(FinishedRow(row=_noting(self._repeated(item, workload, since_reset), **facts)))
+            row = self._repeated(item, workload, since_reset)
+            self.send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
 
     def _send_cold(self, item: Item, workload: Workload, first_ms: float) -> None:
         latency = summarise([first_ms], stable=None, warnings=workload.caveats)
         energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
         described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
-        row = self._row(item, latency, self._memory(workload, since_reset=True), energy)
-        cold = row.model_copy(update={"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None})
         # The parent has just hashed the file, so it comes from the page cache, not from the disk.
-        self.send(FinishedRow(row=_noting(cold, **described, **workload.facts, file_cache="warm")))
+        noted = {**described, **workload.facts, "file_cache": "warm"}
+        row = self._row(item, latency, self._memory(workload, since_reset=True), energy, noted)
+        cold = row.model_copy(update={"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None})
+        self.send(FinishedRow(row=cold))
 
     def _repeated(self, item: Item, workload: Workload, since_reset: bool) -> Row:
         """The steady or decode row."""
-        counted = conditions.counted_threads(self.provider, self.spec.threads)
+        # A provider that brings threads of its own has as many as it likes.
+        counted = self.spec.threads if provider_facts(self.provider).counts_threads else None
         pools = max(1, len(self.spec.checked.parts))
         before = conditions.read_cpu()
         sample = measure(workload.call, self.rules)
@@ -235,8 +209,7 @@ class _Measurement:
         }
         if why_none is not None:
             facts["no_device_ms"] = why_none
-        row = self._row(item, latency, memory, energy)
-        return _noting(row.model_copy(update={"device_ms": device_ms}), **facts)
+        return self._row(item, latency, memory, energy, facts).model_copy(update={"device_ms": device_ms})
 
     def _memory(self, workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """The row's memory, and other figures of it by name, for the row's conditions."""
@@ -246,11 +219,13 @@ class _Measurement:
             resident = resident.model_copy(update={"method": method})
         if not on_gpu(self.provider):
             return resident, {}
-        found = gpu_memory_by_name(self.before_gpu)
+        found = gpu_memory_by_name(self.spec.gpu_uuid, self.before_gpu)
         named = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**found, **workload.memory_by_name()}}
-        return gpu_memory(self.provider, self.before_gpu, found) or resident, named
+        return gpu_memory(self.spec.gpu_uuid, self.before_gpu, found), named
 
-    def _row(self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy) -> Row:
+    def _row(
+        self, item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy, noted: dict[str, Any]
+    ) -> Row:
         checked = self.spec.checked
         return row_of(
             checked.artifact,
@@ -263,9 +238,5 @@ class _Measurement:
             throughput_per_s=item[1] * 1000 / latency.mean if latency.mean else None,
             energy_mj=energy,
             threads=None if on_gpu(self.provider) else self.spec.threads,
-            conditions=memory[1],
+            conditions={**memory[1], **noted},
         )
-
-
-def _noting(row: Row, **facts: Any) -> Row:
-    return row.model_copy(update={"conditions": {**row.conditions, **facts}})

@@ -14,12 +14,10 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from edgeformer.backends import on_gpu
 from edgeformer.formats.report import Memory
 from edgeformer.machine import nvidia
 
@@ -153,58 +151,40 @@ def release_unused() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-@dataclass(frozen=True)
-class GpuMemoryBefore:
-    """In use before anything was opened on the card; what this system does not tell is None."""
-
-    uuid: str | None
-    card_bytes: int | None
-    system_bytes: int | None
-
-
-def before_opening(uuid: str | None) -> GpuMemoryBefore:
-    """Read it before the first artifact is opened. ``uuid``: of the card, where NVML knows one."""
-    shared = nvidia.shares_system_memory()
-    return GpuMemoryBefore(
-        uuid,
-        nvidia.card_used_bytes(uuid) if uuid is not None and not shared else None,
-        _system_used() if shared else None,
-    )
+def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:
+    """What all programs use on the card, by the name of what tells it; ``uuid``: of the card, where NVML knows one."""
+    if nvidia.shares_system_memory():
+        memory = psutil.virtual_memory()
+        return {SYSTEM: int(memory.total - memory.available)}
+    used = nvidia.card_used_bytes(uuid) if uuid is not None else None
+    return {CARD: used} if used is not None else {}
 
 
-def gpu_memory_by_name(before: GpuMemoryBefore) -> dict[str, int]:
-    """What has been added since ``before``, by the name of what tells it; the most exact one first."""
-    used = nvidia.process_memory_bytes(os.getpid())
-    card = nvidia.card_used_bytes(before.uuid) if before.uuid is not None and before.card_bytes is not None else None
-    found = {
-        PROCESS: used,
-        CARD: max(0, card - before.card_bytes) if card is not None and before.card_bytes is not None else None,
-        SYSTEM: max(0, _system_used() - before.system_bytes) if before.system_bytes is not None else None,
-    }
+def gpu_memory_by_name(uuid: str | None, before: Mapping[str, int]) -> dict[str, int]:
+    """What has been added since ``before``, by the name of what tells it; the most exact one first.
+
+    Args:
+        uuid: of the card, where NVML knows one.
+        before: :func:`gpu_memory_in_use` before the first artifact was opened.
+    """
+    added = {name: max(0, used - before[name]) for name, used in gpu_memory_in_use(uuid).items() if name in before}
+    found = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **added}
     return {name: value for name, value in found.items() if value}
 
 
-def gpu_memory(provider: str, before: GpuMemoryBefore, found: Mapping[str, int]) -> Memory | None:
-    """The best figure as a measurement; None where the provider computes on no GPU.
+def gpu_memory(uuid: str | None, before: Mapping[str, int], found: Mapping[str, int]) -> Memory:
+    """The best figure as a measurement; `unavailable` where nothing tells one.
 
     Args:
-        provider: what computes.
-        before: in use before anything was opened.
+        uuid: of the card, where NVML knows one.
+        before: :func:`gpu_memory_in_use` before anything was opened.
         found: as :func:`gpu_memory_by_name` gives it.
     """
-    if not on_gpu(provider):
-        return None
-    hidden = before.uuid is not None and PROCESS not in found and nvidia.hides_process_memory(before.uuid)
-    started = {PROCESS: 0, CARD: before.card_bytes, SYSTEM: before.system_bytes}
+    hidden = uuid is not None and PROCESS not in found and nvidia.hides_process_memory(uuid)
     note = "Windows' WDDM driver model hides the memory of single processes"
     for name, method in _METHODS.items():
         if name in found:
             said = f"{method} ({note})" if hidden else method
-            return Memory(status="measured", peak=found[name], baseline=started[name], method=said)
+            return Memory(status="measured", peak=found[name], baseline=before.get(name, 0), method=said)
     why = f"{note}, and NVML has no figure for the card" if hidden else _NOBODY_SAYS
     return Memory(status="unavailable", reason=why)
-
-
-def _system_used() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)

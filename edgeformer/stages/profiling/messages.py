@@ -18,7 +18,7 @@ from edgeformer.formats.golden import GOLDEN_FILE
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.process import End
+from edgeformer.stages.profiling.process import End, Job
 
 if TYPE_CHECKING:
     from edgeformer.tasks import Task
@@ -93,23 +93,23 @@ class CheckedArtifact(Frozen):
         return self.artifact.size_bytes or self.file.stat().st_size
 
 
-class MeasureSpec(Frozen):
+class MeasureSpec(Job):
     """One artifact, the shapes to measure it at, and the rules."""
 
+    name, answers = "measuring", "measurements"
     kind: Literal["measure"] = "measure"
     checked: CheckedArtifact
     provider: str | None = Field(description="None: the backend's choice for this machine")
-    threads: int
     phases: tuple[Phase, ...] = Field(("steady",), strict=False)
     shapes: tuple[Shape, ...] = Field(strict=False)
     answered: tuple[Item, ...] = Field((), strict=False, description="by an earlier child, or what killed it")
     rules: MeasureRules
-    gpu_uuid: str | None = None
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Everything that is to be measured, in this order: shape by shape, and at each of them phase by phase."""
-        return tuple((phase, *shape) for shape, phase in product(self.shapes, self.phases))
+        """Everything that is left to be measured: shape by shape, and at each of them phase by phase."""
+        items: list[Item] = [(phase, *shape) for shape, phase in product(self.shapes, self.phases)]
+        return tuple(item for item in items if item not in self.answered)
 
 
 class Start(Frozen):

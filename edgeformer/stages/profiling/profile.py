@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, provider_facts
+from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu
+from edgeformer.backends.backend import Kind
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
@@ -17,7 +18,7 @@ from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
-from edgeformer.stages.profiling.search import search, whole_texts
+from edgeformer.stages.profiling.search import search
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
@@ -30,6 +31,7 @@ class _Profiling:
     bundle: Bundle
     device: DeviceProfile
     target: Target
+    options: ProfileOptions
     request: Request
     progress: Progress
     notes: list[str] = field(default_factory=list)
@@ -55,7 +57,7 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    here = _Profiling(bundle, device, find_target(device), request, progress or Silent())
+    here = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
     files = [(artifact, CheckedArtifact.of(bundle, artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     known: list[Evidence] = []
@@ -66,9 +68,14 @@ def profile_bundle(
         if not of_device:
             if here.target.present:
                 here.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
-            of_device = _estimate(here, artifact)
+            phases = phases_of(artifact, bundle.task)
+            items = [(phase, *shape) for shape in request.shapes for phase in phases]
+            with bar(here.progress, f"estimating {artifact.id} on {device.name}", None):
+                of_device = estimate(bundle, artifact, device, items)
             rows += of_device
-        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts(artifact)))
+        # Without caches, every token of a text costs a pass over all of it.
+        whole_texts = artifact.role in ("full", "exit")
+        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
     return _report(here, rows, known)
 
 
@@ -93,32 +100,18 @@ def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
             rules=request.rules,
             gpu_uuid=gpu.uuid if gpu is not None else None,
         )
-        measured = measure_in_child(spec, request.rules.longest_s, here.progress)
+        measured = measure_in_child(spec, here.progress)
         rows += measured
         if any(on_gpu(row.provider) for row in measured):
             break  # the threads of the CPU make no difference there
     return rows
 
 
-def _estimate(here: _Profiling, artifact: ArtifactManifest) -> list[Row]:
-    """The device's rows of one artifact, from its graph and the profile's facts."""
-    phases = phases_of(artifact, here.bundle.task)
-    items = [(phase, *shape) for shape in here.request.shapes for phase in phases]
-    here.progress.start(f"estimating {artifact.id} on {here.device.name}", None)
-    try:
-        return estimate(here.bundle, artifact, here.device, items)
-    finally:
-        here.progress.finish()
-
-
 def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
     """The host's rows that were measured on the device itself, and why there are none."""
     if not here.target.present:
         return [], here.target.reason
-    kind, usual = here.device.kind, default_provider(here.device.kind)
-    # Engines and other providers that compute on the same kind of device measure it just as well.
-    there = [row for row in rows if provider_facts(row.provider).kind == kind and row.latency_ms.status == "measured"]
-    found = there if kind == "cuda" and there else [row for row in rows if row.provider == usual] or there
+    found = rows_there(rows, here.device.kind)
     if found:
         limits = here.request.limits
         return found, f"{limits.batch}×{limits.seq} was not measured"
@@ -126,14 +119,28 @@ def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
     if not measured_with:
         return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
     return [], (
-        f"{here.target.reason}, but the rows were measured with {measured_with[0]}: {usual} is needed "
-        "(`edgeformer doctor` says what is missing)"
+        f"{here.target.reason}, but the rows were measured with {measured_with[0]}: "
+        f"{default_provider(here.device.kind)} is needed (`edgeformer doctor` says what is missing)"
     )
+
+
+def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
+    """The rows that stand for a present device: what was measured on its kind of processor, by any provider.
+
+    Of its usual provider also what failed: that is a fact about the device, and no estimate replaces it.
+
+    Args:
+        rows: of the host.
+        kind: of the device.
+    """
+    usual = default_provider(kind)
+    there = [row for row in rows if provider_facts(row.provider).kind == kind]
+    return [row for row in there if row.latency_ms.status == "measured" or row.provider == usual]
 
 
 def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     target, manifest = here.target, here.bundle.manifest
-    limits, options = here.request.limits, here.request.search
+    limits, options = here.request.limits, here.options
     verdict = check_budget(known, limits)
     estimated = any(row.latency_ms.status == "estimated" for row in rows)
     return Report(
@@ -157,11 +164,9 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         notes=tuple(_notes(here, known, judged=bool(verdict.checks))),
         # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
         estimated_for=here.device.kind if estimated else None,
-        estimate_error=here.request.estimate_error if estimated else None,
+        estimate_error=options.estimate_error if estimated else None,
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
-        search=search(manifest, rows, limits, options, kind=here.device.kind, on_target=target.present)
-        if options is not None
-        else None,
+        search=search(manifest, rows, known, limits, options.search) if options.search is not None else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
     )
 

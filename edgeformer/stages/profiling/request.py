@@ -18,9 +18,9 @@ from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import board_names, cpu_name, default_threads
+from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
-from edgeformer.stages.profiling.search import SearchOptions, check_options
 from edgeformer.stages.profiling.verdict import Limits
 from edgeformer.tasks import task_named
 
@@ -78,8 +78,6 @@ class Request:
     provider: str | None
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...]
-    search: SearchOptions | None = None
-    estimate_error: EstimateError | None = None
 
 
 def resolve(
@@ -125,8 +123,6 @@ def resolve(
         provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
         artifacts=artifacts,
         notes=(*notes, *left_out),
-        search=options.search,
-        estimate_error=options.estimate_error,
     )
 
 
@@ -204,7 +200,10 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
         root: where the system's files lie.
     """
     if device.kind == "cpu":
-        return _find_processor(device, cpu_name(root))
+        name = cpu_name(root)
+        if device.match is None or _named(device, name):
+            return Target(True, f"this host: {name}")
+        return Target(False, f"this host's processor is {name}, not {device.match}")
     cards = nvidia.gpus()
     if device.boards:
         return _find_board(device, cards, board_names(root))
@@ -213,12 +212,6 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
             return Target(True, f"present: {card.name}", card)
     present = ", ".join(_described(device, card) for card in cards) or "no NVIDIA card"
     return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
-
-
-def _find_processor(device: DeviceProfile, name: str) -> Target:
-    if device.match is None or _named(device, name):
-        return Target(True, f"this host: {name}")
-    return Target(False, f"this host's processor is {name}, not {device.match}")
 
 
 def _find_board(device: DeviceProfile, cards: list[nvidia.Gpu], board: tuple[str, ...]) -> Target:
@@ -239,13 +232,11 @@ def _find_board(device: DeviceProfile, cards: list[nvidia.Gpu], board: tuple[str
 
 def _named(device: DeviceProfile, name: str) -> bool:
     """Whole words only ("NVIDIA L4" is not in "NVIDIA L40S"), and none of the siblings' words."""
-    return _has_words(name, device.match or device.title) and not any(
-        _has_words(name, word) for word in device.match_not
-    )
 
+    def has(words: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
 
-def _has_words(name: str, words: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
+    return has(device.match or device.title) and not any(map(has, device.match_not))
 
 
 def _as_large(device: DeviceProfile, card: nvidia.Gpu) -> bool:

@@ -8,37 +8,26 @@ times stand in; they rank the candidates, but are never held against the device'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal
+from operator import attrgetter
 
-from edgeformer.backends import on_gpu
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Candidate, Check, Row, Search
-from edgeformer.formats.scores import Score
 from edgeformer.stages.profiling.absent_variants import absent_variants
-from edgeformer.stages.profiling.choosing import (
-    Basis,
-    Choice,
-    Option,
-    SearchOptions,
-    check_options,
-    choose,
-    front,
-)
+from edgeformer.stages.profiling.choosing import Basis, Choice, Option, SearchOptions, check_options, choose, front
 from edgeformer.stages.profiling.verdict import (
     Evidence,
     Limits,
     Quantity,
     check_budget,
     energy_of,
+    judged_rows,
     latency_of,
     memory_of,
     shown,
 )
 from edgeformer.tasks import Metric
-
-__all__ = ["SearchOptions", "check_options", "search"]
 
 
 @dataclass(frozen=True)
@@ -61,23 +50,16 @@ class _Question:
 
 
 def search(
-    manifest: BundleManifest,
-    rows: Sequence[Row],
-    limits: Limits,
-    options: SearchOptions,
-    *,
-    kind: Literal["cuda", "cpu"],
-    on_target: bool,
+    manifest: BundleManifest, rows: Sequence[Row], known: Sequence[Evidence], limits: Limits, options: SearchOptions
 ) -> Search:
-    """Look at every artifact that ``rows`` are of and name the one to deploy.
+    """Look at every artifact that was profiled and name the one to deploy.
 
     Args:
         manifest: of the bundle.
         rows: of the whole report, host and device.
+        known: of each artifact, on the device.
         limits: what the device's budget and the command allow.
         options: what is searched for.
-        kind: the device's.
-        on_target: this host is the device, so that host rows of its kind are the device's own.
 
     Returns:
         All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
@@ -88,24 +70,23 @@ def search(
     Raises:
         InputError: as :func:`check_options`.
     """
-    check_options(options, manifest)
-    basis, usable = _usable(rows, kind, on_target)
-    question = _Question(manifest, limits, Choice.of(options, manifest), basis)
-    metric = question.choice.metric
+    choice = check_options(options, manifest)
+    statuses = {row.latency_ms.status for evidence in known for row in evidence.rows}
+    basis: Basis = "estimated" if "estimated" in statuses else "measured" if "measured" in statuses else "host"
+    question, evidences = _Question(manifest, limits, choice, basis), {one.artifact: one for one in known}
     found: list[Option] = []
     for artifact in {entry.id: entry for entry in manifest.artifacts}.values():
-        own = [row for row in rows if row.artifact == artifact.id]
-        if own:
-            ways: Sequence[Row | None] = _ways(artifact, usable.get(artifact.id, []), limits) or [None]
-            found += [_option(artifact, own, row, question) for row in ways]
-    on_front = front([option.candidate for option in found], metric)
+        if artifact.id in evidences:
+            own = [row for row in rows if row.artifact == artifact.id]
+            found += _options(artifact, own, evidences[artifact.id], question)
+    on_front = front([option.candidate for option in found], choice.metric)
     candidates = tuple(
         option.candidate.model_copy(update={"on_front": position in on_front}) for position, option in enumerate(found)
     )
-    pick, reason = choose(found, question.choice, basis)
+    pick, reason = choose(found, choice, basis)
     return Search(
-        metric=metric.name,
-        bound=question.choice.bound,
+        metric=choice.metric.name,
+        bound=choice.bound,
         minimize=options.minimize,
         candidates=candidates,
         pick=pick,
@@ -115,38 +96,17 @@ def search(
     )
 
 
-def _usable(rows: Sequence[Row], kind: str, on_target: bool) -> tuple[Basis, dict[str, list[Row]]]:
-    """What the rows are, and per artifact those that count: of the device, measured there rather than estimated."""
-    measured: dict[str, list[Row]] = {}
-    estimated: dict[str, list[Row]] = {}
-    host: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.where == "device" and row.latency_ms.status == "estimated":
-            estimated.setdefault(row.artifact, []).append(row)
-        elif row.where == "host" and row.latency_ms.status == "measured":
-            host.setdefault(row.artifact, []).append(row)
-            if on_target and on_gpu(row.provider) == (kind == "cuda"):
-                measured.setdefault(row.artifact, []).append(row)
-    of_device = estimated | measured
-    if not of_device:
-        return "host", host
-    return ("measured" if of_device.keys() == measured.keys() else "estimated"), of_device
-
-
-def _ways(artifact: ArtifactManifest, rows: Sequence[Row], limits: Limits) -> list[Row]:
-    """One row per runtime and thread count at the judged shape.
-
-    A language model's graph for whole texts spends a whole pass on each token, so its passes are what compares with
-    the tokens of a graph that decodes.
-    """
-    phase = "steady" if whole_texts(artifact) else limits.phase
-    judged = [row for row in rows if (row.batch, row.seq, row.phase) == (limits.batch, limits.seq, phase)]
-    return list({(row.provider, row.threads): row for row in judged}.values())
-
-
-def whole_texts(artifact: ArtifactManifest) -> bool:
-    """Whether it is a graph without caches, to which every token of a text costs a pass over all of it."""
-    return artifact.role in ("full", "exit")
+def _options(artifact: ArtifactManifest, own: Sequence[Row], known: Evidence, question: _Question) -> list[Option]:
+    """A candidate per runtime and thread count; one alone where no time is known. ``own``: the artifact's rows."""
+    if question.basis == "host":
+        known = replace(known, rows=[row for row in own if row.where == "host"])
+    phase = "steady" if known.whole_texts else question.limits.phase
+    ways: list[Row | None] = [
+        row
+        for row in judged_rows(known, question.limits)
+        if row.latency_ms.status != "unavailable" and row.phase == phase
+    ]
+    return [_option(artifact, own, row, known, question) for row in ways or [None]]
 
 
 def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric) -> _KnownScore:
@@ -156,46 +116,38 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
     against torch), token by token or loop by loop, and are not scored by themselves.
     """
     anywhere = any(known.validation is not None for known in manifest.artifacts)
-    own = artifact.validation if anywhere else artifact.score
-    if own is not None:
-        return _checked(own, metric)
+    same = [artifact]
     if artifact.role in ("decode", "step"):
-        for full in manifest.artifacts:
-            score = full.validation if anywhere else full.score
-            if full.role == "full" and _kind(full) == _kind(artifact) and score is not None:
-                return _KnownScore(_checked(score, metric).value, scored_as=full.id)
+        kind = attrgetter("format", "precision", "trimmed")
+        same += [full for full in manifest.artifacts if full.role == "full" and kind(full) == kind(artifact)]
+    for scored in same:
+        score = scored.validation if anywhere else scored.score
+        if score is not None:
+            value = metric.of(score)
+            if value is None or not isfinite(value):
+                return _KnownScore(None, why_none=f"it has no {metric.name}")
+            return _KnownScore(value, scored_as=scored.id if scored is not artifact else None)
     if not artifact.is_graph:
         return _KnownScore(None, why_none="its predictions were never scored (an engine runs only on its target)")
     split = "the validation split" if anywhere else "anything"
     return _KnownScore(None, why_none=f"its predictions were never scored on {split}")
 
 
-def _kind(artifact: ArtifactManifest) -> tuple[str, str, bool]:
-    return artifact.format, artifact.precision, artifact.trimmed
-
-
-def _checked(score: Score, metric: Metric) -> _KnownScore:
-    value = metric.of(score)
-    if value is None or not isfinite(value):
-        return _KnownScore(None, why_none=f"it has no {metric.name}")
-    return _KnownScore(value)
-
-
-def _option(artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, question: _Question) -> Option:
+def _option(
+    artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, known: Evidence, question: _Question
+) -> Option:
     """``row``, one of the artifact's ``rows``, as a candidate; None: nothing usable is known but the size."""
     limits, choice = question.limits, question.choice
     score = _score(artifact, question.manifest, choice.metric)
-    any_row = row or rows[0]
-    size = any_row.size_bytes
     # Why there is no usable row: what the rows say, else that none is of the judged shape.
     said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
     shape = f"{limits.batch}×{limits.seq} was neither measured nor estimated"
     missing = Quantity(None, "unavailable", next(filter(None, said), shape))
     latency, memory, energy = (missing if row is None else of(row) for of in (latency_of, memory_of, energy_of))
     of_device = [row] if row is not None and question.basis != "host" else []
-    evidence = [Evidence(artifact.id, size, of_device, missing.reason, whole_texts(artifact))]
-    checks = check_budget(evidence, limits).checks
-    costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(size, "measured", "")}
+    checks = check_budget([replace(known, rows=of_device, why_no_rows=missing.reason)], limits).checks
+    size = Quantity(known.size_bytes, "measured", "")
+    costs = {"latency": latency, "memory": memory, "energy": energy, "size": size}
     against = _against(checks, score, latency, choice)
     least = costs[choice.minimize]
     if least.value is None and not against:
@@ -205,12 +157,12 @@ def _option(artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, qu
         precision=artifact.precision,
         exit=artifact.exit,
         trimmed=artifact.trimmed,
-        provider=any_row.provider,
+        provider=(row or rows[0]).provider,
         threads=row.threads if row is not None else None,
         score=score.value,
         latency_ms=latency.value,
         latency_status=latency.basis,
-        size_bytes=size,
+        size_bytes=known.size_bytes,
         memory_bytes=None if memory.value is None else round(memory.value),
         energy_mj=energy.value,
         feasible=not against,

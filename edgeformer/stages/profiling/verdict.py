@@ -6,13 +6,16 @@ within the limit, fails when the whole range is beyond it, and is unknown in bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
-from edgeformer.formats.report import Check, CheckStatus, Latency, MeasurementStatus, Memory, Row, Verdict
+from edgeformer.formats.report import Check, CheckStatus, Energy, Latency, MeasurementStatus, Memory, Row, Verdict
 from edgeformer.formats.units import format_bytes, format_milliseconds
+
+_WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
+_SUREST_FIRST: tuple[MeasurementStatus, ...] = ("measured", "estimated", "unavailable")
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,8 @@ def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
     """
     spared = spared_of_latency(artifacts, limits)
     checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
-    statuses = {check.status for check in checks}
-    status: CheckStatus = "pass"
-    if "fail" in statuses:
-        status = "fail"
-    elif "unknown" in statuses or not checks:
-        status = "unknown"
-    return Verdict(status=status, checks=tuple(checks))
+    statuses = {check.status for check in checks} or {"unknown"}
+    return Verdict(status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks))
 
 
 def spared_of_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:
@@ -107,48 +105,45 @@ def memory_of(row: Row) -> Quantity:
 
 def energy_of(row: Row) -> Quantity:
     """Millijoules of one call above idle."""
-    energy = row.energy_mj
-    if energy.status == "unavailable" or energy.value is None:
-        return Quantity(None, "unavailable", energy.reason or "not measured")
-    return Quantity(energy.value, energy.status, "")
+    return _known(row.energy_mj, row.energy_mj.value)
 
 
-def _known(figure: Latency | Memory, value: float | None, doubt: str = "") -> Quantity:
+def _known(figure: Latency | Memory | Energy, value: float | None, doubt: str = "") -> Quantity:
     """``doubt``: of a measured value."""
     if figure.status == "measured" and value is not None:
         return Quantity(value, "measured", doubt)
-    if figure.status != "estimated":
+    if isinstance(figure, Energy) or figure.status != "estimated":  # energy is measured, never estimated
         return Quantity(None, "unavailable", figure.reason or "not measured")
     low, high = figure.low, figure.high
-    if low is None or high is None:
-        return Quantity(value, "estimated", "")
-    return Quantity(value if value is not None else sqrt(low * high), "estimated", "", low, high)
+    if value is None and low is not None and high is not None:
+        value = sqrt(low * high)
+    return Quantity(value, "estimated", "", low, high)
 
 
 def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     """All checks of one artifact; ``per_call``: latency and energy too."""
-    checks: list[Check] = []
-    if limits.size_bytes is not None:
-        size = Quantity(artifact.size_bytes, "measured", "")
-        checks.append(_compare("size", artifact.artifact, limits.size_bytes, size, "bytes"))
-    ways: Sequence[Row | None] = _ways(artifact, limits) or [None]
+    ways: Sequence[Row | None] = judged_rows(artifact, limits) or [None]
     several = len({way.threads for way in ways if way is not None}) > 1
-    by_way = [_row_checks(artifact, row, limits, per_call, _where(row if several else None, limits)) for row in ways]
-    return checks + min(by_way, key=_rank)
+    return min((_row_checks(artifact, row, limits, per_call, several) for row in ways), key=_rank)
 
 
-def _ways(artifact: Evidence, limits: Limits) -> list[Row]:
-    """One row per provider and thread count at the judged shape; estimates only where nothing was measured."""
+def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
+    """One row per provider and thread count at the judged shape; estimates only where nothing was measured.
+
+    A language model's graph for whole texts spends a whole pass on each token, so its passes are what compares with
+    the tokens of a graph that decodes. Where that one has whole calls only, these still tell its memory.
+
+    Args:
+        artifact: what is known of it.
+        limits: the shape, and what latency is of.
+    """
     phases = ("steady",) if artifact.whole_texts else (limits.phase, "steady")
     found: dict[tuple[str, str, int | None], Row] = {}
     for row in sorted(artifact.rows, key=lambda row: row.phase not in phases[:1]):
         if (row.batch, row.seq) == (limits.batch, limits.seq) and row.phase in phases:
             found.setdefault((row.where, row.provider, row.threads), row)
-    by_status = {
-        status: [row for row in found.values() if row.latency_ms.status == status]
-        for status in ("measured", "estimated", "unavailable")
-    }
-    return next(filter(None, by_status.values()), [])
+    by_status = ([row for row in found.values() if row.latency_ms.status == status] for status in _SUREST_FIRST)
+    return next(filter(None, by_status), [])
 
 
 def _rank(checks: list[Check]) -> tuple[int, int, float]:
@@ -157,31 +152,27 @@ def _rank(checks: list[Check]) -> tuple[int, int, float]:
     return statuses.count("fail"), statuses.count("unknown"), float("inf") if latency is None else latency
 
 
-def _where(row: Row | None, limits: Limits) -> str:
-    """``row``: one of several that differ in their threads."""
+def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, several: bool) -> list[Check]:
+    """All checks with one row's figures; ``several``: others differ from it in their threads."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    if row is None or row.threads is None:
-        return where
-    return f"{where}, with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
-
-
-def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, where: str) -> list[Check]:
-    """Checks of everything that depends on the row."""
+    if several and row is not None and row.threads is not None:
+        where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
     # A decoding artifact's whole calls say nothing about its tokens; their memory is memory all the same.
     timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
     passes = artifact.whole_texts and limits.phase == "decode"
     p50 = "p50 of a whole pass, which each token costs without caches," if passes else "p50"
-    judged: list[tuple[str, float | None, str, Row | None, Callable[[Row], Quantity], str]] = [
-        ("latency", limits.latency_ms if per_call else None, "ms", timed, latency_of, p50),
-        ("memory", limits.memory_bytes, "bytes", row, memory_of, "peak"),
-        ("energy", limits.energy_mj if per_call else None, "mJ", timed, energy_of, "above idle, per call"),
+    missing = Quantity(None, "unavailable", artifact.why_no_rows)
+    latency, energy = (missing, missing) if timed is None else (latency_of(timed), energy_of(timed))
+    judged: list[tuple[str, float | None, str, Quantity, str]] = [
+        ("size", limits.size_bytes, "bytes", Quantity(artifact.size_bytes, "measured", ""), ""),
+        ("latency", limits.latency_ms if per_call else None, "ms", latency, p50),
+        ("memory", limits.memory_bytes, "bytes", missing if row is None else memory_of(row), "peak"),
+        ("energy", limits.energy_mj if per_call else None, "mJ", energy, "above idle, per call"),
     ]
     checks: list[Check] = []
-    for name, limit, unit, source, quantity_of, what in judged:
+    for name, limit, unit, quantity, what in judged:
         if limit is not None:
-            missing = Quantity(None, "unavailable", artifact.why_no_rows)
-            quantity = quantity_of(source) if source is not None else missing
-            if quantity.basis != "unavailable":  # that keeps its own reason
+            if what and quantity.basis != "unavailable":  # that keeps its own reason
                 estimated = "estimated " if quantity.basis == "estimated" else ""
                 quantity = replace(quantity, reason=f"{estimated}{what} {where}{quantity.reason}")
             checks.append(_compare(name, artifact.artifact, limit, quantity, unit))

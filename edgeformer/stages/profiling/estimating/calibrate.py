@@ -4,7 +4,6 @@ that :mod:`.check` does not use."""
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from edgeformer.formats.device import Calibration, DeviceProfile, Fact, FittedCa
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.units import parse_bytes
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
@@ -44,7 +44,6 @@ _BUDGET_S = 100.0
 _PROBE_WEIGHT = 0.5
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 
@@ -85,15 +84,18 @@ def calibrate(
     chosen = full_graphs(opened, _PRECISIONS)
     if not chosen or chosen[0].artifact.precision != "fp32":
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
-    items = _items(opened.manifest.max_positions, shapes)
+    longest = opened.manifest.max_positions
+    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
+    if len(fitting) < 4:
+        raise InputError(
+            f"calibrating needs at least 4 shapes that the model takes (up to {longest} tokens), not {len(fitting)}"
+        )
+    items: tuple[Item, ...] = tuple(("steady", batch, seq) for batch, seq in fitting)
     count, shown = threads or default_threads(), progress or Silent()
-    shown.start("measuring this host's rates", None)
-    try:
+    with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
-    finally:
-        shown.finish()
     timed = [_time(checked, items, count, _BUDGET_S / len(chosen), shown) for checked in chosen]
-    return _fit(opened.name, host_facts(base, count, probed, timed), count, probed, timed)
+    return _fit(opened.name, _host_facts(base, count, probed, timed), count, probed, timed)
 
 
 def write_profile(device: DeviceProfile, folder: Path) -> Path:
@@ -124,24 +126,12 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str]) -> list[CheckedArtifa
     return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
 
 
-def _items(longest: int, shapes: Sequence[Shape]) -> tuple[Item, ...]:
-    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
-    if len(fitting) < 4:
-        raise InputError(
-            f"calibrating needs at least 4 shapes that the model takes (up to {longest} tokens), not {len(fitting)}"
-        )
-    return tuple(("steady", batch, seq) for batch, seq in fitting)
-
-
 def _time(checked: CheckedArtifact, items: tuple[Item, ...], threads: int, budget_s: float, shown: Progress) -> Timed:
     spec = ListSpec(checked=checked, items=items, threads=threads, timed=True, budget_s=budget_s)
     name = checked.artifact.id
     # Every item is timed in some rounds, and then listed.
-    shown.start(f"timing {name}", len(items) * (ROUNDS + 1), "step")
-    try:
+    with bar(shown, f"timing {name}", len(items) * (ROUNDS + 1), "step"):
         listing = run_listing(spec, shown.advance)
-    finally:
-        shown.finish()
     for item, reason in listing.refused.items():
         shown.message(f"{name} at {item[1]}×{item[2]}: not timed: {reason}")
     return checked.artifact, listing
@@ -177,14 +167,13 @@ def _samples(artifact: ArtifactManifest, item: ItemNodes, rates: Rates) -> tuple
     works = count_nodes(nodes)
     weight_bytes = stored_weight_bytes(nodes, works, artifact)
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    done = tuple(amounts(work, beyond, rates.cache_bytes) for work in works)
     whole_us = sum(node.duration_us for node in nodes)
     samples = [
-        NodeSample(precision, work, amount, node.duration_us, whole_us)
-        for node, work, amount in zip(nodes, works, done, strict=True)
+        NodeSample(precision, work, amounts(work, beyond, rates.cache_bytes), node.duration_us, whole_us)
+        for node, work in zip(nodes, works, strict=True)
     ]
     assert item.call_us is not None
-    return CallSample(precision, tuple(works), done, item.call_us, weight_bytes), alike(samples)
+    return CallSample(precision, tuple(works), item.call_us, weight_bytes), alike(samples)
 
 
 def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
@@ -199,15 +188,8 @@ def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
     return samples
 
 
-def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
-    """``base`` with the facts of this host.
-
-    Args:
-        base: keeps its name, title and budgets.
-        threads: that were used.
-        rates: what the probe measured.
-        timed: INT8's peak is the best of its products.
-    """
+def _host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
+    """``base``, which keeps its name, title and budgets, with the facts of this host."""
     when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
 
     def measured(value: float, what: str) -> Fact[float]:
@@ -245,9 +227,8 @@ def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[
     """
     found: list[int] = []
     for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError):
-            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
-            found += [int(match[1]) * _UNITS[match[2]]] if match is not None else []
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
     if found:
         return max(found), "as Linux says"
     sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}

@@ -19,7 +19,7 @@ from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, Shape
+from edgeformer.stages.profiling.messages import MeasureSpec, Shape
 
 CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
 
@@ -36,11 +36,11 @@ class CalibrationOptions:
         rules: when to stop measuring; None: the usual rules.
     """
 
-    calibrate: bool = True
-    check: bool = True
-    shapes: tuple[Shape, ...] = CHECK_SHAPES
-    threads: int | None = None
-    rules: MeasureRules | None = None
+    calibrate: bool
+    check: bool
+    shapes: tuple[Shape, ...]
+    threads: int | None
+    rules: MeasureRules | None
 
 
 def improve(
@@ -61,15 +61,13 @@ def improve(
     Raises:
         InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
     """
-    profile, written = device, folder
     if options.calibrate:
-        profile = calibrate(bundle, profile, threads=options.threads, progress=progress)
-        written = write_profile(profile, folder)  # kept also where checking fails
+        device = calibrate(bundle, device, threads=options.threads, progress=progress)
+        write_profile(device, folder)  # kept also where checking fails
     if options.check:
-        cases = check_estimates([bundle], profile, options.shapes, rules=options.rules, progress=progress)
-        profile = with_error(profile, cases)
-        written = write_profile(profile, folder)
-    return profile, written
+        cases = check_estimates([bundle], device, options.shapes, rules=options.rules, progress=progress)
+        device = with_error(device, cases)
+    return device, write_profile(device, folder)
 
 
 def check_estimates(
@@ -100,16 +98,25 @@ def check_estimates(
     calibration, refusal = _calibration(device), refused_calibration(device)
     if refusal is not None:
         raise InputError(refusal)
-    comparison = _Comparison(device, calibration, rules or MeasureRules(), progress or Silent())
+    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted = 0
     for folder in bundles:
         bundle = Bundle.open(folder)
+        taken = [shape for shape in shapes if shape[1] <= bundle.manifest.max_positions]
+        taken.sort(key=lambda shape: (shape[0] * shape[1], shape))
         for checked in full_graphs(bundle, ("fp32",)):
-            unseen = _unseen(calibration, bundle, checked.artifact.id, shapes)
+            unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)
             fitted += len(shapes) - len(unseen)
             if unseen:
-                cases += comparison.cases(bundle, checked, unseen)
+                spec = MeasureSpec(
+                    checked=checked,
+                    provider=calibration.provider,
+                    threads=calibration.threads,
+                    shapes=unseen,
+                    rules=rules or MeasureRules(),
+                )
+                cases += _cases(bundle, spec, device, progress or Silent())
     if not cases and fitted:
         raise InputError(
             "all these cases were fitted or are too long for the model: ask for other shapes or another run"
@@ -120,39 +127,23 @@ def check_estimates(
 
 
 def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
-    """The profile with the error of its calibration.
+    """The profile with the error of its calibration: median and worst |log2(estimated / measured)|.
 
     Args:
         device: a calibrated profile.
-        cases: as :func:`check_estimates` returns them.
+        cases: as :func:`check_estimates` returns them; at least one.
 
     Raises:
         InputError: it has no calibration.
     """
     calibration = _calibration(device)
-    error = error_of(cases, calibration.processor, device.kind)
-    updated = calibration.model_copy(update={"validated_on": tuple(cases), "error": error})
-    return device.model_copy(update={"calibration": updated})
-
-
-def error_of(cases: Sequence[FittedCase], processor: str, kind: str) -> EstimateError:
-    """Median and worst |log2(estimated / measured)|.
-
-    Args:
-        cases: measured and estimated.
-        processor: on which they were measured.
-        kind: of that device.
-
-    Raises:
-        ValueError: there are no cases.
-    """
     off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
-    if not off:
-        raise ValueError("an error needs at least one case")
-    return EstimateError(
-        kind="cuda" if kind == "cuda" else "cpu", device=processor, cases=len(off),
+    error = EstimateError(
+        kind=device.kind, device=calibration.processor, cases=len(off),
         median_log2=statistics.median(off), worst_log2=max(off), created=now(),
     )  # fmt: skip
+    updated = calibration.model_copy(update={"validated_on": tuple(cases), "error": error})
+    return device.model_copy(update={"calibration": updated})
 
 
 def _calibration(device: DeviceProfile) -> Calibration:
@@ -161,48 +152,24 @@ def _calibration(device: DeviceProfile) -> Calibration:
     return device.calibration
 
 
-def _unseen(calibration: Calibration, bundle: Bundle, artifact: str, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    """The shapes that the model takes and that were not fitted, from small to large."""
-    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
-    longest = bundle.manifest.max_positions
-    unseen = [shape for shape in shapes if shape[1] <= longest and (bundle.name, artifact, *shape) not in seen]
-    return tuple(sorted(unseen, key=lambda shape: (shape[0] * shape[1], shape)))
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """What every case is compared with, and how."""
-
-    device: DeviceProfile
-    calibration: Calibration
-    rules: MeasureRules
-    progress: Progress
-
-    def cases(self, bundle: Bundle, checked: CheckedArtifact, shapes: Sequence[Shape]) -> list[FittedCase]:
-        """The shapes that could be both measured and estimated."""
-        spec = MeasureSpec(
-            checked=checked,
-            provider=self.calibration.provider,
-            threads=self.calibration.threads,
-            shapes=tuple(shapes),
-            rules=self.rules,
-        )
-        rows = measure_in_child(spec, self.rules.longest_s, self.progress)
-        measured = {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}
-        artifact, cases = bundle.artifact(checked.artifact.id), list[FittedCase]()
-        for row in estimate(bundle, artifact, self.device, spec.items):
-            latency, name = measured.get((row.batch, row.seq)), f"{artifact.id} at {row.batch}×{row.seq}"
-            if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
-                why = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "not measured"
-                self.progress.message(f"{name}: not compared: {why}")
-                continue
-            if latency.stable is False:
-                doubts = "; ".join(latency.warnings) or "no reason given"
-                self.progress.message(f"{name}: the measurement is not stable: {doubts}")
-            cases.append(
-                FittedCase(
-                    run=bundle.name, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
-                    measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
-                )
-            )  # fmt: skip
-        return cases
+def _cases(bundle: Bundle, spec: MeasureSpec, device: DeviceProfile, progress: Progress) -> list[FittedCase]:
+    """The shapes of ``spec`` that could be both measured and estimated."""
+    rows = measure_in_child(spec, progress)
+    measured = {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}
+    artifact, cases = bundle.artifact(spec.checked.artifact.id), list[FittedCase]()
+    for row in estimate(bundle, artifact, device, spec.items):
+        latency, name = measured.get((row.batch, row.seq)), f"{artifact.id} at {row.batch}×{row.seq}"
+        if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
+            why = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "not measured"
+            progress.message(f"{name}: not compared: {why}")
+            continue
+        if latency.stable is False:
+            doubts = "; ".join(latency.warnings) or "no reason given"
+            progress.message(f"{name}: the measurement is not stable: {doubts}")
+        cases.append(
+            FittedCase(
+                run=bundle.name, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
+                measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
+            )
+        )  # fmt: skip
+    return cases

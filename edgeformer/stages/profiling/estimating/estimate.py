@@ -12,11 +12,11 @@ from edgeformer.formats.device import Calibration, DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row
-from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, list_artifact
+from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.rates import rates_of, refused_calibration
-from edgeformer.stages.profiling.estimating.roofline import Footprint, estimate_memory, fitted_us, range_us
+from edgeformer.stages.profiling.estimating.roofline import estimate_memory, fitted_us, range_us
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes, total
-from edgeformer.stages.profiling.messages import Item, Phase, row_of, unavailable_row
+from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Phase, row_of, unavailable_row
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
 _UNVALIDATED_LOG2 = 0.6
@@ -26,25 +26,15 @@ _UNVALIDATED_LOG2 = 0.6
 class Case:
     """One artifact of one bundle, and the device that it is estimated for.
 
-    Attributes:
-        listed: the ONNX artifact whose nodes were listed: the artifact itself, or an engine's origin.
-        threads: CPUs: of one operator; None: those of the calibration, else all cores.
+    ``listed``: the ONNX artifact whose nodes were listed, which is the artifact itself, or an engine's origin.
     """
 
     artifact: ArtifactManifest
     listed: ArtifactManifest
     device: DeviceProfile
-    size_bytes: int
-    threads: int | None = None
 
 
-def estimate(
-    bundle: Bundle,
-    artifact: ArtifactManifest,
-    device: DeviceProfile,
-    items: Sequence[Item],
-    threads: int | None = None,
-) -> list[Row]:
+def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item]) -> list[Row]:
     """One row per item (phase, batch, seq) of a built artifact, `where: device`: estimated, or unavailable and why.
 
     The graph is run once per item, in a process of its own, to list the nodes that ONNX Runtime really executes; how
@@ -55,17 +45,14 @@ def estimate(
         artifact: a built one; an engine is estimated from the ONNX graph of the same exit.
         device: facts, and a calibration if there is one.
         items: what to estimate.
-        threads: CPUs: of one operator.
     """
-    listed = onnx_origin(bundle.manifest, artifact) or artifact
-    case = Case(artifact, listed, device, artifact.size_bytes or 0, threads)
+    case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device)
     try:
-        problem = _problem(case)
-        listing = Listing() if problem is not None else list_artifact(bundle, listed, items)
+        _require_estimable(case)
+        checked = CheckedArtifact.of(bundle, case.listed)
+        listing = run_listing(ListSpec(checked=checked, items=tuple(items), threads=1))
     except EdgeformerError as error:
-        problem, listing = str(error), Listing()
-    if problem is not None:
-        listing.refused = dict.fromkeys(items, problem)
+        listing = Listing(refused=dict.fromkeys(items, str(error)))
     return [estimate_listed(case, listing, item) for item in items]
 
 
@@ -105,47 +92,40 @@ def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
             return row_of(case.artifact, item, provider, "device", **_figures(case, listing.items[item]))
     except EdgeformerError as error:
         reason = str(error)
-    return unavailable_row(case.artifact, case.size_bytes, item, provider, "device", reason)
+    return unavailable_row(case.artifact, case.artifact.size_bytes or 0, item, provider, "device", reason)
 
 
 def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
-    device, artifact, nodes = case.device, case.artifact, listed.nodes
+    device, artifact = case.device, case.artifact
     # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
-    works = count_nodes(nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
-    runs = sum(graph.times for graph in listed.graphs)
-    feed_bytes = sum(graph.times * graph.feed_bytes for graph in listed.graphs)
+    works = count_nodes(listed.nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
     step_bytes = max((work.moved_bytes for work in works), default=0.0)
     return {
-        "latency_ms": _latency(case, listed.item[0], works, stored_weight_bytes(nodes, works, case.listed), runs),
-        "memory_bytes": estimate_memory(artifact, Footprint(_file_weights(case), step_bytes, feed_bytes), device),
-        "size_bytes": case.size_bytes,
+        "latency_ms": _latency(case, listed, works),
+        "memory_bytes": estimate_memory(artifact, device, _file_weights(case), step_bytes, listed.feed_bytes),
+        "size_bytes": artifact.size_bytes or 0,
         "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
-        "threads": _threads(case),
+        "threads": _threads(device),
         "work": total(works),
     }
 
 
-def _latency(case: Case, phase: Phase, works: Sequence[NodeWork], weight_bytes: float, runs: int) -> Latency:
-    """``weight_bytes``: each weight once; ``runs``: graphs that the call runs."""
+def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     calibration, precision = case.device.calibration, case.artifact.precision
-    rates = rates_of(case.device, precision, case.threads)
+    rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(listed.nodes, works, case.listed)
     if calibration is not None and precision in calibration.efficiencies:
-        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, runs) / 1000
-        log2, why = _uncertainty(case, phase, calibration)
-        on = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-        return _estimated(middle_ms / 2**log2, middle_ms * 2**log2, f"{on}; {why}")
-    fused = backend_of(case.artifact).fuses(case.artifact)
-    low_us, high_us = range_us(works, rates, weight_bytes, fused)
-    return _estimated(
-        low_us / 1000,
-        high_us / 1000,
-        "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the peaks, "
-        "the high end overlaps nothing and reaches about a third of them",
-    )
-
-
-def _estimated(low_ms: float, high_ms: float, reason: str) -> Latency:
-    return Latency(status="estimated", p50=(low_ms * high_ms) ** 0.5, low=low_ms, high=high_ms, reason=reason)
+        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, listed.runs) / 1000
+        log2, why = _uncertainty(case, listed.item[0], calibration)
+        low, high = middle_ms / 2**log2, middle_ms * 2**log2
+        reason = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes; {why}"
+    else:
+        fused = backend_of(case.artifact).fuses(case.artifact)
+        low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
+        reason = (
+            "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
+            "peaks, the high end overlaps nothing and reaches about a third of them"
+        )
+    return Latency(status="estimated", p50=(low * high) ** 0.5, low=low, high=high, reason=reason)
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:
@@ -162,28 +142,29 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
     return max(found, _UNVALIDATED_LOG2), f"validated on {what} only, so the range is at least a factor of 1.5"
 
 
-def _problem(case: Case) -> str | None:
-    """What makes every row of this artifact impossible. Raises EdgeformerError where the profile lacks a fact."""
+def _require_estimable(case: Case) -> None:
+    """Raises EdgeformerError with what makes every row of this artifact impossible."""
     if not case.listed.is_graph:
-        return f"estimates need an ONNX graph, and the bundle has none for {case.artifact.id}"
+        raise EdgeformerError(f"estimates need an ONNX graph, and the bundle has none for {case.artifact.id}")
     reason = cannot_estimate(case.artifact, case.device)
     if reason is None:
-        rates_of(case.device, case.artifact.precision, case.threads)
-        reason = refused_calibration(case.device, case.threads)
-    return reason
+        rates_of(case.device, case.artifact.precision)  # the profile may lack a fact
+        reason = refused_calibration(case.device)
+    if reason is not None:
+        raise EdgeformerError(reason)
 
 
 def _file_weights(case: Case) -> float:
     sharing = case.artifact.sharing or case.listed.sharing
     if sharing is None:
-        return case.size_bytes
+        return case.artifact.size_bytes or 0
     # An FP16 engine whose only graph in the bundle is FP32.
     return sharing.weight_bytes / (2 if case.artifact.precision == "fp16" and case.listed.precision == "fp32" else 1)
 
 
-def _threads(case: Case) -> int | None:
-    if case.device.kind == "cuda":
+def _threads(device: DeviceProfile) -> int | None:
+    if device.kind == "cuda":
         return None
-    if case.threads is not None or case.device.calibration is None:
-        return case.threads or (case.device.cores.value if case.device.cores is not None else None)
-    return case.device.calibration.threads
+    if device.calibration is not None:
+        return device.calibration.threads
+    return device.cores.value if device.cores is not None else None

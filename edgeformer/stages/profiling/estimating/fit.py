@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgeformer.formats.device import Calibration, Efficiency, OperatorClass
 from edgeformer.stages.profiling.estimating.rates import Rates
-from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, node_us
+from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, fitted_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
 Floats = npt.NDArray[np.float64]
@@ -49,7 +49,6 @@ class CallSample:
 
     precision: str
     works: tuple[NodeWork, ...]
-    amounts: tuple[Amounts, ...]
     measured_us: float
     weight_bytes: float
 
@@ -175,25 +174,15 @@ def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Map
 
 def _parts(call: CallSample, calibration: Calibration, rates: Rates) -> tuple[float, float]:
     """Microseconds of all overheads, and of all the rest."""
-    overhead = rest = 0.0
-    for work, amount in zip(call.works, call.amounts, strict=True):
-        efficiency = efficiency_of(work, calibration, call.precision)
-        overhead += efficiency.overhead_us
-        rest += node_us(amount, efficiency, rates) - efficiency.overhead_us
-    return overhead, rest
+    overhead = sum(efficiency_of(work, calibration, call.precision).overhead_us for work in call.works)
+    return overhead, fitted_us(call.works, rates, calibration, call.precision, call.weight_bytes) - overhead
 
 
 def _scaled(calibration: Calibration, precision: str, of_overhead: float, of_work: float) -> Calibration:
     def scaled(efficiency: Efficiency) -> Efficiency:
-        shares = {
-            name: value / of_work if value is not None and of_work > 0 else value
-            for name, value in (
-                ("of_peak", efficiency.of_peak),
-                ("of_bandwidth", efficiency.of_bandwidth),
-                ("of_memory", efficiency.of_memory),
-            )
-        }
-        return efficiency.model_copy(update={"overhead_us": efficiency.overhead_us * of_overhead, **shares})
+        shares = efficiency.model_dump(include={"of_peak", "of_bandwidth", "of_memory"}, exclude_none=True)
+        faster = {name: share / of_work for name, share in shares.items()} if of_work > 0 else {}
+        return efficiency.model_copy(update={"overhead_us": efficiency.overhead_us * of_overhead, **faster})
 
     classes = {key: scaled(value) for key, value in calibration.efficiencies.get(precision, {}).items()}
     operators = {key: scaled(value) for key, value in calibration.operators.get(precision, {}).items()}

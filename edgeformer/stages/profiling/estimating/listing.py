@@ -9,23 +9,22 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from edgeformer.backends import default_provider
+from edgeformer.backends import ArtifactFiles, default_provider
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, ProfiledGraph
 from edgeformer.backends.session import Array
-from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens, read_golden
-from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
@@ -49,23 +48,15 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Input → type, shape with None where it is dynamic."""
 
 
-class ListSpec(Frozen):
+class ListSpec(Job):
     """One artifact and the items to list; ``timed``: also time them, node by node, and whole calls."""
 
+    name, answers = "listing", "nodes"
     kind: Literal["list"] = "list"
     checked: CheckedArtifact
     items: tuple[Item, ...] = Field((), strict=False)
-    threads: int
     timed: bool = False
     budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
-
-
-class GraphNodes(Frozen):
-    """The executed nodes of one graph of an artifact, and how often one call of the artifact runs it."""
-
-    times: int
-    feed_bytes: int = Field(description="inputs of one run: tokens, states, what was kept of earlier tokens")
-    nodes: tuple[ExecutedNode, ...] = Field(strict=False)
 
 
 class ItemNodes(Frozen):
@@ -74,13 +65,10 @@ class ItemNodes(Frozen):
 
     kind: Literal["nodes"] = "nodes"
     item: Item = Field(strict=False)
-    graphs: tuple[GraphNodes, ...] = Field(strict=False)
+    nodes: tuple[ExecutedNode, ...] = Field(strict=False, description="a graph that runs several times: repeated")
+    runs: int = Field(description="of graphs, in one call of the artifact")
+    feed_bytes: int = Field(description="inputs of all runs: tokens, states, what was kept of earlier tokens")
     call_us: float | None = None
-
-    @property
-    def nodes(self) -> tuple[ExecutedNode, ...]:
-        """All nodes of one call, a graph that runs several times repeated."""
-        return tuple(node for graph in self.graphs for _ in range(graph.times) for node in graph.nodes)
 
 
 class Tick(Frozen):
@@ -102,26 +90,11 @@ class Listing:
     refused: dict[Item, str] = field(default_factory=dict)
 
 
-def list_artifact(bundle: Bundle, artifact: ArtifactManifest, items: Sequence[Item]) -> Listing:
+def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
     """The executed nodes of an ONNX artifact; an item that fails has a reason instead.
 
     Args:
-        bundle: whose artifact it is.
-        artifact: a built one.
-        items: what to run.
-
-    Raises:
-        ArtifactError: a file is missing or changed, or a step bundle's configuration is damaged.
-    """
-    checked = CheckedArtifact.of(bundle, artifact)
-    return run_listing(ListSpec(checked=checked, items=tuple(items), threads=1))
-
-
-def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
-    """The same for a spec, which may also ask for times.
-
-    Args:
-        spec: what to list.
+        spec: what to list, and whether to time it.
         heard: called after every piece of work.
     """
     listing = Listing()
@@ -133,7 +106,7 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
             listing.refused[message.item] = message.reason
         heard()
 
-    ending = run_job(Job("listing", "nodes", spec, _MESSAGES, spec.threads, _LONGEST_S), take)
+    ending = run_job(spec, _MESSAGES, _LONGEST_S, take)
     for item in spec.items:
         if item not in listing.items:
             listing.refused.setdefault(item, ending.reason or "the listing process did not list it")
@@ -141,44 +114,36 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
 
 
 def work(told: bytes, send: Send) -> None:
-    """The child's part: list what a ListSpec asks for.
-
-    Args:
-        told: the spec as JSON.
-        send: is given every message.
-
-    Raises:
-        EdgeformerError: the artifact cannot be listed at all.
-    """
+    """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
     spec = ListSpec.model_validate_json(told, strict=False)
-    graphs = _graphs(spec.checked)
+    graphs = _graphs(spec.checked.files)
     calls_us = _time_calls(spec, graphs[0][0], send) if spec.timed else {}
     for item in spec.items:
         if spec.timed and item not in calls_us:
             send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
             continue
         try:
-            nodes = tuple(_nodes(spec, file, times, item) for file, times in graphs)
+            runs = [run for file, times in graphs for run in [_nodes(spec, file, item)] * times]
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
-        else:
-            send(ItemNodes(item=item, graphs=nodes, call_us=calls_us.get(item)))
+            continue
+        nodes, fed_bytes = tuple(chain(*(nodes for nodes, _ in runs))), sum(fed for _, fed in runs)
+        send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, call_us=calls_us.get(item)))
 
 
-def _graphs(checked: CheckedArtifact) -> list[tuple[Path, int]]:
+def _graphs(files: ArtifactFiles) -> list[tuple[Path, int]]:
     """The files in the order in which they run, and how often one call of the artifact runs each."""
-    if checked.artifact.role != "step":
-        return [(checked.file, 1)]
-    calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
+    if files.artifact.role != "step":
+        return [(files.file, 1)]
+    calls = (("embed", 1), ("loop", files.loops or 1), ("readout", 1))
     try:
-        return [(checked.parts[name], times) for name, times in calls]
+        return [(files.parts[name], times) for name, times in calls]
     except KeyError as error:
-        raise ArtifactError(
-            f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
-        ) from None
+        raise ArtifactError(f"{files.file}: {files.artifact.id} has no part {error}; export the run again") from None
 
 
-def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
+def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, ...], int]:
+    """The nodes that one run of a graph executes, and the bytes that it is fed with."""
     opened = ProfiledGraph(file, spec.threads)
     inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
     nodes = opened.list_nodes(inputs)[0]
@@ -189,7 +154,7 @@ def _nodes(spec: ListSpec, file: Path, times: int, item: Item) -> GraphNodes:
         packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes(inputs, calls=calls)[0]
         took = {node.name: node.duration_us for node in packed}
         nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
-    return GraphNodes(times=times, feed_bytes=sum(array.nbytes for array in inputs.values()), nodes=nodes)
+    return tuple(nodes), sum(array.nbytes for array in inputs.values())
 
 
 def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
@@ -248,15 +213,21 @@ def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
                     break
                 declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
                 call = partial(session.run, feed_for(declared, item, _golden_ids(spec, item)))
-                _call_for(call, _WARM_UP_S, 2)
-                median_us = statistics.median(_call_for(call, _ROUND_S, _LEAST_CALLS))
+                time_calls(call, _WARM_UP_S, 2)
+                median_us = statistics.median(time_calls(call, _ROUND_S, _LEAST_CALLS))
                 best[item] = min(best.get(item, median_us), median_us)
                 send(Tick())
     return best
 
 
-def _call_for(call: Callable[[], object], seconds: float, least: int) -> list[float]:
-    """Microseconds of calls, as many as ``seconds`` allow."""
+def time_calls(call: Callable[[], object], seconds: float, least: int) -> list[float]:
+    """Microseconds of single calls.
+
+    Args:
+        call: what is timed.
+        seconds: as many calls as these allow,
+        least: but no fewer than that.
+    """
     times_us: list[float] = []
     ending = time.perf_counter() + seconds
     while time.perf_counter() < ending or len(times_us) < least:

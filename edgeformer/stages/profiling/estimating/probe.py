@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
@@ -23,6 +23,7 @@ from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.estimating.listing import time_calls
 from edgeformer.stages.profiling.process import End, Job, run_job
 
 # (width, different weights): 0.25 MiB to 96 MiB of weights, from what every cache holds to what few do.
@@ -41,11 +42,11 @@ _FLOAT = 1
 _IR_VERSION, _OPSET = 8, 17
 
 
-class ProbeSpec(Frozen):
+class ProbeSpec(Job):
     """Measure what this host can do."""
 
+    name, answers = "probing", "rates"
     kind: Literal["probe"] = "probe"
-    threads: int
 
 
 class ProductTime(Frozen):
@@ -72,20 +73,15 @@ _MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End,
 def run_probe(threads: int) -> HostRates:
     """What this host can do, measured by a process of its own. Raises EdgeformerError when that does not say."""
     found: list[HostRates] = []
-    spec = ProbeSpec(threads=threads)
-    ending = run_job(Job("probing", "rates", spec, _MESSAGES, threads, _LONGEST_S), found.append)
+    ending = run_job(ProbeSpec(threads=threads), _MESSAGES, _LONGEST_S, found.append)
     if not found:
         raise EdgeformerError(f"this host's rates could not be measured: {ending.reason or 'no answer'}")
     return found[0]
 
 
 def work(told: bytes, send: Send) -> None:
-    """The child's part: time chains of products, sums of large tensors, and of single numbers; about ten seconds.
-
-    Args:
-        told: a ProbeSpec as JSON.
-        send: is given the rates.
-    """
+    """The child's part: time chains of products, sums of large tensors, and of single numbers; about ten seconds. See
+    :mod:`..child`."""
     threads = ProbeSpec.model_validate_json(told).threads
     with tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder:
         file = Path(folder) / "probe.onnx"
@@ -120,25 +116,19 @@ def _chain_us(file: Path, nodes: int, threads: int) -> float:
     from edgeformer.backends.onnxruntime.session import OnnxSession
 
     file.write_bytes(add_chain(1, nodes))
-    x = {"x": np.ones(1, np.float32)}
-    times: list[int] = []
     with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
-        for _ in range(_CHAIN_CALLS):
-            began = time.perf_counter_ns()
-            session.run(x)
-            times.append(time.perf_counter_ns() - began)
-    return float(np.quantile(times, 0.1)) / 1000
+        times_us = time_calls(partial(session.run, {"x": np.ones(1, np.float32)}), 0.0, _CHAIN_CALLS)
+    return float(np.quantile(times_us, 0.1))
 
 
-def matmul_chain(width: int, weights: int, seed: int = 0) -> bytes:
+def matmul_chain(width: int, weights: int) -> bytes:
     """Different square products, one after the other: x [rows, width] → y [rows, width].
 
     Args:
         width: each weight is width² · 4 bytes, scaled so that the values neither grow nor vanish.
         weights: how many.
-        seed: of their values.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     names = [f"w{number}" for number in range(weights)]
     stored = {name: draw.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for name in names}
     return _chain("MatMul", names, stored, (None, width))

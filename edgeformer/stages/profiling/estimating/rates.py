@@ -37,13 +37,12 @@ class Rates:
     gpu: bool = False
 
 
-def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) -> Rates:
+def rates_of(device: DeviceProfile, precision: str) -> Rates:
     """The device's rates for an artifact.
 
     Args:
         device: its facts.
         precision: of the artifact.
-        threads: CPUs: of one operator, fewer than the cores have their share of the peaks; None: all of them.
 
     Raises:
         EdgeformerError: the profile does not say something that is needed.
@@ -59,46 +58,30 @@ def rates_of(device: DeviceProfile, precision: str, threads: int | None = None) 
         peak, sure_peak = max(known), fp32 if precision == "int8" else min(known)
     elif precision == "int8":
         peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
-    cores = device.cores.value if device.cores is not None else None
-    share = 1.0
-    if device.kind == "cpu" and threads is not None and cores and device.calibration is None:
-        share = min(1.0, threads / cores)
     return Rates(
-        peak=peak * share,
-        sure_peak=sure_peak * share,
-        vector_peak=fp32 * share,
+        peak=peak,
+        sure_peak=sure_peak,
+        vector_peak=fp32,
         bandwidth=_value(device, "bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
         cache_bytes=device.cache_bytes.value if device.cache_bytes is not None else 0,
         overhead_us=_value(device, "launch_overhead_us", device.launch_overhead_us),
-        cores=cores,
+        cores=device.cores.value if device.cores is not None else None,
         gpu=device.kind == "cuda",
     )
 
 
-def refused_calibration(device: DeviceProfile, threads: int | None = None) -> str | None:
+def refused_calibration(device: DeviceProfile) -> str | None:
     """Why the profile's calibration says nothing about the device it stands for; None when it does, or has none.
 
     A profile without ``match`` stands for this host; copied from another machine it would lie.
-
-    Args:
-        device: whose profile it is.
-        threads: of one operator, as they will be estimated for; None: those of the calibration.
     """
-    calibration = device.calibration
-    if calibration is None:
+    calibration, expected = device.calibration, cpu_name() if device.match is None else device.match
+    if calibration is None or expected.lower() in calibration.processor.lower():
         return None
-    expected = cpu_name() if device.match is None else device.match
-    if expected.lower() not in calibration.processor.lower():
-        return (
-            f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
-            f"{expected}); run edgeformer profile --calibrate there"
-        )
-    if threads is not None and threads != calibration.threads:
-        return (
-            f"device profile {device.name!r} was calibrated with {calibration.threads} threads per operator, "
-            f"not {threads}"
-        )
-    return None
+    return (
+        f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
+        f"{expected}); run edgeformer profile --calibrate there"
+    )
 
 
 def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:

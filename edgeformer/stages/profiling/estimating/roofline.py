@@ -228,35 +228,23 @@ def _occupancy(work: NodeWork, cores: int | None) -> float:
     return max(_LEAST_OCCUPANCY, tiles / (waves * cores))
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What an artifact needs wherever it runs.
-
-    Attributes:
-        weight_bytes: as stored.
-        step_bytes: the largest node's inputs and outputs together.
-        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
-    """
-
-    weight_bytes: float
-    step_bytes: float
-    feed_bytes: float
-
-
-def estimate_memory(artifact: ArtifactManifest, footprint: Footprint, device: DeviceProfile) -> Memory:
+def estimate_memory(
+    artifact: ArtifactManifest, device: DeviceProfile, weights: float, step_bytes: float, feed_bytes: float
+) -> Memory:
     """Weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
 
     Args:
         artifact: an engine says more of itself.
-        footprint: what it needs anywhere.
         device: that is estimated for.
+        weights: bytes as stored.
+        step_bytes: the largest node's inputs and outputs together.
+        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
     """
-    gpu, weights = device.kind == "cuda", footprint.weight_bytes
+    gpu, fed = device.kind == "cuda", 2 * feed_bytes
     if gpu and device.context_bytes is None:
         reason = f"device profile {device.name!r} does not say context_bytes"
         return Memory(status="unavailable", reason=reason)
-    fed = 2 * footprint.feed_bytes
-    alive_low, alive_high = footprint.step_bytes + fed, _ALIVE_HIGH * footprint.step_bytes + fed
+    alive_low, alive_high = step_bytes + fed, _ALIVE_HIGH * step_bytes + fed
     if device.context_bytes is None or not gpu:
         low = _CPU_COPIES_LOW * weights + alive_low
         high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH

@@ -158,14 +158,11 @@ def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
     for work in works:
         if work.host_only or (work.bytes == 0 and not work.is_product):
             continue
-        if work.is_product:
-            kernels.append([work])
-            open_chain = False
-        elif open_chain and not work.reduces:
+        if open_chain and not work.is_product and not work.reduces:
             kernels[-1].append(work)
         else:
             kernels.append([work])
-            open_chain = True
+            open_chain = not work.is_product
     return kernels
 
 
