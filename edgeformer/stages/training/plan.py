@@ -15,8 +15,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
-from edgeformer.stages.training.memory import DeviceKind, predict_peak
-from edgeformer.stages.training.memory_here import free_bytes
+from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.stages.training.optimization import resolve_precision
 
 Peak = Callable[[Recipe], int]
@@ -237,7 +236,7 @@ class _Secant:
 def _steps(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:
     """Kinds of changes from the cheapest on, each with its values from the mildest on."""
     training, data = recipe.training, recipe.data
-    rows, effective = training.batch_size, training.batch_size * training.accumulation
+    rows, effective = training.batch_size, training.effective_batch
     note = "the same result; the heads' logits are computed twice, a part at a time"
     whole_logits = getattr(training, "chunked_loss", True) is False
     chunked = [Change({"training.chunked_loss": True}, note)] if whole_logits else []
