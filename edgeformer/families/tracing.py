@@ -31,11 +31,6 @@ _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "S
 """What is done to weights alone is done once, before they are stored; what a graph does not use of them is left out."""
 
 
-def logits_name(loop: int) -> str:
-    """Output with the logits of the exit after ``loop``."""
-    return f"logits_exit{loop}"
-
-
 def state_name(loop: int) -> str:
     """Output with the hidden state after ``loop``, float32."""
     return f"state_loop{loop}"
@@ -66,7 +61,7 @@ class Graphs:
 
     Attributes:
         exits: one graph with the logits of every exit and the state after every loop as outputs, called
-            :func:`logits_name` and :func:`state_name`.
+            :func:`~edgeformer.tasks.early_exit.exit_logits` and :func:`state_name`.
         steps: part → graph: embed, loop, readout…; empty where they were not asked for.
         decode: of a model that writes text: a graph with caches.
         shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
@@ -104,18 +99,6 @@ def text_spec(
     return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
 
 
-def export_graph(spec: GraphSpec) -> onnx_ir.Model:
-    """The module as an ONNX graph whose weights are stored once.
-
-    Raises:
-        EdgeformerError: torch cannot export the module.
-    """
-    model = _traced(spec)
-    _softmax_in_float32(model)
-    tidy(model)
-    return model
-
-
 def _softmax_in_float32(model: onnx_ir.Model) -> None:
     """In an FP16 graph: exponentials of FP16 scores lose what tells close tokens apart, and their sum may overflow."""
     for node in [node for node in model.graph if node.op_type == "Softmax"]:
@@ -146,7 +129,12 @@ def _read_operators_once() -> None:
         return
 
 
-def _traced(spec: GraphSpec) -> onnx_ir.Model:
+def export_graph(spec: GraphSpec) -> onnx_ir.Model:
+    """The module as an ONNX graph whose weights are stored once.
+
+    Raises:
+        EdgeformerError: torch cannot export the module.
+    """
     _read_operators_once()
     names = {name for axes in spec.axes.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name, max=spec.longest.get(name)) for name in names}
@@ -170,6 +158,8 @@ def _traced(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
+    _softmax_in_float32(program.model)
+    tidy(program.model)
     return program.model
 
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from edgeformer.data.language import PreparedText, prepare_text
 from edgeformer.families import recipe_type
-from edgeformer.families.crt.causality import probe_causality
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.network import count_parameters
 from edgeformer.families.norms import TokenBatchNorm
 from edgeformer.families.saving import save_model

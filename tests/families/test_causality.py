@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from edgeformer.families.crt import CRTConfig
-from edgeformer.families.crt.causality import TOLERANCE, probe_causality
 from edgeformer.families.crt.checkpoint import convert
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.model import CRT, TRM
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import TOLERANCE, build_crt, probe_causality
 from tests.families.crt_oracle import public_weights, small_config
 
 

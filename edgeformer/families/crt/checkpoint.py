@@ -142,16 +142,14 @@ def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dic
     ]
     if problems:
         raise ArtifactError(f"{where}: does not fit the public CRT layout:\n  " + "\n  ".join(sorted(problems)))
-    ours = {_renamed(name): tensor.detach().to(torch.float32) for name, tensor in weights.items()}
+    ours: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        for theirs, own in _RENAMED:
+            name = re.sub(theirs, own, name)
+        ours[name] = tensor.detach().to(torch.float32)
     ours["loop_encodings"] = ours["loop_encodings"].reshape(config.loops, config.hidden_size)
     ours["attention.qkv.weight"] = torch.cat([ours.pop(f"{name}_proj.weight") for name in "qkv"])
     return {
         name: (tensor.squeeze(-1) if name.endswith("pointwise.weight") else tensor).contiguous()
         for name, tensor in ours.items()
     }
-
-
-def _renamed(name: str) -> str:
-    for theirs, ours in _RENAMED:
-        name = re.sub(theirs, ours, name)
-    return name

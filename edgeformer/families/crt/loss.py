@@ -25,11 +25,17 @@ def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor, *, chunk
     Returns:
         loop → scalar: the sum over all positions that count. Divide by their number.
     """
-    flat = targets.reshape(-1)
-    return {
-        loop: _summed(state.reshape(-1, state.shape[-1]), model.head_of(loop), flat, chunked=chunked)
-        for loop, state in states.items()
-    }
+    flat, losses = targets.reshape(-1), dict[int, Tensor]()
+    for loop, state in states.items():
+        x, head = state.reshape(-1, state.shape[-1]), model.head_of(loop)
+        if not chunked:
+            losses[loop] = _cross_entropy(x, head, flat)
+            continue
+        losses[loop] = x.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(flat), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            losses[loop] = losses[loop] + checkpoint(_cross_entropy, x[part], head, flat[part], use_reentrant=False)
+    return losses
 
 
 def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
@@ -39,16 +45,6 @@ def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
     if not earlier or not exit_weight:
         return final
     return (1 - exit_weight) * final + exit_weight * torch.stack(earlier).mean()
-
-
-def _summed(x: Tensor, head: nn.Linear, targets: Tensor, *, chunked: bool) -> Tensor:
-    if not chunked:
-        return _cross_entropy(x, head, targets)
-    total = x.new_zeros((), dtype=torch.float32)
-    for start in range(0, len(targets), CHUNK_TOKENS):
-        part = slice(start, start + CHUNK_TOKENS)
-        total = total + checkpoint(_cross_entropy, x[part], head, targets[part], use_reentrant=False)
-    return total
 
 
 def _cross_entropy(x: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
@@ -28,11 +28,10 @@ from edgeformer.stages.exporting.audit import (
     stored_twice,
     weight_parts,
 )
-from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
+from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, Validation
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
-from edgeformer.stages.exporting.validation import Validation
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import measure_parity, out_of_tolerance
@@ -60,9 +59,9 @@ class Judge:
     subject: Exportable
     variant: Variant
     validation: Validation | None
-    vocabulary: Vocabulary | None = None
-    largest: float = 0.0
-    baseline: Baseline = field(default_factory=dict)
+    vocabulary: Vocabulary | None
+    largest: float
+    baseline: Baseline
 
     def all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Every artifact, the full graph first; each is run only when the one before it was taken."""
@@ -177,14 +176,16 @@ class Judge:
     ) -> ArtifactManifest:
         written, needed = about
         graphs = {part: onnx.load(str(self.bundle / file), load_external_data=False) for part, file in files.items()}
-        sharing = _added([audit_sharing(graph, needed) for graph in graphs.values()])
+        # The parts of a step bundle hold different parameters; together they must hold each once.
+        audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
+        sharing = Sharing(unique_parameters=needed, **_added(audits))
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
         weights = self.bundle / self.variant.weights
         size_bytes = sum(written.size_bytes[name] for name in files.values())
-        parts = _counted(weight_parts, graphs.values())
-        counted = _counted(float32_operators if precision == "fp16" else quantized_nodes, graphs.values())
+        parts = _added(map(weight_parts, graphs.values()))
+        counted = _added(map(float32_operators if precision == "fp16" else quantized_nodes, graphs.values()))
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
@@ -216,17 +217,11 @@ def _rows(logits: Array) -> Logits:
     return logits.reshape(-1, logits.shape[-1])
 
 
-def _added(parts: Sequence[Sharing]) -> Sharing:
-    """The parts of a step bundle hold different parameters; together they must hold each once."""
-    names = ("stored_parameters", "constant_elements", "weight_bytes")
-    return parts[0].model_copy(update={name: sum(getattr(part, name) for part in parts) for name in names})
-
-
-def _counted(count: Callable[[onnx.ModelProto], dict[str, int]], graphs: Iterable[onnx.ModelProto]) -> dict[str, int]:
-    """What is found in all graphs together."""
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """What was counted in several graphs, together."""
     total: Counter[str] = Counter()
-    for graph in graphs:
-        total.update(count(graph))
+    for count in counts:
+        total.update(count)
     return dict(total)
 
 
@@ -241,15 +236,11 @@ def _step_note(name: str, runs: tuple[Run, Run, Run], inputs: Mapping[str, Array
         runs: the full graph, and the step bundle answering after one loop and after all of them.
         inputs: one row, without padding.
     """
-    variants = dict(zip(("full", "first", "last"), runs, strict=True))
-    for run in variants.values():
+    for run in runs:
         run(inputs)
-    rounds = [{key: _median_ms(run, inputs) for key, run in variants.items()} for _ in range(_ROUNDS)]
-    ratios = sorted(times["last"] / times["full"] for times in rounds)
-    even = statistics.median(
-        1 + (loops - 1) * (times["full"] - times["first"]) / max(times["last"] - times["first"], 1e-9)
-        for times in rounds
-    )
+    rounds = [[_median_ms(run, inputs) for run in runs] for _ in range(_ROUNDS)]
+    ratios = sorted(last / full for full, _, last in rounds)
+    even = statistics.median(1 + (loops - 1) * (full - first) / max(last - first, 1e-9) for full, first, last in rounds)
     length = inputs["input_ids"].shape[1]
     measured = (
         f"step bundle ({name}): {statistics.median(ratios):.2f}× the time of the full graph over all {loops} loops "

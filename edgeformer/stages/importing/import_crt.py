@@ -20,14 +20,13 @@ from edgeformer.data.language import PreparedText, prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
-from edgeformer.families.card import write_model_card
+from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.crt import CRTConfig
-from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.checkpoint import config_of, convert, weights_in
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.network import count_parameters
-from edgeformer.families.saving import MODEL_FOLDER, free_folder, save_model
+from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
@@ -35,6 +34,7 @@ from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, Ru
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.run import free_folder
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 _NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
@@ -79,7 +79,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
     progress = progress or Silent()
-    folder = free_folder(options.artifacts, options.name, _NAME)
+    folder = free_folder(options.artifacts, options.name, _NAME, or_else="")
     weights = _read_weights(path)
     config = config_of(weights, str(path))
     model = build_crt(config)
@@ -99,7 +99,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
     with replacing_folder(folder) as temporary:
         (temporary / MODEL_FOLDER).mkdir()
         save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
-        write_model_card(temporary / MODEL_FOLDER, manifest, recipe)
+        write_text(temporary / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
         header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
         write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
         write_json(temporary / RUN_FILE, manifest)

@@ -192,45 +192,25 @@ def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: st
     lowest = peak_of(recipe)
     for number in range(len(_steps(recipe, half_precision))):
         start, start_recipe = kept, recipe
-        secant = _Secant(budget_bytes, start_recipe.training.batch_size, lowest)
+        points = [(recipe.training.batch_size, lowest)]
         for change in _steps(start_recipe, half_precision)[number]:
             changed = change.applied(start_recipe)
-            if secant.hopeless(changed.training.batch_size):
-                continue
+            rows = changed.training.batch_size
+            # What is alive at any one moment grows by a fixed amount per row, and the peak is the largest of such
+            # lines: a convex function of the rows. Below two known points it lies above the line through them, so what
+            # is above the budget there cannot fit (but the peak of a single row is wanted in any case).
+            if len(points) > 1 and rows > 1:
+                (more, larger), (fewer, smaller) = points[-2:]
+                if smaller - (larger - smaller) / (more - fewer) * (fewer - rows) > budget_bytes:
+                    continue
             found = peak_of(changed)
-            secant.learn(changed.training.batch_size, found)
+            if rows != points[-1][0]:
+                points.append((rows, found))
             if found < lowest:
                 kept, recipe, lowest = (*start, change), changed, found
             if found <= budget_bytes:
                 return [_suggestion(kept, found, budget_bytes)]
     return []
-
-
-@dataclass
-class _Secant:
-    """Spares predictions of micro-batches that cannot fit.
-
-    What is alive at any one moment grows by a fixed amount per row, and the peak is the largest of such lines: a convex
-    function of the rows. Below two known points it lies above the line through them.
-    """
-
-    budget_bytes: int
-    rows: int
-    peak_bytes: int
-    slope: float | None = None
-
-    def learn(self, rows: int, peak_bytes: int) -> None:
-        """A prediction."""
-        if rows == self.rows:  # another kind of change
-            return
-        self.slope = (self.peak_bytes - peak_bytes) / (self.rows - rows)
-        self.rows, self.peak_bytes = rows, peak_bytes
-
-    def hopeless(self, rows: int) -> bool:
-        """Is even the lower bound above the budget? (never for a single row, whose peak is wanted in any case)"""
-        if self.slope is None or rows == 1:
-            return False
-        return self.peak_bytes - self.slope * (self.rows - rows) > self.budget_bytes
 
 
 def _steps(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:

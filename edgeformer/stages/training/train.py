@@ -20,11 +20,10 @@ from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, Silent
 from edgeformer.formats.recipe import Recipe
+from edgeformer.run import free_folder
 from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.memory_here import free_bytes
-from edgeformer.stages.training.metrics import MetricsLog
+from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
+from edgeformer.stages.training.memory import free_bytes, predict_peak
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
@@ -59,7 +58,7 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
     progress = progress or Silent()
     resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
     if resumed is None:
-        new_folder(recipe, options.artifacts, options.name, make=False)
+        free_folder(options.artifacts, options.name, recipe.name)
     accelerator, precision = _accelerator(recipe, options)
     memory = _memory(recipe, options, accelerator.device.type, precision)
     cache = options.artifacts / ".cache" / "tokens"
@@ -74,7 +73,13 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         record.resume(precision)
     _announce(record.manifest, loop, progress)
     try:
-        _run(record, loop, options, progress)
+        with _stop_on_interrupt() as stop, closing(MetricsLog(folder, loop.position.step)) as log:
+            finished = loop.run(stop, log, progress, options.max_steps)
+        step = loop.position.step
+        if not finished:
+            raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {folder.name}")
+        cut = step == options.max_steps and step < loop.total_steps
+        record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
         if (folder / "checkpoints" / "last").is_dir():
@@ -86,16 +91,6 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         record.stop("failed", f"{type(error).__name__}: {error}")
         raise
     return folder
-
-
-def _run(record: RunRecord, loop: TrainingLoop, options: TrainOptions, progress: Progress) -> None:
-    with _stop_on_interrupt() as stop, closing(MetricsLog(record.folder, loop.position.step)) as log:
-        finished = loop.run(stop, log, progress, options.max_steps)
-    step = loop.position.step
-    if not finished:
-        raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {record.folder.name}")
-    cut = step == options.max_steps and step < loop.total_steps
-    record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
 
 
 @contextmanager

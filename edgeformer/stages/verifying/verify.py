@@ -9,7 +9,7 @@ from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.golden import Golden, GoldenError
+from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.report import ArtifactCheck, FileCheck, Verification
@@ -110,7 +110,12 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
     except ArtifactError as error:
         return because(f"no answers to compare with: {error}")
     try:
-        parity = _parity(bundle, artifact, golden)
+        inputs = golden.inputs(bundle.task.golden_names[0])
+        with bundle.session(artifact) as session:
+            logits, provider = _logits(session, inputs, artifact), session.provider
+        last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
+        exit_ = last if artifact.exit is None else artifact.exit
+        parity = bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
     except (MissingDependencyError, GoldenError) as error:
         return because(error)
     except ArtifactError as error:
@@ -148,15 +153,6 @@ def hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | 
     if parity.top1_agreement < agreement:
         return held, f"top-1 agreement {parity.top1_agreement:.1%} is below {agreement:.1%}"
     return held, None
-
-
-def _parity(bundle: Bundle, artifact: ArtifactManifest, golden: Golden) -> Parity:
-    inputs = golden.inputs(bundle.task.golden_names[0])
-    with bundle.session(artifact) as session:
-        logits, provider = _logits(session, inputs, artifact), session.provider
-    last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
-    exit_ = last if artifact.exit is None else artifact.exit
-    return bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
 
 
 def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: ArtifactManifest) -> Logits:
