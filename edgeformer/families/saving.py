@@ -38,11 +38,7 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
 
 
 def load_model(run: Path) -> nn.Module:
-    """The trained model of a run's folder (``recipe.yaml`` and ``model/``), in evaluation mode on the CPU.
-
-    Raises:
-        RecipeError, ArtifactError: the recipe or the weights are missing or damaged, or do not fit each other.
-    """
+    """The trained model of a run's folder, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
     recipe = read_recipe_of(run)
     model, _ = family_of(recipe).network.build(recipe, Place(for_export=True))
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)

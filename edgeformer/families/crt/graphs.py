@@ -16,10 +16,9 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
-from edgeformer.families.composing import Composer, like
 from edgeformer.families.crt.cache import cached_block, cached_embedding, convolution_context, require_causal
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.tracing import GraphSpec, Piece, export_graph, state_name
+from edgeformer.families.tracing import Composer, GraphSpec, Piece, export_graph, like, state_name
 from edgeformer.tasks.early_exit import exit_logits
 
 Pieces = dict[str, onnx_ir.Model]
@@ -132,10 +131,7 @@ def step_specs(model: CRT) -> dict[str, GraphSpec]:
     """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
 
     Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
-    are tied to the last one.
-
-    Raises:
-        InputError: the model looks ahead.
+    are tied to the last one. Raises InputError where the model looks ahead.
     """
     require_causal(model)
     attention, weight = model.attention, model.projection.weight

@@ -76,20 +76,15 @@ class TokenLosses(nn.Module):
         """
         found: dict[str, Tensor] = {}
         for loop, state in self.model(input_ids, positions).items():
-            losses, confidence = _answers(self.model.head_of(loop), state.flatten(0, 1), targets.flatten())
-            found[f"loss_exit{loop}"] = losses.view_as(targets)
-            found[f"confidence_exit{loop}"] = confidence.view_as(targets)
+            losses, confidence = list[Tensor](), list[Tensor]()
+            parts = torch.split(state.flatten(0, 1), CHUNK_TOKENS), torch.split(targets.flatten(), CHUNK_TOKENS)
+            for part, wanted in zip(*parts, strict=True):
+                logits = self.model.head_of(loop)(part).float()
+                log_sum = logits.logsumexp(-1)
+                counted = wanted != IGNORED
+                own = logits.gather(-1, torch.where(counted, wanted, 0)[:, None])[:, 0]
+                losses.append(torch.where(counted, log_sum - own, 0.0))
+                confidence.append((logits.amax(-1) - log_sum).exp())
+            found[f"loss_exit{loop}"] = torch.cat(losses).view_as(targets)
+            found[f"confidence_exit{loop}"] = torch.cat(confidence).view_as(targets)
         return found
-
-
-def _answers(head: nn.Linear, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and top probability of every token, float32 [n], a few hundred tokens at a time; x [n, C], targets [n]."""
-    losses, confidence = [], []
-    for part, wanted in zip(torch.split(x, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True):
-        logits = head(part).float()
-        log_sum = logits.logsumexp(-1)
-        counted = wanted != IGNORED
-        own = logits.gather(-1, torch.where(counted, wanted, 0)[:, None])[:, 0]
-        losses.append(torch.where(counted, log_sum - own, 0.0))
-        confidence.append((logits.amax(-1) - log_sum).exp())
-    return torch.cat(losses), torch.cat(confidence)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import CRTExits, compose_decode, compose_exits, trace_pieces
@@ -17,6 +17,7 @@ from edgeformer.families.tracing import Graphs, Piece
 from edgeformer.formats.manifest import AttentionUse, Causality
 from edgeformer.tasks import Prepared
 
+_LENGTHS, _TRIALS = (2, 17, 64, 128), 4
 TOLERANCE = 1e-4
 """Of an output's spread. Rounding moves outputs by about 1e-6 of it, the published convolutions by 1e-2 and more."""
 
@@ -65,7 +66,7 @@ class CRTNetwork(Network):
         return Piece(model, model.logits)
 
     def causality(self, model: CRT, seed: int = 0) -> Causality:
-        return probe_causality(model, seed=seed)
+        return probe_causality(model, seed)
 
     def decoder(self, model: CRT) -> CachedLoops:
         return CachedLoops(model)
@@ -77,29 +78,29 @@ def build_crt(config: Any) -> CRT:
 
 
 @torch.inference_mode()
-def probe_causality(
-    model: CRT, lengths: Sequence[int] = (2, 17, 64, 128), *, trials: int = 4, seed: int = 0
-) -> Causality:
+def probe_causality(model: CRT, seed: int = 0) -> Causality:
     """Change the tokens after t, and no output up to t, at any exit, may move.
 
-    Every length is tried with ``trials`` random t, and with the last position but one, where only the very next token
+    Every length is tried with a few random t, and with the last position but one, where only the very next token
     changes. The model is probed in evaluation mode, without autocast, and left in the mode it was in.
 
     Raises:
         ValueError: a change reaches no output at all, so that the probe could not have seen a leak.
     """
     generator = torch.Generator().manual_seed(seed)
-    was_training = model.training
-    lengths = sorted({min(length, model.max_positions) for length in lengths if length >= 2})
+    was_training, words, device = model.training, model.tokens.num_embeddings, model.tokens.weight.device
+    lengths = sorted({min(length, model.max_positions) for length in _LENGTHS})
     largest = dict.fromkeys(model.exits, 0.0)
     reach, seen = 0, 0.0
     model.eval()
     try:
         for length in lengths:
-            places = torch.randint(0, length - 1, (trials,), generator=generator).tolist()
+            places = torch.randint(0, length - 1, (_TRIALS,), generator=generator).tolist()
             for last_kept in sorted({*places, length - 2}):
-                before, after = _inputs(model, length, last_kept, generator)
-                plain, changed = model(before), model(after)
+                before = torch.randint(0, words, (1, length), generator=generator)
+                shift = torch.randint(1, words, (1, length), generator=generator)
+                shift[:, : last_kept + 1] = 0  # every token behind becomes a different one
+                plain, changed = model(before.to(device)), model(((before + shift) % words).to(device))
                 for loop, state in plain.items():
                     # The largest change at each position over the spread of all outputs, [T].
                     one, other = state.float(), changed[loop].float()
@@ -118,18 +119,9 @@ def probe_causality(
         largest_change={str(loop): value for loop, value in largest.items()},
         reach=reach,
         lengths=tuple(lengths),
-        trials=trials,
+        trials=_TRIALS,
         tolerance=TOLERANCE,
     )
-
-
-def _inputs(model: CRT, length: int, last_kept: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random tokens [1, length], and the same with every token behind ``last_kept`` replaced by a different one."""
-    words, device = model.tokens.num_embeddings, model.tokens.weight.device
-    before = torch.randint(0, words, (1, length), generator=generator)
-    shift = torch.randint(1, words, (1, length), generator=generator)
-    shift[:, : last_kept + 1] = 0
-    return before.to(device), ((before + shift) % words).to(device)
 
 
 NETWORK = CRTNetwork()

@@ -17,7 +17,7 @@ from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, TOKENIZER_FILE
 from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import (
@@ -58,7 +58,7 @@ class _Export:
     progress: Progress
 
 
-def export(run: Path, options: ExportOptions | None = None, progress: Progress | None = None) -> BundleManifest:
+def export(run: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
     """Write ``run``'s bundle: FP32 ONNX always, the rest as ``options`` say, each checked against torch FP32.
 
     An artifact that fails its bar is listed as ``rejected`` with the reason, without a file, and nothing after it is
@@ -68,7 +68,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         ArtifactError: the run is unfinished or damaged.
         InputError: the model leaks future tokens, or has no such exit.
     """
-    options, progress = options or ExportOptions(), progress or Silent()
+    options = options or ExportOptions()
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.families import Family, family_of
-from edgeformer.families.network import Exits, Network, count_parameters
+from edgeformer.families.network import Network, count_parameters
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError, MissingDependencyError
 from edgeformer.formats.progress import Progress, bar
@@ -114,18 +114,9 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
 
 
 def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Tokens, *, leaks: bool) -> Exportable:
-    """A model with what torch FP32 computes for its inputs.
-
-    Args:
-        recipe: of its run.
-        model: in evaluation mode on the CPU.
-        inputs: int64 [n, S] each.
-        answers: what is right for them.
-        leaks: it sees what it is asked to predict.
-    """
+    """A model with what torch FP32 computes for its inputs; the arguments are those of :class:`Exportable`."""
     task, family = task_named(recipe.task), family_of(recipe)
-    module = family.network.exits(model)
-    exits: Exits = module  # type: ignore[assignment]
+    exits: Any = family.network.exits(model)
     with torch.inference_mode():
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)

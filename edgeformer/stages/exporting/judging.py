@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+import timeit
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import onnx
@@ -65,7 +66,7 @@ class Judge:
 
     def all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Every artifact, the full graph first; each is run only when the one before it was taken."""
-        drift = self.drift()
+        drift = self._drift()
         for exit_ in written.exits:
             yield self.graph(written, exit_, drift if exit_ == self.subject.last else None)
         if written.steps:
@@ -109,7 +110,28 @@ class Judge:
             mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
             longest = int(mask.sum(-1).argmax())
             row = {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
-            return _step_note(self.variant.precision, (full.run, first.run, last.run), row, len(self.subject.states))
+            for session in (full, first, last):
+                session.run(row)
+            # All take turns, A B C A B C …; of each round the ratio of medians is taken, so that a slower moment of the
+            # machine meets all of them.
+            rounds = [
+                [median(timeit.repeat(partial(one.run, row), number=1, repeat=_CALLS)) for one in (full, first, last)]
+                for _ in range(_ROUNDS)
+            ]
+        loops, length = len(self.subject.states), row["input_ids"].shape[1]
+        ratios = sorted(whole / direct for direct, _, whole in rounds)
+        even = median(1 + (loops - 1) * (direct - one) / max(whole - one, 1e-12) for direct, one, whole in rounds)
+        measured = (
+            f"step bundle ({self.variant.precision}): {median(ratios):.2f}× the time of the full graph over all "
+            f"{loops} loops ({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
+        )
+        if even <= 1:
+            return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
+        if even >= loops:
+            return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
+        return (
+            f"{measured}; it wins where inputs need fewer than {even:.1f} loops on average, the full graph above that"
+        )
 
     def _open_steps(self, written: Written, exit_: int | None = None) -> StepSession:
         paths = {part: self.bundle / file for part, file in written.steps.items()}
@@ -136,7 +158,7 @@ class Judge:
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
 
-    def drift(self) -> Drift | None:
+    def _drift(self) -> Drift | None:
         """Of the states after every loop; None where there is one loop only."""
         if len(self.subject.states) < 2:
             return None
@@ -223,40 +245,3 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     for count in counts:
         total.update(count)
     return dict(total)
-
-
-def _step_note(name: str, runs: tuple[Run, Run, Run], inputs: Mapping[str, Array], loops: int) -> str:
-    """A sentence on which of the two is faster, and from how many loops on.
-
-    All variants take turns, A B C A B C …; of each round the ratio of medians is taken, so that a slower moment of
-    the machine meets all of them.
-
-    Args:
-        name: the precision, for the sentence.
-        runs: the full graph, and the step bundle answering after one loop and after all of them.
-        inputs: one row, without padding.
-    """
-    for run in runs:
-        run(inputs)
-    rounds = [[_median_ms(run, inputs) for run in runs] for _ in range(_ROUNDS)]
-    ratios = sorted(last / full for full, _, last in rounds)
-    even = statistics.median(1 + (loops - 1) * (full - first) / max(last - first, 1e-9) for full, first, last in rounds)
-    length = inputs["input_ids"].shape[1]
-    measured = (
-        f"step bundle ({name}): {statistics.median(ratios):.2f}× the time of the full graph over all {loops} loops "
-        f"({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
-    )
-    if even <= 1:
-        return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
-    if even >= loops:
-        return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
-    return f"{measured}; it wins where inputs need fewer than {even:.1f} loops on average, the full graph above that"
-
-
-def _median_ms(run: Run, inputs: Mapping[str, Array]) -> float:
-    times = []
-    for _ in range(_CALLS):
-        started = time.perf_counter()
-        run(inputs)
-        times.append(1000 * (time.perf_counter() - started))
-    return float(np.median(times))

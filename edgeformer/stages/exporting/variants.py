@@ -60,17 +60,13 @@ class Variant:
         return f"{TRIMMED_FOLDER}/onnx" if self.trimmed else "onnx"
 
     @property
-    def _suffix(self) -> str:
-        return "" if self.precision == "fp32" else f"_{self.precision}"
-
-    @property
     def weights(self) -> str:
         """The file of weights that several graphs share, relative to the bundle."""
-        return f"{self.folder}/model{self._suffix}.onnx_data"
+        return f"{self.file('model')}_data"
 
     def file(self, stem: str) -> str:
         """``model`` → ``onnx/model_fp16.onnx``."""
-        return f"{self.folder}/{stem}{self._suffix}.onnx"
+        return f"{self.folder}/{stem}{'' if self.precision == 'fp32' else f'_{self.precision}'}.onnx"
 
     def id(self, what: str = "") -> str:
         """``exit2`` → ``onnx-fp16-exit2``; nothing: the full graph's."""

@@ -255,14 +255,12 @@ class TextStream:
         return self._new(final=True)
 
     def _new(self, *, final: bool) -> str:
-        known = self._decode(self._ids[self._start : self._read])
-        text = self._decode(self._ids[self._start :])
+        known, text = (
+            str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
+            for end in (self._read, None)
+        )
         if not final and text.endswith(_INCOMPLETE):
             return ""
         self._read = len(self._ids)
         self._start = max(self._start, self._read - _CONTEXT)
         return text[len(known) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        result: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return result

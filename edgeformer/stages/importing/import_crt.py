@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TextConf
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import free_folder
@@ -72,13 +73,12 @@ class ImportOptions:
     data: Path | None = None
 
 
-def import_crt(path: Path, options: ImportOptions, progress: Progress | None = None) -> Path:
+def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
     """Make a finished run of ``path`` and return its folder.
 
     Raises:
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
-    progress = progress or Silent()
     folder = free_folder(options.artifacts, options.name, _NAME, or_else="")
     weights = _read_weights(path)
     config = config_of(weights, str(path))
@@ -107,36 +107,17 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU.
-
-    Raises:
-        ArtifactError: missing, truncated, no checkpoint, with Python objects in it, or weights that are no numbers.
-    """
+    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
         raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
-    weights = weights_in(_content(path), str(path))
-    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
-    if odd:
-        raise ArtifactError(
-            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
-        )
-    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
-    if broken:
-        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
-    return weights
-
-
-def _content(path: Path) -> object:
-    """What the file holds; nothing in it is run."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # Nothing in it is run.
+        safe = path.suffix == ".safetensors"
+        content = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
     except Exception as error:  # a damaged file can raise nearly anything in the unpickler
         message = str(error)
         if "weights_only" in message or "Weights only" in message:
@@ -147,6 +128,16 @@ def _content(path: Path) -> object:
             ) from None
         first = message.splitlines()[0] if message else type(error).__name__
         raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first}; copy it again") from None
+    weights = weights_in(content, str(path))
+    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
+    if odd:
+        raise ArtifactError(
+            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
+        )
+    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
+    return weights
 
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
@@ -178,9 +169,8 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
     if from_data:
         rows, golden = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
     else:
-        ids: list[int] = [plain.boundary]
-        for paragraph in PARAGRAPHS:
-            ids += [*plain.encode(paragraph).ids, plain.boundary]
+        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
+        ids = [plain.boundary, *itertools.chain.from_iterable(encoded)]
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         stream, ends = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)

@@ -59,11 +59,7 @@ class Checkpoints:
             write_json(folder / _SUMS, sums)
 
     def restore(self, accelerator: Accelerator, rate: LearningRate) -> Position:
-        """Load ``last/`` into the prepared model, optimizer, schedule and random generators.
-
-        Raises:
-            ArtifactError: there is no checkpoint, or one of its files was changed.
-        """
+        """Load ``last/`` into what was prepared. Raises ArtifactError where it is missing, or a file was changed."""
         # A process that was killed between the two renames of a replacement leaves the previous state beside it.
         aside = sorted(self._folder.glob(f".{self._last.name}.*.old/{self._last.name}"))
         folder = next((folder for folder in (self._last, *aside) if (folder / _SUMS).is_file()), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -187,15 +186,11 @@ def group_free_bytes(groups: Path, membership: Path) -> int | None:
         groups: where the kernel mounts the groups.
         membership: the process's ``/proc/…/cgroup``.
     """
-    left = [limit - used for limit, used in _limits(groups, membership)]
-    return max(0, min(left)) if left else None
-
-
-def _limits(groups: Path, membership: Path) -> Iterator[tuple[int, int]]:
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:  # no Linux
-        return
+        return None
+    left: list[int] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -213,9 +208,10 @@ def _limits(groups: Path, membership: Path) -> Iterator[tuple[int, int]]:
                 limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in names[:2])
                 cached = 0  # files that the kernel counts as used, and gives up for a process that asks
                 with contextlib.suppress(OSError):
-                    lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-                    cached = int(dict(line.split() for line in lines).get(names[2], 0))
-                yield limit, used - cached
+                    counted = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+                    cached = int(dict(row.split() for row in counted).get(names[2], 0))
+                left.append(limit - used + cached)
+    return max(0, min(left)) if left else None
 
 
 def measured_peak(device_type: str) -> tuple[int | None, str]:

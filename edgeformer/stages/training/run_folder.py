@@ -114,11 +114,7 @@ class RunRecord:
         self._write(manifest)
 
     def resume(self, precision: str) -> None:
-        """Restore the state of a run that goes on.
-
-        Raises:
-            InputError: data or precision are not those that the run began with.
-        """
+        """Restore the state of a run that goes on. Raises InputError where data or precision have changed."""
         old = read_run(self.folder)
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
             raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")

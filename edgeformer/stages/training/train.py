@@ -18,7 +18,7 @@ from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.formats.manifest import MemoryUse, RunManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.run import free_folder
 from edgeformer.stages.training.checkpoints import Checkpoints
@@ -48,14 +48,13 @@ class TrainOptions:
     ignore_memory: bool = False
 
 
-def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = None) -> Path:
+def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) -> Path:
     """Train ``recipe`` and return the folder of its finished run.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory; nothing was written.
         InterruptedRun: Ctrl-C; the run can be resumed.
     """
-    progress = progress or Silent()
     resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
     if resumed is None:
         free_folder(options.artifacts, options.name, recipe.name)
