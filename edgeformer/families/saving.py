@@ -54,11 +54,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load ``path`` into ``model`` and put it into evaluation mode.
-
-    Raises:
-        ArtifactError: the file is missing, damaged, or holds other tensors than the model has.
-    """
+    """Load ``path`` into ``model``, in evaluation mode. Raises ArtifactError: damaged, or not the model's tensors."""
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -104,13 +104,23 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     if any(array.dtype != np.int64 or 0 in array.shape for array in arrays.values()):
         raise ArtifactError(f"{path}: damaged (int64 arrays with rows are expected); train the run again")
     model = load_model(run.folder)
-    return with_references(
-        run.recipe,
-        model,
-        {name: arrays[name] for name in names},
-        {name: arrays[name] for name in answers},
-        leaks=_leaks(run, model, allow_leak=allow_leak),
-    )
+    try:
+        found = run.family.network.causality(model)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
+        ) from None
+    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
+    seen_now = found is not None and found.leaks
+    leaks = seen_now or run.manifest.leaks
+    if leaks and not allow_leak:
+        ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
+        raise InputError(
+            f"{run.folder}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
+            "export it all the same, marked as leaking, with --allow-leak"
+        )
+    inputs, right = ({name: arrays[name] for name in which} for which in (names, answers))
+    return with_references(run.recipe, model, inputs, right, leaks=leaks)
 
 
 def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Tokens, *, leaks: bool) -> Exportable:
@@ -136,26 +146,6 @@ def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: T
         golden={**inputs, **answers, **task.golden_answers(logits)},
         leaks=leaks,
     )
-
-
-def _leaks(run: Run, model: nn.Module, *, allow_leak: bool) -> bool:
-    try:
-        found = run.family.network.causality(model)
-    except ValueError as error:
-        raise ArtifactError(
-            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
-        ) from None
-    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
-    seen_now = found is not None and found.leaks
-    if not (seen_now or run.manifest.leaks):
-        return False
-    if not allow_leak:
-        ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
-        raise InputError(
-            f"{run.folder}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
-            "export it all the same, marked as leaking, with --allow-leak"
-        )
-    return True
 
 
 def open_validation(

@@ -60,11 +60,7 @@ def weights_file(path: Path) -> Iterator[WeightsFile]:
 
 
 def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = None) -> int:
-    """Write a graph; its larger weights go to ``weights`` where that is given. ``model`` is left as it was.
-
-    Returns:
-        Bytes of the graph with the weights that it refers to.
-    """
+    """Write a graph, its larger weights to ``weights`` if given; its bytes with them. ``model`` is left as it was."""
     shared = 0
     originals: dict[str, onnx_ir.TensorProtocol] = {}
     if weights is not None:

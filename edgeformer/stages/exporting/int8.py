@@ -40,12 +40,8 @@ _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0}
 def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
     """The graph in INT8: every MatMul and Gemm with a stored weight, every table; each tensor stored once.
 
-    Args:
-        model: FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any
-            number of outputs. It is left unchanged.
-
-    Raises:
-        EdgeformerError: some weight would stay FP32.
+    ``model`` is FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any number of
+    outputs. It is left unchanged. Raises EdgeformerError where some weight would stay FP32.
     """
     quantized = _quantize_products(prepare(model))
     RemoveUnusedNodesPass()(quantized)

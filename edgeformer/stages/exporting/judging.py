@@ -66,7 +66,12 @@ class Judge:
 
     def all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Every artifact, the full graph first; each is run only when the one before it was taken."""
-        drift = self._drift()
+        drift, references = None, self.subject.states
+        if len(references) > 1:
+            with OnnxSession(probe_path(self.bundle, self.variant)) as session:
+                states = session.run(self.subject.inputs)
+            found = {loop: states[state_name(loop)] for loop in references}
+            drift = measure_drift(found, references, self.variant.precision)
         for exit_ in written.exits:
             yield self.graph(written, exit_, drift if exit_ == self.subject.last else None)
         if written.steps:
@@ -157,15 +162,6 @@ class Judge:
         facts: dict[str, object] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
-
-    def _drift(self) -> Drift | None:
-        """Of the states after every loop; None where there is one loop only."""
-        if len(self.subject.states) < 2:
-            return None
-        with OnnxSession(probe_path(self.bundle, self.variant)) as session:
-            states = session.run(self.subject.inputs)
-        found = {loop: states[state_name(loop)] for loop in self.subject.states}
-        return measure_drift(found, self.subject.states, self.variant.precision)
 
     def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
         """Parity and scores; ``run`` is left out where the golden inputs are enough."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgeformer.formats.manifest import Drift, LoopDrift, Precision
-
-Array = NDArray[Any]
+from edgeformer.stages.exporting.exportable import Array
 
 FP16_LARGEST = 65_504.0
 

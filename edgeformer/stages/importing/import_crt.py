@@ -38,6 +38,7 @@ from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import free_folder
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
+_UNKNOWN = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
 _NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
 _REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
 
@@ -175,8 +176,7 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
         stream, ends = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden = "from a short built-in English text, not from the model's own data"
-    summary = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
-    return PreparedText(tokenizer, plain.boundary, rows, rows, {}, summary), golden
+    return PreparedText(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN), golden
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:
@@ -194,7 +194,7 @@ def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causalit
         vocabulary=recipe.model.vocab_size,
         precision="unknown",
         attention=AttentionUse(requested="sdpa", used="sdpa"),
-        data=DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown"),
+        data=_UNKNOWN,
         # By its architecture, whatever the probe saw of it.
         leaks=causality.leaks or not model.causal,
         causality=causality,

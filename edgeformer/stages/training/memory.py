@@ -23,7 +23,6 @@ from edgeformer.stages.training.memory_ledger import (
     Event,
     Kind,
     MemoryLedger,
-    gradient_bytes,
     with_gradients,
     worst_moment,
 )
@@ -134,7 +133,8 @@ def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> 
         stays, first = _trace(recipe, device_kind, precision)
         candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
     if recipe.training.accumulation > 1:
-        candidates.append(worst_moment({**stays, "gradients": gradient_bytes(first)}, with_gradients(first)))
+        gradients, later = with_gradients(first)
+        candidates.append(worst_moment({**stays, "gradients": gradients}, later))
     counted = max(candidates, key=lambda moment: sum(moment.values()))
     reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(first)
     return MemoryBreakdown(**counted, reserve=reserve)
