@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families.saving import MODEL_FOLDER
+from edgeformer.families.tracing import Graphs
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
@@ -32,7 +33,7 @@ from edgeformer.stages.exporting.exportable import Exportable, Validation, open_
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.numerics import largest_activation
-from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, VariantSource, variants_of
+from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, variants_of
 from edgeformer.tasks import Origin, TextReader
 
 _FP16_NOTE = (
@@ -131,7 +132,7 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     small = job.trimmed.subject if job.trimmed is not None else None
     for variant, subject, graphs in variants_of(job.subject, small, job.options, job.progress):
         try:
-            for artifact in _variant(job, (variant, subject, graphs), exits):
+            for artifact in _variant(job, variant, subject, graphs(), exits):
                 artifacts.append(artifact)
                 if _stops(job, artifact):
                     break
@@ -147,13 +148,14 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     return remove_rejected(job.folder, artifacts)
 
 
-def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[ArtifactManifest]:
+def _variant(
+    job: _Export, variant: Variant, subject: Exportable, graphs: Graphs, exits: list[int]
+) -> Iterator[ArtifactManifest]:
     """The artifacts of one variant, each written and judged."""
-    variant, subject, graphs = source
     wanted = [subject.last] if variant.trimmed else exits
     validation = job.validations[variant.trimmed]
     vocabulary = job.trimmed.vocabulary if job.trimmed is not None and variant.trimmed else None
-    with write_graphs(job.folder, variant, graphs(), wanted, subject.last) as written:
+    with write_graphs(job.folder, variant, graphs, wanted, subject.last) as written:
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
         yield from judge.all(written)
         if written.steps and len(subject.states) > 1:
