@@ -56,13 +56,12 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import SILENT
     from edgeformer.stages.training.checkpoints import Checkpoints
-    from edgeformer.stages.training.loop import TrainingLoop
-    from edgeformer.stages.training.metrics import MetricsLog
+    from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
     from edgeformer.stages.training.objective import Objective
     from edgeformer.stages.training.optimization import resolve_precision
     from edgeformer.tasks import task_named
 
-    rows_per_step = recipe.training.batch_size * recipe.training.accumulation
+    rows_per_step = recipe.training.effective_batch
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)

@@ -14,6 +14,7 @@ from edgeformer.tasks.early_exit import exit_logits
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
     from edgeformer.backends.session import Session
+    from edgeformer.families.network import Network
 
 
 def open_session(folder: Path, recipe: Recipe, exits: Sequence[int] = ()) -> Session:
@@ -29,11 +30,9 @@ def open_session(folder: Path, recipe: Recipe, exits: Sequence[int] = ()) -> Ses
         MissingDependencyError: torch is not installed.
         ArtifactError: the weights are missing or damaged.
     """
-    model = _load(folder, "scoring")
+    model, network = _load(folder, recipe, "scoring")
     from edgeformer.backends.torch.session import TorchSession
-    from edgeformer.families import family_of
 
-    network = family_of(recipe).network
     if exits:
         names = task_named(recipe.task).golden_names[0]
         return TorchSession(network.exits(model), names, outputs=tuple(map(exit_logits, exits)))
@@ -53,19 +52,19 @@ def open_decoder(folder: Path, recipe: Recipe) -> Decoder[Any]:
         MissingDependencyError: torch is not installed.
         ArtifactError: the weights are missing or damaged.
     """
-    model = _load(folder, "writing with")
+    model, network = _load(folder, recipe, "writing with")
     from edgeformer.backends.torch.session import torch_decoder
-    from edgeformer.families import family_of
 
-    return torch_decoder(family_of(recipe).network.decoder(model))
+    return torch_decoder(network.decoder(model))
 
 
-def _load(folder: Path, purpose: str) -> Any:
+def _load(folder: Path, recipe: Recipe, purpose: str) -> tuple[Any, Network]:
     try:
+        from edgeformer.families import family_of
         from edgeformer.families.saving import load_model
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; or export it where that is "
             f"installed (edgeformer export {folder.name}), and choose an artifact of its bundle with --artifact"
         ) from None
-    return load_model(folder)
+    return load_model(folder), family_of(recipe).network

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.data_config import NAME_PATTERN
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.own_weights import open_decoder, open_session
@@ -207,6 +209,29 @@ def run_folders(artifacts: Path) -> list[Path]:
 
     found = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}") if not path.parent.name.startswith(".")]
     return sorted(found, key=started)
+
+
+def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
+    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+
+    Args:
+        or_else: what to do but choose another name, for the message.
+
+    Raises:
+        InputError: ``name`` is taken, or cannot be a folder's name.
+    """
+    if name is None:
+        for number in range(1, 10_000):
+            folder = artifacts / f"{recipe}-{number:03d}"
+            if not folder.exists():
+                return folder
+        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    folder = artifacts / name
+    if folder.exists():
+        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
+    return folder
 
 
 def read_run(folder: Path) -> RunManifest:

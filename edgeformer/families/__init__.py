@@ -15,7 +15,7 @@ from edgeformer.formats.documents import apply_overrides, find, read_yaml, valid
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import RECIPE_FILE
-from edgeformer.tasks import Task, all_tasks, task_named
+from edgeformer.tasks import all_tasks, task_named
 
 ROOM: Room[Family] = Room(__name__, "FAMILY", Family, lambda family: (family.kind,))
 """Every family: the built-in ones, then those that other packages announce."""
@@ -34,6 +34,7 @@ def _named(kind: str) -> Family:
     raise RecipeError(f"model.kind {kind!r} is no family that is known here: {known}")
 
 
+@cache
 def recipe_type(task: str, kind: str) -> Any:
     """The type of recipes of a task with a family's model.
 
@@ -41,13 +42,8 @@ def recipe_type(task: str, kind: str) -> Any:
         task: a task's name.
         kind: the family's.
     """
-    return _recipe_type(task_named(task), _named(kind))
-
-
-@cache
-def _recipe_type(task: Task, family: Family) -> type[Recipe]:
-    own = task.recipe_type
-    return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(family.config_type, ...))
+    own = task_named(task).recipe_type
+    return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(_named(kind).config_type, ...))
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
@@ -69,7 +65,8 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     if kind is not None and kind not in families:
         where = document.where(("model", "kind"))
         raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
-    return validate(_recipe_type(task, families[kind or next(iter(families))]), document)
+    recipe: Recipe = validate(recipe_type(task.name, kind or next(iter(families))), document)
+    return recipe
 
 
 def _listed(names: Iterable[str]) -> str:

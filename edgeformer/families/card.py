@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 from tabulate import tabulate
 
 from edgeformer.families import family_of
 from edgeformer.formats.caution import LEAKS
-from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
@@ -20,22 +17,6 @@ CARD_FILE = "README.md"
 """Where model hubs look for it: beside the weights, and beside the graphs."""
 
 
-def write_model_card(folder: Path, manifest: RunManifest, recipe: Recipe) -> Path:
-    """Write the card into a folder of weights or graphs.
-
-    Args:
-        folder: a run's ``model``, or a bundle.
-        manifest: of the run, finished.
-        recipe: that it was trained with.
-
-    Returns:
-        The card's path.
-    """
-    path = folder / CARD_FILE
-    write_text(path, model_card(manifest, recipe))
-    return path
-
-
 def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     """The card as Markdown with the front matter that model hubs read.
 
@@ -43,22 +24,31 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         manifest: of the run.
         recipe: that it was trained with.
     """
-    family, task = family_of(recipe), task_named(recipe.task)
+    family, task, data = family_of(recipe), task_named(recipe.task), manifest.data
     front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(family.tags())}
     causality = [f"**Causality:** {_causality(manifest)}"] if task.writes_text else []
+    counts = ", ".join(
+        f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
+        for name, count in data.rows.items()
+    )
     lines = [
         f"**Model:** {family.card_line(recipe.model)}; {manifest.parameters:,} parameters",
         *causality,
         *task.card_lines(recipe),
         f"**Training:** {_training(manifest, recipe, task)}",
-        f"**Data:** split {manifest.data.split}; {_counts(manifest)}",
+        f"**Data:** split {data.split}; {counts}",
     ]
+    seen = [
+        f"- `{o.test_set}`: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and {o.contained:,} "
+        "more share a whole phrase with one.\n"
+        for o in data.overlap
+    ] or ["Not counted.\n"]
     items = "".join(f"- {line}\n" for line in lines)
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {manifest.run}\n\n{recipe.description}.\n\n"
         f"{_warnings(manifest)}{items}\n"
         f"## Scores\n\n{_scores(manifest, task)}\n"
-        f"## Seen in training\n\n{_overlaps(manifest)}\n"
+        f"## Seen in training\n\n{''.join(seen)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )
 
@@ -77,18 +67,6 @@ def _warnings(manifest: RunManifest) -> str:
             "Its scores say nothing about real text.\n\n"
         )
     return text
-
-
-def _overlaps(manifest: RunManifest) -> str:
-    """How much of the test sets training has seen, as a list."""
-    if not manifest.data.overlap:
-        return "Not counted.\n"
-    lines = [
-        f"- `{o.test_set}`: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and {o.contained:,} "
-        "more share a whole phrase with one.\n"
-        for o in manifest.data.overlap
-    ]
-    return "".join(lines)
 
 
 def _causality(manifest: RunManifest) -> str:
@@ -111,15 +89,6 @@ def _training(manifest: RunManifest, recipe: Recipe, task: Task) -> str:
         f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
         f"{manifest.precision} on {manifest.host.get('cpu')}; {best}, chosen by validation "
         f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
-    )
-
-
-def _counts(manifest: RunManifest) -> str:
-    """Rows of every set, and tokens where they were counted."""
-    data = manifest.data
-    return ", ".join(
-        f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
-        for name, count in data.rows.items()
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,20 +46,6 @@ class Place:
     for_export: bool = False
 
 
-class Exits(Protocol):
-    """A module with all exits of a model: its arguments are the graph's inputs, its results are logits and states.
-
-    Attributes:
-        exits: loops that answer, in rising order; the last one is the whole model.
-        outputs: names of the results: logits of every exit, then the state after every loop.
-    """
-
-    exits: tuple[int, ...]
-    outputs: tuple[str, ...]
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
-
-
 class Network(ABC):
     """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it."""
 
@@ -85,7 +71,11 @@ class Network(ABC):
 
     @abstractmethod
     def exits(self, model: Any) -> nn.Module:
-        """A module that is :class:`Exits`, on the same weights."""
+        """A module on the same weights that takes the graph's inputs and returns logits of every exit, then states.
+
+        Its ``exits`` are the loops that answer, in rising order, the last one the whole model; its ``outputs`` the
+        names of what it returns: logits of every exit, then the state after every loop.
+        """
 
     @abstractmethod
     def needed(self, model: Any) -> dict[int, int]:
@@ -117,19 +107,11 @@ class Network(ABC):
         return None
 
     def decoder(self, model: Any) -> Any:
-        """The model as :class:`~edgeformer.backends.torch.session.CachedModel`, ready to write a text.
-
-        Raises:
-            InputError: the family writes none, or the model leaks.
-        """
+        """The model as :class:`~edgeformer.backends.torch.session.CachedModel`. Raises InputError: it cannot write."""
         raise InputError("this model reads whole texts and writes none")
 
     def trim(self, model: Any, kept: Tensor) -> nn.Module:
-        """A model whose token table has the rows ``kept`` (int64 [n]) only, all else shared with ``model``.
-
-        Raises:
-            InputError: this family's vocabulary cannot be trimmed.
-        """
+        """A model with the rows ``kept`` (int64 [n]) of the token table, all else shared. Raises InputError."""
         raise InputError("--vocab-trim: the vocabulary of this model family cannot be trimmed")
 
     def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models have nothing of the kind

@@ -55,13 +55,9 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
 def make_norm(kind: str, size: int, eps: float) -> nn.Module:
     """``layer | rms | batch | none`` (the paper's normalisation ablation)."""
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "layer": lambda: LayerNorm(size, eps=eps),
-        "rms": lambda: RMSNorm(size, eps),
-        "batch": lambda: TokenBatchNorm(size, eps=eps),
-        "none": nn.Identity,
-    }
-    return makers[kind]()
+    kinds: dict[str, Callable[..., nn.Module]]
+    kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": TokenBatchNorm, "none": nn.Identity}
+    return kinds[kind](size, eps=eps)
 
 
 def half_for_export(model: nn.Module) -> nn.Module:

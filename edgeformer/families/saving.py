@@ -1,9 +1,8 @@
-"""A trained model on disk: a folder for its run, and the run's ``model/`` folder with everything that export and other
-programs need of it. The names are those that Hugging Face clients look for."""
+"""A trained model on disk: the run's ``model/`` folder with everything that export and other programs need of it. The
+names are those that Hugging Face clients look for."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,36 +12,12 @@ from torch import nn
 
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.families.network import Place
-from edgeformer.formats.data_config import NAME_PATTERN
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing, write_json, write_text
 from edgeformer.formats.recipe import Recipe
 from edgeformer.tasks import Prepared, task_named
 
 MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
-
-
-def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "") -> Path:
-    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
-
-    Args:
-        or_else: what to do but choose another name, for the message.
-
-    Raises:
-        InputError: ``name`` is taken, or cannot be a folder's name.
-    """
-    if name is None:
-        for number in range(1, 10_000):
-            folder = artifacts / f"{recipe}-{number:03d}"
-            if not folder.exists():
-                return folder
-        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
-    if re.fullmatch(NAME_PATTERN, name) is None:
-        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
-    folder = artifacts / name
-    if folder.exists():
-        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
-    return folder
 
 
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
@@ -63,11 +38,7 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
 
 
 def load_model(run: Path) -> nn.Module:
-    """The trained model of a run's folder (``recipe.yaml`` and ``model/``), in evaluation mode on the CPU.
-
-    Raises:
-        RecipeError, ArtifactError: the recipe or the weights are missing or damaged, or do not fit each other.
-    """
+    """The trained model of a run's folder, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
     recipe = read_recipe_of(run)
     model, _ = family_of(recipe).network.build(recipe, Place(for_export=True))
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)
@@ -83,11 +54,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load ``path`` into ``model`` and put it into evaluation mode.
-
-    Raises:
-        ArtifactError: the file is missing, damaged, or holds other tensors than the model has.
-    """
+    """Load ``path`` into ``model``, in evaluation mode. Raises ArtifactError: damaged, or not the model's tensors."""
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -1,4 +1,5 @@
-"""A torch module as an ONNX graph in memory: dynamic axes, every weight stored once; and graphs cut out of it."""
+"""A torch module as an ONNX graph in memory: dynamic axes, every weight stored once; graphs cut out of it, or made of
+pieces that were traced once each: a block that is looped is traced once, however deep the loop."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
+from numpy.typing import NDArray
 from onnx_ir.passes import PassManager
 from onnx_ir.passes.common import (
     ClearMetadataAndDocStringPass,
     CommonSubexpressionEliminationPass,
     DeduplicateHashedInitializersPass,
+    InlinePass,
     RemoveUnusedNodesPass,
+    RemoveUnusedOpsetsPass,
 )
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
@@ -26,14 +30,10 @@ from torch import Tensor, nn
 from edgeformer.formats.errors import EdgeformerError
 
 OPSET = 20
+_DOMAIN, _IR_VERSION = "edgeformer", 10
 _NO_LIMIT = 2**40
 _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split"}
 """What is done to weights alone is done once, before they are stored; what a graph does not use of them is left out."""
-
-
-def logits_name(loop: int) -> str:
-    """Output with the logits of the exit after ``loop``."""
-    return f"logits_exit{loop}"
 
 
 def state_name(loop: int) -> str:
@@ -66,7 +66,7 @@ class Graphs:
 
     Attributes:
         exits: one graph with the logits of every exit and the state after every loop as outputs, called
-            :func:`logits_name` and :func:`state_name`.
+            :func:`~edgeformer.tasks.early_exit.exit_logits` and :func:`state_name`.
         steps: part → graph: embed, loop, readout…; empty where they were not asked for.
         decode: of a model that writes text: a graph with caches.
         shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
@@ -104,18 +104,6 @@ def text_spec(
     return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
 
 
-def export_graph(spec: GraphSpec) -> onnx_ir.Model:
-    """The module as an ONNX graph whose weights are stored once.
-
-    Raises:
-        EdgeformerError: torch cannot export the module.
-    """
-    model = _traced(spec)
-    _softmax_in_float32(model)
-    tidy(model)
-    return model
-
-
 def _softmax_in_float32(model: onnx_ir.Model) -> None:
     """In an FP16 graph: exponentials of FP16 scores lose what tells close tokens apart, and their sum may overflow."""
     for node in [node for node in model.graph if node.op_type == "Softmax"]:
@@ -146,7 +134,8 @@ def _read_operators_once() -> None:
         return
 
 
-def _traced(spec: GraphSpec) -> onnx_ir.Model:
+def export_graph(spec: GraphSpec) -> onnx_ir.Model:
+    """The module as an ONNX graph whose weights are stored once. Raises EdgeformerError where torch cannot."""
     _read_operators_once()
     names = {name for axes in spec.axes.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name, max=spec.longest.get(name)) for name in names}
@@ -170,6 +159,8 @@ def _traced(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
+    _softmax_in_float32(program.model)
+    tidy(program.model)
     return program.model
 
 
@@ -218,3 +209,82 @@ def cut_out(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
     for name in [value.name for value in graph.inputs if not value.uses()]:
         del graph.inputs[[value.name for value in graph.inputs].index(name)]
     return copy
+
+
+class Composer:
+    """Collects calls of pieces; :meth:`finish` puts their nodes in the calls' place."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, onnx_ir.Function] = {}
+        self._weights: dict[str, list[onnx_ir.Value]] = {}
+        self._outputs: dict[str, list[onnx_ir.Value]] = {}
+        self._constants: list[onnx_ir.Value] = []
+        self._nodes: list[onnx_ir.Node] = []
+
+    def add(self, name: str, piece: onnx_ir.Model) -> None:
+        """Make a traced graph callable as ``name``. It is left as it was; its weights are shared, not copied."""
+        body = piece.clone().graph
+        stored, self._weights[name] = list(body.initializers.values()), []
+        body.initializers.clear()
+        for value in stored:  # a function has no weights of its own: they become arguments
+            assert value.const_value is not None
+            weight = onnx_ir.tensor(np.asarray(value.const_value.numpy()), name=f"{name}.{value.name}")
+            self._weights[name].append(onnx_ir.val(weight.name, const_value=weight))
+            value.const_value = None
+            body.inputs.append(value)
+        self._outputs[name] = list(piece.graph.outputs)
+        self._functions[name] = onnx_ir.Function(_DOMAIN, name, graph=body, attributes=[])
+
+    def call(self, name: str, inputs: Mapping[str, onnx_ir.Value]) -> dict[str, onnx_ir.Value]:
+        """Use a piece: its inputs by name → its outputs by name."""
+        body, number = self._functions[name], len(self._nodes)
+        weights = self._weights[name]
+        own = body.inputs[: len(body.inputs) - len(weights)]
+        node = onnx_ir.node(
+            name,
+            [*(inputs[str(value.name)] for value in own), *weights],
+            domain=_DOMAIN,
+            num_outputs=len(self._outputs[name]),
+            name=f"{name}_{number}",
+        )
+        self._nodes.append(node)
+        for value, described in zip(node.outputs, self._outputs[name], strict=True):
+            value.name, value.type, value.shape = f"{name}_{number}_{described.name}", described.type, described.shape
+        return {str(d.name): value for d, value in zip(self._outputs[name], node.outputs, strict=True)}
+
+    def node(self, operator: str, inputs: Sequence[onnx_ir.Value], **attributes: int) -> onnx_ir.Value:
+        """An operator between pieces."""
+        node = onnx_ir.node(operator, list(inputs), attributes, name=f"{operator}_{len(self._nodes)}")
+        node.outputs[0].name = f"{operator}_{len(self._nodes)}_result"
+        self._nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
+        """A stored number or vector."""
+        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
+        self._constants.append(value)
+        return value
+
+    def finish(self, inputs: Sequence[onnx_ir.Value], outputs: Mapping[str, onnx_ir.Value]) -> onnx_ir.Model:
+        """The graph from ``inputs`` to ``outputs``, each weight stored once; outputs get the names they have here."""
+        for name, value in outputs.items():
+            value.name = name
+        weights = [value for values in self._weights.values() for value in values if value.uses()]
+        graph = onnx_ir.Graph(
+            list(inputs),
+            list(outputs.values()),
+            nodes=self._nodes,
+            initializers=[*weights, *self._constants],
+            opset_imports={"": OPSET, _DOMAIN: 1},
+            name="main_graph",
+        )
+        model = onnx_ir.Model(graph, ir_version=_IR_VERSION, functions=list(self._functions.values()))
+        InlinePass()(model)
+        RemoveUnusedOpsetsPass()(model)
+        tidy(model)
+        return model
+
+
+def like(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
+    """A graph input with the type and shape of a piece's input."""
+    return onnx_ir.Value(name=name, shape=value.shape, type=value.type)

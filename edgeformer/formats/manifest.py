@@ -97,6 +97,7 @@ class RunManifest(Frozen):
     leaks: bool = Field(False, description="language models: sees the tokens it is asked to predict; scores are void")
     causality: Causality | None = Field(None, description="language models: what the probe found before training")
     memory: MemoryUse | None = None
+    effective_batch: int | None = Field(None, description="rows of an optimizer step, however many at a time")
     batch_size: int | None = Field(None, description="rows at a time at the end; smaller than asked for after an OOM")
     versions: dict[str, str]
     code_version: str

@@ -77,7 +77,7 @@ class EarlyStopping(Frozen):
 class TrainingConfig(Frozen):
     """How the weights are found: what every task has in common.
 
-    An optimizer step sees ``batch_size`` × ``accumulation`` rows (the effective batch), ``batch_size`` at a time.
+    An optimizer step sees ``batch_size`` × ``accumulation`` rows, ``batch_size`` at a time.
     """
 
     epochs: PositiveInt
@@ -94,6 +94,11 @@ class TrainingConfig(Frozen):
     )
     early_stopping: EarlyStopping | None = None
     log_every: PositiveInt = 50
+
+    @property
+    def effective_batch(self) -> int:
+        """Rows of an optimizer step."""
+        return self.batch_size * self.accumulation
 
 
 class ModelConfig(Frozen):

@@ -12,8 +12,7 @@ from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
 from edgeformer.families import recipe_type
-from edgeformer.families.crt.causality import probe_causality
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.network import count_parameters
 from edgeformer.families.norms import TokenBatchNorm
 from edgeformer.families.saving import save_model

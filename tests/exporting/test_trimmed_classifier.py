@@ -18,7 +18,7 @@ from edgeformer.families.encoder.model import EncoderClassifier
 from edgeformer.families.encoder.network import NETWORK
 from edgeformer.families.network import count_parameters
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.stages.exporting.trimming import trimmed_companions
+from edgeformer.stages.exporting.bundle_folder import trimmed_companions
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
 

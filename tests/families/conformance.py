@@ -30,7 +30,7 @@ from edgeformer.families import ROOM, Family, family_of
 from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.saving import load_model, save_model
-from edgeformer.families.tracing import Graphs, cut_out, logits_name, state_name
+from edgeformer.families.tracing import Graphs, cut_out, state_name
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Silent
@@ -40,6 +40,7 @@ from edgeformer.stages.exporting.graph_files import ALIGNMENT, weights_file, wri
 from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks import Prepared, Task, task_named
+from edgeformer.tasks.early_exit import exit_logits
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -207,16 +208,16 @@ def check_exits(case: Case) -> None:
     assert list(exits.exits) == sorted(set(exits.exits)) and exits.exits[-1] == loops
     trained = family.trained_exits(case.recipe.model)
     assert set(trained) <= set(exits.exits) and (not trained or trained[-1] == loops)
-    assert tuple(exits.outputs) == (*map(logits_name, exits.exits), *(state_name(n) for n in range(1, loops + 1)))
+    assert tuple(exits.outputs) == (*map(exit_logits, exits.exits), *(state_name(n) for n in range(1, loops + 1)))
     inputs = case.inputs(3)
     found = torch_answers(case, inputs)
     assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
-    assert len({found[logits_name(exit_)].shape for exit_ in exits.exits}) == 1
+    assert len({found[exit_logits(exit_)].shape for exit_ in exits.exits}) == 1
     with torch.inference_mode():
         whole = family.network.whole(case.model).eval()(*map(torch.from_numpy, inputs.values()))
-    assert np.abs(whole.numpy() - found[logits_name(loops)]).max() < CLOSE
+    assert np.abs(whole.numpy() - found[exit_logits(loops)]).max() < CLOSE
     assert not any(
-        np.allclose(found[logits_name(one)], found[logits_name(two)], atol=CLOSE)
+        np.allclose(found[exit_logits(one)], found[exit_logits(two)], atol=CLOSE)
         for one, two in zip(exits.exits, exits.exits[1:], strict=False)
     ), "two exits answer the same"
 
@@ -231,7 +232,7 @@ def check_scorer(case: Case) -> None:
     meter = case.task.meter(case.family.trained_exits(case.recipe.model))
     meter.add(outputs, arrays)
     last = case.exits.exits[-1]
-    logits = torch_answers(case, arrays)[logits_name(last)]
+    logits = torch_answers(case, arrays)[exit_logits(last)]
     answers = {name: arrays[name] for name in case.task.golden_names[1]}
     exported = case.task.golden_score(last, logits.reshape(-1, logits.shape[-1]), answers)
     scored = meter.score()
@@ -249,7 +250,7 @@ def check_graphs(case: Case, folder: Path) -> None:
     assert tuple(value.name for value in traced.exits.graph.outputs) == tuple(case.exits.outputs)
     for exit_ in exits:
         path = folder / f"exit{exit_}.onnx"
-        write_graph(cut_out(traced.exits, {logits_name(exit_): "logits"}), path)
+        write_graph(cut_out(traced.exits, {exit_logits(exit_): "logits"}), path)
         sharing = audit_sharing(onnx.load(str(path)), needed[exit_])
         assert sharing.stored_parameters == sharing.unique_parameters, f"exit {exit_}"
         with OnnxSession(path, threads=1) as session:
@@ -257,7 +258,7 @@ def check_graphs(case: Case, folder: Path) -> None:
                 inputs = case.inputs(rows, length)
                 found = session.run(inputs)["logits"]
                 assert found.dtype == np.float32
-                assert np.abs(found - torch_answers(case, inputs)[logits_name(exit_)]).max() < CLOSE, (rows, length)
+                assert np.abs(found - torch_answers(case, inputs)[exit_logits(exit_)]).max() < CLOSE, (rows, length)
     states = {state_name(loop): state_name(loop) for loop in range(1, exits[-1] + 1)}
     write_graph(cut_out(traced.exits, states), folder / "states.onnx")
     with OnnxSession(folder / "states.onnx", threads=1) as session:
@@ -307,8 +308,8 @@ def check_steps(case: Case, folder: Path) -> None:
     inputs = case.inputs(3)
     for exit_ in exits:
         with StepSession(parts, exits[-1], exits=(exit_,)) as session:
-            found = session.run(inputs)[logits_name(exit_)]
-        assert np.abs(found - torch_answers(case, inputs)[logits_name(exit_)]).max() < CLOSE, f"exit {exit_}"
+            found = session.run(inputs)[exit_logits(exit_)]
+        assert np.abs(found - torch_answers(case, inputs)[exit_logits(exit_)]).max() < CLOSE, f"exit {exit_}"
 
 
 def check_half_precision(case: Case, folder: Path) -> None:
@@ -394,14 +395,14 @@ def check_writing(case: Case, folder: Path) -> None:
         for place in range(ids.shape[1]):
             decoder.read_rows(ids[:, place : place + 1])
             decoder.advance(exit_)
-            error = np.abs(decoder.row_logits(exit_) - wanted[logits_name(exit_)][:, place]).max()
+            error = np.abs(decoder.row_logits(exit_) - wanted[exit_logits(exit_)][:, place]).max()
             assert error < CLOSE, (exit_, place)
     graph = case.graphs.decode
     assert graph is not None
     write_graph(graph, folder / "decode.onnx")
     with OnnxSession(folder / "decode.onnx", threads=1) as session:
         found = decode_windows(session, ids, 5)
-    assert np.abs(found - wanted[logits_name(case.exits.exits[-1])][:, 4:]).max() < CLOSE
+    assert np.abs(found - wanted[exit_logits(case.exits.exits[-1])][:, 4:]).max() < CLOSE
 
 
 def check_memory_can_be_planned(case: Case) -> None:

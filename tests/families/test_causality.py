@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from edgeformer.families.crt import CRTConfig
-from edgeformer.families.crt.causality import TOLERANCE, probe_causality
 from edgeformer.families.crt.checkpoint import convert
 from edgeformer.families.crt.layers import DilatedConv
 from edgeformer.families.crt.model import CRT, TRM
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import TOLERANCE, build_crt, probe_causality
 from tests.families.crt_oracle import public_weights, small_config
 
 
@@ -115,5 +114,5 @@ def test_leaves_the_model_as_it_was_and_depends_on_the_seed_alone() -> None:
 
 
 def test_lengths_end_at_the_position_table() -> None:
-    found = probe_causality(fresh(max_positions=40), lengths=(2, 17, 64, 128))
+    found = probe_causality(fresh(max_positions=40))
     assert found.lengths == (2, 17, 40)

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from edgeformer.families import family_of, load_recipe
 from edgeformer.families.encoder import EncoderConfig
-from edgeformer.families.encoder.flash import choose_attention
 from edgeformer.families.encoder.model import MASKED, EncoderClassifier, sdpa
+from edgeformer.families.encoder.network import choose_attention
 from edgeformer.families.network import Place, count_parameters
 from edgeformer.families.saving import load_weights
 from edgeformer.formats.errors import ArtifactError

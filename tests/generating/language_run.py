@@ -14,9 +14,8 @@ from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
-from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.loss import exit_losses, weighted
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.saving import save_model
 from edgeformer.formats.files import write_json
 from edgeformer.formats.manifest import AttentionUse, DataSummary, RunManifest

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edgeformer.data.encoding import PlainText
-from edgeformer.stages.generating.text_stream import TextStream
+from edgeformer.stages.generating.generate import TextStream
 from tests.generating.language_run import TEXT, tokenizer_of
 
 HARD = "naïve 漢字 👩‍👩‍👧 e\u0301 \t two  spaces\nline"

@@ -17,8 +17,7 @@ from edgeformer.families.crt.network import build_crt
 from edgeformer.families.network import Place
 from edgeformer.formats.errors import InputError
 from edgeformer.stages.training import memory
-from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.memory_here import free_bytes, group_free_bytes
+from edgeformer.stages.training.memory import free_bytes, group_free_bytes, predict_peak
 from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
 from edgeformer.stages.training.optimization import build_optimizer
 from edgeformer.stages.training.plan import check_fits

@@ -15,7 +15,7 @@ from edgeformer.families.network import Batch, Losses
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Silent
 from edgeformer.run import read_run
-from edgeformer.stages.training.memory_here import is_out_of_memory
+from edgeformer.stages.training.memory import is_out_of_memory
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL

@@ -71,11 +71,9 @@ class CRTDeep(Family):
     network_module: ClassVar[str] = "edgeformer.families.crt.network"
 
     def loops(self, config: CRTConfig) -> int:
-        """Loops."""
         return config.loops
 
     def trained_exits(self, config: CRTConfig) -> tuple[int, ...]:
-        """See :meth:`Family.trained_exits`."""
         return (*config.exits, config.loops)
 
     def leaks(self, config: CRTConfig) -> bool:
@@ -83,7 +81,6 @@ class CRTDeep(Family):
         return not config.causal
 
     def card_line(self, config: CRTConfig) -> str:
-        """See :meth:`Family.card_line`."""
         after = ", ".join(map(str, config.exits))
         exits = f"exits after {after} ({config.heads} heads)" if config.exits else "no early exit"
         return (
@@ -93,7 +90,6 @@ class CRTDeep(Family):
         )
 
     def tags(self) -> tuple[str, ...]:
-        """See :meth:`Family.tags`."""
         return ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
 
 

@@ -108,11 +108,7 @@ class _KeysValues:
 class CachedLoops:
     """What decoding computes, loop by loop, for one text or several of the same length.
 
-    Args:
-        model: causal and in evaluation mode.
-
-    Raises:
-        InputError: the model looks ahead.
+    ``model``: in evaluation mode. Raises InputError where it looks ahead.
     """
 
     def __init__(self, model: CRT) -> None:

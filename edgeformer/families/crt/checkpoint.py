@@ -33,11 +33,7 @@ ATTENTION_HEADS = 8
 
 
 def weights_in(content: object, where: str) -> dict[str, Tensor]:
-    """The name → tensor mapping of a checkpoint, whether bare or inside a training checkpoint.
-
-    Raises:
-        ArtifactError: there is none.
-    """
+    """The name → tensor mapping of a checkpoint, bare or inside a training checkpoint. Raises ArtifactError."""
     found = content
     if isinstance(content, Mapping):
         found = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
@@ -127,11 +123,7 @@ def public_shapes(config: CRTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
-    """Our names and shapes for the public layout's, in float32.
-
-    Raises:
-        ArtifactError: missing, unexpected or misshapen tensors; each is named.
-    """
+    """Our names and shapes for the public layout's, in float32. Raises ArtifactError that names what does not fit."""
     expected = public_shapes(config)
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in weights]
     problems += [f"unexpected {name} {list(weights[name].shape)}" for name in weights if name not in expected]
@@ -142,16 +134,14 @@ def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dic
     ]
     if problems:
         raise ArtifactError(f"{where}: does not fit the public CRT layout:\n  " + "\n  ".join(sorted(problems)))
-    ours = {_renamed(name): tensor.detach().to(torch.float32) for name, tensor in weights.items()}
+    ours: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        for theirs, own in _RENAMED:
+            name = re.sub(theirs, own, name)
+        ours[name] = tensor.detach().to(torch.float32)
     ours["loop_encodings"] = ours["loop_encodings"].reshape(config.loops, config.hidden_size)
     ours["attention.qkv.weight"] = torch.cat([ours.pop(f"{name}_proj.weight") for name in "qkv"])
     return {
         name: (tensor.squeeze(-1) if name.endswith("pointwise.weight") else tensor).contiguous()
         for name, tensor in ours.items()
     }
-
-
-def _renamed(name: str) -> str:
-    for theirs, ours in _RENAMED:
-        name = re.sub(theirs, ours, name)
-    return name

@@ -16,10 +16,10 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
-from edgeformer.families.composing import Composer, like
 from edgeformer.families.crt.cache import cached_block, cached_embedding, convolution_context, require_causal
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.tracing import GraphSpec, Piece, export_graph, logits_name, state_name
+from edgeformer.families.tracing import Composer, GraphSpec, Piece, export_graph, like, state_name
+from edgeformer.tasks.early_exit import exit_logits
 
 Pieces = dict[str, onnx_ir.Model]
 
@@ -41,14 +41,14 @@ class CRTExits(nn.Module):
         super().__init__()
         self.model = model
         self.exits = model.exits
-        self.outputs = (*map(logits_name, self.exits), *map(state_name, range(1, model.loops + 1)))
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, model.loops + 1)))
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
         x = self.model.embed(input_ids)
         logits, states = [], []
         for loop in range(1, self.model.loops + 1):
-            x = self.model.block(x, loop, None, None)
+            x = self.model.block(x, self.model.loop_encodings[loop - 1])
             states.append(x.float())
             if loop in self.exits:
                 logits.append(self.model.head_of(loop)(x).float())
@@ -111,7 +111,7 @@ def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
     ids, encoding = torch.ones(_BATCH, _NEW, dtype=torch.int64), model.loop_encodings[0].detach()
     text = {
         EMBED: _spec(model, model.embed, {"input_ids": ids}, ("state",)),
-        BLOCK: _spec(model, model.encoded_block, {"state": _state(model), "encoding": encoding}, ("next_state",)),
+        BLOCK: _spec(model, model.block, {"state": _state(model), "encoding": encoding}, ("next_state",)),
     }
     heads = _readout_specs(model)
     steps = step_specs(model) if model.causal else {}
@@ -131,10 +131,7 @@ def step_specs(model: CRT) -> dict[str, GraphSpec]:
     """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
 
     Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
-    are tied to the last one.
-
-    Raises:
-        InputError: the model looks ahead.
+    are tied to the last one. Raises InputError where the model looks ahead.
     """
     require_causal(model)
     attention, weight = model.attention, model.projection.weight
@@ -198,7 +195,7 @@ def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
         if loop in model.exits:
             part = "readout_exit" if "shared" in model.exit_heads else f"readout_exit{loop}"
             own = loop < model.loops and len(model.exit_heads) > 0
-            logits[logits_name(loop)] = composer.call(part if own else "readout", {"state": x})["logits"]
+            logits[exit_logits(loop)] = composer.call(part if own else "readout", {"state": x})["logits"]
     return composer.finish([ids], {**logits, **states})
 
 

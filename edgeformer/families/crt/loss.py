@@ -25,11 +25,17 @@ def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor, *, chunk
     Returns:
         loop → scalar: the sum over all positions that count. Divide by their number.
     """
-    flat = targets.reshape(-1)
-    return {
-        loop: _summed(state.reshape(-1, state.shape[-1]), model.head_of(loop), flat, chunked=chunked)
-        for loop, state in states.items()
-    }
+    flat, losses = targets.reshape(-1), dict[int, Tensor]()
+    for loop, state in states.items():
+        x, head = state.reshape(-1, state.shape[-1]), model.head_of(loop)
+        if not chunked:
+            losses[loop] = _cross_entropy(x, head, flat)
+            continue
+        losses[loop] = x.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(flat), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            losses[loop] = losses[loop] + checkpoint(_cross_entropy, x[part], head, flat[part], use_reentrant=False)
+    return losses
 
 
 def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
@@ -39,16 +45,6 @@ def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
     if not earlier or not exit_weight:
         return final
     return (1 - exit_weight) * final + exit_weight * torch.stack(earlier).mean()
-
-
-def _summed(x: Tensor, head: nn.Linear, targets: Tensor, *, chunked: bool) -> Tensor:
-    if not chunked:
-        return _cross_entropy(x, head, targets)
-    total = x.new_zeros((), dtype=torch.float32)
-    for start in range(0, len(targets), CHUNK_TOKENS):
-        part = slice(start, start + CHUNK_TOKENS)
-        total = total + checkpoint(_cross_entropy, x[part], head, targets[part], use_reentrant=False)
-    return total
 
 
 def _cross_entropy(x: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
@@ -80,20 +76,15 @@ class TokenLosses(nn.Module):
         """
         found: dict[str, Tensor] = {}
         for loop, state in self.model(input_ids, positions).items():
-            losses, confidence = _answers(self.model.head_of(loop), state.flatten(0, 1), targets.flatten())
-            found[f"loss_exit{loop}"] = losses.view_as(targets)
-            found[f"confidence_exit{loop}"] = confidence.view_as(targets)
+            losses, confidence = list[Tensor](), list[Tensor]()
+            parts = torch.split(state.flatten(0, 1), CHUNK_TOKENS), torch.split(targets.flatten(), CHUNK_TOKENS)
+            for part, wanted in zip(*parts, strict=True):
+                logits = self.model.head_of(loop)(part).float()
+                log_sum = logits.logsumexp(-1)
+                counted = wanted != IGNORED
+                own = logits.gather(-1, torch.where(counted, wanted, 0)[:, None])[:, 0]
+                losses.append(torch.where(counted, log_sum - own, 0.0))
+                confidence.append((logits.amax(-1) - log_sum).exp())
+            found[f"loss_exit{loop}"] = torch.cat(losses).view_as(targets)
+            found[f"confidence_exit{loop}"] = torch.cat(confidence).view_as(targets)
         return found
-
-
-def _answers(head: nn.Linear, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and top probability of every token, float32 [n], a few hundred tokens at a time; x [n, C], targets [n]."""
-    losses, confidence = [], []
-    for part, wanted in zip(torch.split(x, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True):
-        logits = head(part).float()
-        log_sum = logits.logsumexp(-1)
-        counted = wanted != IGNORED
-        own = logits.gather(-1, torch.where(counted, wanted, 0)[:, None])[:, 0]
-        losses.append(torch.where(counted, log_sum - own, 0.0))
-        confidence.append((logits.amax(-1) - log_sum).exp())
-    return torch.cat(losses), torch.cat(confidence)

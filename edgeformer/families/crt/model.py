@@ -125,14 +125,10 @@ class CRT(nn.Module):
         result: Tensor = self.dropout(h + places)
         return result
 
-    def block(self, x: Tensor, loop: int, positions: Tensor | None, same_document: Tensor | None) -> Tensor:
-        """One pass through the shared block as loop ``loop`` (1 … L): [B, T, C] → [B, T, C] (eq. 3)."""
-        return self.encoded_block(x, self.loop_encodings[loop - 1], positions, same_document)
-
-    def encoded_block(
+    def block(
         self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, same_document: Tensor | None = None
     ) -> Tensor:
-        """The same with the loop's encoding [C] given."""
+        """One pass through the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         regroup = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
         x = _recomputed(self._attend, x, same_document) if regroup else self._attend(x, same_document)
@@ -160,10 +156,11 @@ class CRT(nn.Module):
         x = self.embed(input_ids, positions)
         states: dict[int, Tensor] = {}
         for loop in range(1, (until or self.loops) + 1):
+            encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
-                x = _recomputed(self.block, x, loop, positions, same_document)
+                x = _recomputed(self.block, x, encoding, positions, same_document)
             else:
-                x = self.block(x, loop, positions, same_document)
+                x = self.block(x, encoding, positions, same_document)
             if loop in self.exits:
                 states[loop] = x
         return states

@@ -57,7 +57,6 @@ class Encoder(Family):
     network_module: ClassVar[str] = "edgeformer.families.encoder.network"
 
     def loops(self, config: EncoderConfig) -> int:
-        """Iterations."""
         return config.iterations
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
@@ -81,7 +80,6 @@ class Encoder(Family):
         }
 
     def card_line(self, config: EncoderConfig) -> str:
-        """See :meth:`Family.card_line`."""
         return (
             f"{config.layers} layers × {config.iterations} iterations, width {config.hidden_size}, "
             f"{config.heads} heads, FFN {config.ffn_size}, α = {config.residual_scale}"

@@ -1,20 +1,24 @@
-"""The encoder's torch half, and the pieces that export writes: all exits at once; embed, one iteration, readout."""
+"""The encoder's torch half: the pieces that export writes (all exits at once; embed, one iteration, readout), and flash
+attention, where a CUDA card and the package flash-attn are there."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.families.encoder.flash import choose_attention
-from edgeformer.families.encoder.model import EncoderClassifier, SelfAttention, sdpa
+from edgeformer.families.encoder.model import Attention, EncoderClassifier, SelfAttention, sdpa
 from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
-from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, logits_name, state_name, text_spec
+from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
+from edgeformer.tasks.early_exit import exit_logits
 
 # Of the examples; a size of 0 or 1 would become a constant of the graph.
 _BATCH, _NEW = 2, 3
@@ -31,7 +35,7 @@ class EncoderExits(nn.Module):
         super().__init__()
         self.model = model
         self.exits = tuple(range(1, model.iterations + 1))
-        self.outputs = (*map(logits_name, self.exits), *map(state_name, self.exits))
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """input_ids, attention_mask int64 [B, S] → logits [B, classes] per exit, then states.
@@ -68,6 +72,48 @@ def step_specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
     }
 
 
+def choose_attention(requested: str, device_type: str, precision: str) -> tuple[Attention, str | None]:
+    """The attention function for ``attention: sdpa | flash``, and why it is not the requested one (None if it is)."""
+    reason = None
+    if requested != "flash":
+        return sdpa, None
+    if device_type != "cuda":
+        reason = f"flash-attn needs a CUDA card and the model runs on the {device_type.upper()}"
+    elif precision == "fp32":
+        reason = "flash-attn computes in bf16 or fp16 and training.precision is fp32"
+    elif not torch.cuda.is_available():
+        reason = "flash-attn needs a CUDA card and torch sees none"
+    elif importlib.util.find_spec("flash_attn") is None:
+        reason = f"the package flash-attn, which is built from source, is not installed: {install_hint('flash')}"
+    elif (capability := torch.cuda.get_device_capability()) < (8, 0):
+        reason = "flash-attn needs compute capability 8.0 or newer; this card has {}.{}".format(*capability)
+    return (sdpa, reason) if reason else (flash, None)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """flash-attn on [B, H, S, D] in bf16 or fp16; padded rows go through its variable-length kernel.
+
+    flash-attn computes in half precision only, so float32 inputs (evaluation without autocast) go through SDPA; so does
+    the last layer, whose single query has nothing to gain from it.
+    """
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[2] != k.shape[2]:
+        return sdpa(q, k, v, mask, dropout)
+    from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, S, H, D]
+    if mask is None:
+        mixed: Tensor = flash_attn_func(q, k, v, dropout_p=dropout)
+        return mixed.transpose(1, 2)
+    real = mask[:, 0, 0] == 0  # [B, S]
+    lengths = real.sum(-1, dtype=torch.int32)
+    ends = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    longest = int(lengths.max())
+    packed = flash_attn_varlen_func(q[real], k[real], v[real], ends, ends, longest, longest, dropout_p=dropout)
+    mixed = q.new_zeros(q.shape)
+    mixed[real] = packed
+    return mixed.transpose(1, 2)
+
+
 class EncoderNetwork(Network):
     """See :class:`~edgeformer.families.network.Network`."""
 
@@ -89,7 +135,6 @@ class EncoderNetwork(Network):
         return model
 
     def exits(self, model: EncoderClassifier) -> EncoderExits:
-        """See :meth:`Network.exits`."""
         return EncoderExits(model)
 
     def needed(self, model: EncoderClassifier) -> dict[int, int]:
@@ -97,14 +142,13 @@ class EncoderNetwork(Network):
         return dict.fromkeys(EncoderExits(model).exits, count_parameters(model))
 
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        """See :meth:`Network.trace`."""
         exits = EncoderExits(model)
         full = text_spec(exits, inputs, len(model.cos), exits.outputs)
         parts = step_specs(model) if steps else {}
         return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()})
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
-        """See :meth:`Network.trim`; all other parameters are the same tensors, not copies."""
+        """All other parameters are the same tensors, not copies."""
         shared = [*model.parameters(), *model.buffers()]
         trimmed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
         trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)

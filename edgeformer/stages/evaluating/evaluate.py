@@ -113,17 +113,28 @@ class _Scoring:
             earlier.append(row.model_copy(update={"exit": loop}))
         self.rows += earlier
         if len(choice.exits) > 1:
-            self.early_exit += [
-                _early_row(task, last, notes, threshold, thresholds)
-                for threshold, thresholds in self._thresholds(task, notes).items()
-            ]
+            self._leave_early(task, last, notes)
 
-    def _thresholds(self, task: Task, notes: ExitNotes) -> dict[float | None, Mapping[int, float]]:
-        """The paper's schedule under None where the task has one, then what was asked for, then the sweep."""
+    def _leave_early(self, task: Task, last: EvaluationRow, notes: ExitNotes) -> None:
+        """With the paper's schedule where the task has one (threshold None), what was asked for, and the sweep."""
         schedule = task.exit_thresholds(notes.exits[:-1])
+        tried: dict[float | None, Mapping[int, float]] = {} if schedule is None else {None: schedule}
         asked = () if self.options.threshold is None else (self.options.threshold,)
-        flat = {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
-        return {**({None: schedule} if schedule is not None else {}), **flat}
+        tried |= {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
+        for threshold, thresholds in tried.items():
+            found = notes.leave(thresholds)
+            row = EarlyExitRow(
+                artifact=last.artifact,
+                split=last.split,
+                n=last.n,
+                threshold=threshold,
+                thresholds={str(loop): value for loop, value in thresholds.items()},
+                mean_loops=found.mean_loops,
+                share=found.share,
+                leaks=last.leaks,
+                **task.departures(found),  # type: ignore[arg-type]
+            )
+            self.early_exit.append(row)
 
     def _run(self, choice: Choice, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
         """Add an artifact's answers to ``meter``; what is known of the time that they took."""
@@ -155,20 +166,3 @@ class _Scoring:
                 origin = Origin(self.options.cache, owner.trained_on, as_trained)
                 self._sets[key] = owner.task.read_set(owner.data, reader, self.options.split, origin)
         return self._sets[key]
-
-
-def _early_row(
-    task: Task, last: EvaluationRow, notes: ExitNotes, threshold: float | None, thresholds: Mapping[int, float]
-) -> EarlyExitRow:
-    found = notes.leave(thresholds)
-    return EarlyExitRow(
-        artifact=last.artifact,
-        split=last.split,
-        n=last.n,
-        threshold=threshold,
-        thresholds={str(loop): value for loop, value in thresholds.items()},
-        mean_loops=found.mean_loops,
-        share=found.share,
-        leaks=last.leaks,
-        **task.departures(found),  # type: ignore[arg-type]
-    )

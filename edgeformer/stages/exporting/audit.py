@@ -12,7 +12,6 @@ from edgeformer.formats.manifest import Sharing
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
-_TYPE_NAMES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}
 NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
 """What a model stores beside its parameters: the rotary table, running statistics of a batch normalisation."""
 
@@ -48,9 +47,7 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
 def _is_parameter(tensor: onnx.TensorProto, *, but_scales: bool) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-    if but_scales and tensor.name.endswith((SCALE, ZERO_POINT)):
-        return False
-    return tensor.data_type in _FLOATS or tensor.data_type in _INTEGERS
+    return tensor.data_type in _FLOATS | _INTEGERS and not (but_scales and tensor.name.endswith((SCALE, ZERO_POINT)))
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
@@ -113,7 +110,7 @@ def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]
     def described(value: onnx.ValueInfoProto) -> str:
         kind = value.type.tensor_type
         shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in kind.shape.dim)
-        return f"{_TYPE_NAMES.get(kind.elem_type, str(kind.elem_type))}[{shape}]"
+        return f"{onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name}[{shape}]"
 
     inputs, outputs = graph.graph.input, graph.graph.output
     return {value.name: described(value) for value in inputs}, {value.name: described(value) for value in outputs}

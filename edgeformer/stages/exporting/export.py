@@ -12,22 +12,28 @@ from tokenizers import Tokenizer
 from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.families.saving import MODEL_FOLDER
+from edgeformer.families.tracing import Graphs
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, TOKENIZER_FILE
 from edgeformer.run import Run
-from edgeformer.stages.exporting.bundle_folder import bundle_manifest, remove_rejected, write_companions
-from edgeformer.stages.exporting.exportable import Exportable, open_exportable, read_json
+from edgeformer.stages.exporting.bundle_folder import (
+    TrimmedSubject,
+    bundle_manifest,
+    complete_trimmed,
+    remove_rejected,
+    trim_subject,
+    write_companions,
+)
+from edgeformer.stages.exporting.exportable import Exportable, Validation, open_exportable, open_validation, read_json
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.numerics import largest_activation
-from edgeformer.stages.exporting.trimming import TrimmedSubject, complete_trimmed, trim_subject
-from edgeformer.stages.exporting.validation import Validation, open_validation
-from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, VariantSource, variants_of
+from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, variants_of
 from edgeformer.tasks import Origin, TextReader
 
 _FP16_NOTE = (
@@ -53,7 +59,7 @@ class _Export:
     progress: Progress
 
 
-def export(run: Path, options: ExportOptions | None = None, progress: Progress | None = None) -> BundleManifest:
+def export(run: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
     """Write ``run``'s bundle: FP32 ONNX always, the rest as ``options`` say, each checked against torch FP32.
 
     An artifact that fails its bar is listed as ``rejected`` with the reason, without a file, and nothing after it is
@@ -63,7 +69,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress |
         ArtifactError: the run is unfinished or damaged.
         InputError: the model leaks future tokens, or has no such exit.
     """
-    options, progress = options or ExportOptions(), progress or Silent()
+    options = options or ExportOptions()
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
@@ -124,16 +130,15 @@ def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
 def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     artifacts: list[ArtifactManifest] = []
     small = job.trimmed.subject if job.trimmed is not None else None
-    for source in variants_of(job.subject, small, job.options, job.progress):
+    for variant, subject, graphs in variants_of(job.subject, small, job.options, job.progress):
         try:
-            for artifact in _variant(job, source, exits):
+            for artifact in _variant(job, variant, subject, graphs(), exits):
                 artifacts.append(artifact)
                 if _stops(job, artifact):
                     break
         except EdgeformerError as error:
-            if source.variant == Variant("fp32"):
+            if variant == Variant("fp32"):
                 raise  # there is no bundle without it
-            variant = source.variant
             lost = _nothing(variant.id(), ONNX, variant.precision, "rejected", str(error))
             artifacts.append(lost.model_copy(update={"trimmed": variant.trimmed}))
         if any(_stops(job, artifact) for artifact in artifacts):
@@ -143,13 +148,14 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     return remove_rejected(job.folder, artifacts)
 
 
-def _variant(job: _Export, source: VariantSource, exits: list[int]) -> Iterator[ArtifactManifest]:
+def _variant(
+    job: _Export, variant: Variant, subject: Exportable, graphs: Graphs, exits: list[int]
+) -> Iterator[ArtifactManifest]:
     """The artifacts of one variant, each written and judged."""
-    variant, subject = source.variant, source.subject
     wanted = [subject.last] if variant.trimmed else exits
     validation = job.validations[variant.trimmed]
     vocabulary = job.trimmed.vocabulary if job.trimmed is not None and variant.trimmed else None
-    with write_graphs(job.folder, variant, source.graphs(), wanted, subject.last) as written:
+    with write_graphs(job.folder, variant, graphs, wanted, subject.last) as written:
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
         yield from judge.all(written)
         if written.steps and len(subject.states) > 1:

@@ -1,10 +1,11 @@
-"""A trained model, ready to be exported: its torch module, its exits, and what its graphs are checked against."""
+"""A trained model, ready to be exported: its torch module, its exits, and what its graphs are checked against: golden
+inputs, and the validation split, found again through the recipe."""
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,18 +16,29 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.families import Family, family_of
-from edgeformer.families.network import Exits, Network, count_parameters
+from edgeformer.families.network import Network, count_parameters
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, DataError, InputError, MissingDependencyError
+from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
 from edgeformer.run import Run
-from edgeformer.tasks import Task, task_named
+from edgeformer.tasks import Origin, Task, TextReader, task_named
+from edgeformer.tasks import Run as SessionRun
+from edgeformer.tasks.running import score_batches
 
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
 Tokens = dict[str, NDArray[np.int64]]
 T = TypeVar("T")
+
+Validation = Callable[[SessionRun, int], Score]
+"""A session's ``run`` and the loop that answers → its score on the validation split."""
+
+SCORED_TOKENS = 2048
+"""Tokens of the validation text that every artifact of a task that counts tokens is scored on: enough to see 2 %."""
+
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -83,30 +95,38 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
         InputError: the model looks ahead, and ``allow_leak`` is not set.
     """
     names, answers = task_named(run.recipe.task).golden_names
-    arrays = _read_golden_inputs(run.folder, (*names, *answers))
+    path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in (*names, *answers)}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+    if any(array.dtype != np.int64 or 0 in array.shape for array in arrays.values()):
+        raise ArtifactError(f"{path}: damaged (int64 arrays with rows are expected); train the run again")
     model = load_model(run.folder)
-    return with_references(
-        run.recipe,
-        model,
-        {name: arrays[name] for name in names},
-        {name: arrays[name] for name in answers},
-        leaks=_leaks(run, model, allow_leak=allow_leak),
-    )
+    try:
+        found = run.family.network.causality(model)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
+        ) from None
+    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
+    seen_now = found is not None and found.leaks
+    leaks = seen_now or run.manifest.leaks
+    if leaks and not allow_leak:
+        ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
+        raise InputError(
+            f"{run.folder}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
+            "export it all the same, marked as leaking, with --allow-leak"
+        )
+    inputs, right = ({name: arrays[name] for name in which} for which in (names, answers))
+    return with_references(run.recipe, model, inputs, right, leaks=leaks)
 
 
 def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Tokens, *, leaks: bool) -> Exportable:
-    """A model with what torch FP32 computes for its inputs.
-
-    Args:
-        recipe: of its run.
-        model: in evaluation mode on the CPU.
-        inputs: int64 [n, S] each.
-        answers: what is right for them.
-        leaks: it sees what it is asked to predict.
-    """
+    """A model with what torch FP32 computes for its inputs; the arguments are those of :class:`Exportable`."""
     task, family = task_named(recipe.task), family_of(recipe)
-    module = family.network.exits(model)
-    exits: Exits = module  # type: ignore[assignment]
+    exits: Any = family.network.exits(model)
     with torch.inference_mode():
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)
@@ -128,37 +148,37 @@ def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: T
     )
 
 
-def _leaks(run: Run, model: nn.Module, *, allow_leak: bool) -> bool:
+def open_validation(
+    recipe: Recipe, reader: TextReader, origin: Origin, progress: Progress
+) -> tuple[Validation | None, str | None]:
+    """The split that training validated on, and why it cannot be found (None: it can).
+
+    Args:
+        recipe: of the run.
+        reader: the model's own tokenizer, or the one of a trimmed vocabulary.
+        origin: what is known of the run's data.
+    """
+    task = task_named(recipe.task)
     try:
-        found = run.family.network.causality(model)
-    except ValueError as error:
-        raise ArtifactError(
-            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
-        ) from None
-    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe sees.
-    seen_now = found is not None and found.leaks
-    if not (seen_now or run.manifest.leaks):
-        return False
-    if not allow_leak:
-        ahead = f"outputs depend on tokens up to {found.reach} positions ahead" if found and seen_now else ""
-        raise InputError(
-            f"{run.folder}: this model leaks future tokens ({ahead or 'run.json says so'}), so its scores are void; "
-            "export it all the same, marked as leaking, with --allow-leak"
+        rows = task.read_set(recipe.data, reader, "validation", origin)
+    except (DataError, InputError, MissingDependencyError) as error:
+        return None, (
+            f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
+            f"golden inputs; {task.few}"
         )
-    return True
+    used = len(rows)
+    if task.unit == "tokens":
+        used = min(used, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
+    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
 
+    def judge(run: SessionRun, loop: int) -> Score:
+        meter = task.meter((loop,))
+        with bar(progress, "Scoring on the validation split", used, "rows"):
+            arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+            score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
+        return meter.score()
 
-def _read_golden_inputs(run: Path, names: Sequence[str]) -> Tokens:
-    """The arrays that training left for export, int64. Raises ArtifactError."""
-    path = run / MODEL_FOLDER / GOLDEN_INPUTS
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
-    if any(array.dtype != np.int64 or 0 in array.shape for array in found.values()):
-        raise ArtifactError(f"{path}: damaged (int64 arrays with rows are expected); train the run again")
-    return found
+    return judge, None
 
 
 def read_json(path: Path, take: Callable[[dict[str, Any]], T]) -> T:

@@ -12,9 +12,10 @@ from typing import BinaryIO
 import onnx
 import onnx_ir
 
-from edgeformer.families.tracing import Graphs, cut_out, logits_name
+from edgeformer.families.tracing import Graphs, cut_out
 from edgeformer.formats.files import replacing
 from edgeformer.stages.exporting.variants import Variant
+from edgeformer.tasks.early_exit import exit_logits
 
 ALIGNMENT = 64
 """Bytes: where a tensor may begin in a weights file."""
@@ -59,11 +60,7 @@ def weights_file(path: Path) -> Iterator[WeightsFile]:
 
 
 def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = None) -> int:
-    """Write a graph; its larger weights go to ``weights`` where that is given. ``model`` is left as it was.
-
-    Returns:
-        Bytes of the graph with the weights that it refers to.
-    """
+    """Write a graph, its larger weights to ``weights`` if given; its bytes with them. ``model`` is left as it was."""
     shared = 0
     originals: dict[str, onnx_ir.TensorProtocol] = {}
     if weights is not None:
@@ -107,7 +104,7 @@ def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence
     files = {exit_: variant.file("model" if exit_ == last else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
     decode = variant.file("decode") if graphs.decode is not None else None
-    made = {file: cut_out(graphs.exits, {logits_name(exit_): "logits"}) for exit_, file in files.items()}
+    made = {file: cut_out(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
     made |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
         made[decode] = graphs.decode

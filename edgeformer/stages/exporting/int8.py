@@ -40,12 +40,8 @@ _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0}
 def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
     """The graph in INT8: every MatMul and Gemm with a stored weight, every table; each tensor stored once.
 
-    Args:
-        model: FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any
-            number of outputs. It is left unchanged.
-
-    Raises:
-        EdgeformerError: some weight would stay FP32.
+    ``model`` is FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any number of
+    outputs. It is left unchanged. Raises EdgeformerError where some weight would stay FP32.
     """
     quantized = _quantize_products(prepare(model))
     RemoveUnusedNodesPass()(quantized)
@@ -90,11 +86,14 @@ def _gemm_as_matmul(model: onnx_ir.Model) -> None:
     """Gemm → MatMul, Add where it is the same. The quantizer would do that too, but wrongly for a shared weight."""
     transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}
     for node in list(model.graph):
-        if node.op_type != "Gemm" or not _is_plain(node):
+        if node.op_type != "Gemm":
             continue
-        data, weight, *bias = node.inputs
-        assert data is not None and weight is not None and weight.const_value is not None
-        if node.attributes.get_int("transB", 0):
+        attributes, (data, weight, *bias) = node.attributes, node.inputs
+        factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0), attributes.get_int("transA", 0)
+        if factors != (1.0, 1.0, 0) or weight is None or not weight.is_initializer():
+            continue  # more than a product with a stored weight and a sum
+        assert data is not None and weight.const_value is not None
+        if attributes.get_int("transB", 0):
             if weight not in transposed:
                 turned = np.ascontiguousarray(weight.const_value.numpy().T)
                 transposed[weight] = _store(model, f"{weight.name}_transposed", turned)
@@ -108,20 +107,15 @@ def _gemm_as_matmul(model: onnx_ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _is_plain(gemm: onnx_ir.Node) -> bool:
-    """Gemm with a stored weight that is nothing but a product and a sum."""
-    weight, attributes = gemm.inputs[1], gemm.attributes
-    factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0)
-    stored = weight is not None and weight.is_initializer()
-    return stored and factors == (1.0, 1.0) and not attributes.get_int("transA", 0)
-
-
 def _quantize_tables(model: onnx_ir.Model) -> None:
     """Rows are taken from the table in INT8, from its scales in FP32, and multiplied."""
     for table in [value for value in model.graph.initializers.values() if _is_table(value)]:
         assert table.const_value is not None
-        rows, scales = _quantized_rows(table.const_value.numpy())
-        stored, scale = _store(model, f"{table.name}_quantized", rows), _store(model, f"{table.name}{SCALE}", scales)
+        rows = table.const_value.numpy()
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        scales = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
+        stored = _store(model, f"{table.name}_quantized", np.rint(rows / scales).astype(np.int8))
+        scale = _store(model, f"{table.name}{SCALE}", scales)
         for node in list(table.consumers()):
             name, rest = node.outputs[0].name, list(node.inputs[1:])
             attributes = list(node.attributes.values())
@@ -154,13 +148,6 @@ def _takes_rows(node: onnx_ir.Node) -> bool:
         return False
     axes = onnx_ir.convenience.get_const_tensor(node.inputs[3]) if node.inputs[3] is not None else None
     return axes is not None and axes.numpy().tolist() == [0]
-
-
-def _quantized_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """int8 [rows, size] and float32 [rows, 1] whose product is the table."""
-    largest = np.abs(table).max(axis=1, keepdims=True)
-    scales = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
-    return np.rint(table / scales).astype(np.int8), scales
 
 
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+import timeit
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import onnx
@@ -28,11 +29,10 @@ from edgeformer.stages.exporting.audit import (
     stored_twice,
     weight_parts,
 )
-from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
+from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, Validation
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
-from edgeformer.stages.exporting.validation import Validation
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import measure_parity, out_of_tolerance
@@ -60,13 +60,18 @@ class Judge:
     subject: Exportable
     variant: Variant
     validation: Validation | None
-    vocabulary: Vocabulary | None = None
-    largest: float = 0.0
-    baseline: Baseline = field(default_factory=dict)
+    vocabulary: Vocabulary | None
+    largest: float
+    baseline: Baseline
 
     def all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Every artifact, the full graph first; each is run only when the one before it was taken."""
-        drift = self.drift()
+        drift, references = None, self.subject.states
+        if len(references) > 1:
+            with OnnxSession(probe_path(self.bundle, self.variant)) as session:
+                states = session.run(self.subject.inputs)
+            found = {loop: states[state_name(loop)] for loop in references}
+            drift = measure_drift(found, references, self.variant.precision)
         for exit_ in written.exits:
             yield self.graph(written, exit_, drift if exit_ == self.subject.last else None)
         if written.steps:
@@ -110,7 +115,28 @@ class Judge:
             mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
             longest = int(mask.sum(-1).argmax())
             row = {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
-            return _step_note(self.variant.precision, (full.run, first.run, last.run), row, len(self.subject.states))
+            for session in (full, first, last):
+                session.run(row)
+            # All take turns, A B C A B C …; of each round the ratio of medians is taken, so that a slower moment of the
+            # machine meets all of them.
+            rounds = [
+                [median(timeit.repeat(partial(one.run, row), number=1, repeat=_CALLS)) for one in (full, first, last)]
+                for _ in range(_ROUNDS)
+            ]
+        loops, length = len(self.subject.states), row["input_ids"].shape[1]
+        ratios = sorted(whole / direct for direct, _, whole in rounds)
+        even = median(1 + (loops - 1) * (direct - one) / max(whole - one, 1e-12) for direct, one, whole in rounds)
+        measured = (
+            f"step bundle ({self.variant.precision}): {median(ratios):.2f}× the time of the full graph over all "
+            f"{loops} loops ({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
+        )
+        if even <= 1:
+            return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
+        if even >= loops:
+            return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
+        return (
+            f"{measured}; it wins where inputs need fewer than {even:.1f} loops on average, the full graph above that"
+        )
 
     def _open_steps(self, written: Written, exits: tuple[int, ...] = ()) -> StepSession:
         paths = {part: self.bundle / file for part, file in written.steps.items()}
@@ -136,15 +162,6 @@ class Judge:
         facts: dict[str, object] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
-
-    def drift(self) -> Drift | None:
-        """Of the states after every loop; None where there is one loop only."""
-        if len(self.subject.states) < 2:
-            return None
-        with OnnxSession(probe_path(self.bundle, self.variant)) as session:
-            states = session.run(self.subject.inputs)
-        found = {loop: states[state_name(loop)] for loop in self.subject.states}
-        return measure_drift(found, self.subject.states, self.variant.precision)
 
     def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
         """Parity and scores; ``run`` is left out where the golden inputs are enough."""
@@ -177,14 +194,16 @@ class Judge:
     ) -> ArtifactManifest:
         written, needed = about
         graphs = {part: onnx.load(str(self.bundle / file), load_external_data=False) for part, file in files.items()}
-        sharing = _added([audit_sharing(graph, needed) for graph in graphs.values()])
+        # The parts of a step bundle hold different parameters; together they must hold each once.
+        audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
+        sharing = Sharing(unique_parameters=needed, **_added(audits))
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
         weights = self.bundle / self.variant.weights
         size_bytes = sum(written.size_bytes[name] for name in files.values())
-        parts = _counted(weight_parts, graphs.values())
-        counted = _counted(float32_operators if precision == "fp16" else quantized_nodes, graphs.values())
+        parts = _added(map(weight_parts, graphs.values()))
+        counted = _added(map(float32_operators if precision == "fp16" else quantized_nodes, graphs.values()))
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
@@ -216,56 +235,9 @@ def _rows(logits: Array) -> Logits:
     return logits.reshape(-1, logits.shape[-1])
 
 
-def _added(parts: Sequence[Sharing]) -> Sharing:
-    """The parts of a step bundle hold different parameters; together they must hold each once."""
-    names = ("stored_parameters", "constant_elements", "weight_bytes")
-    return parts[0].model_copy(update={name: sum(getattr(part, name) for part in parts) for name in names})
-
-
-def _counted(count: Callable[[onnx.ModelProto], dict[str, int]], graphs: Iterable[onnx.ModelProto]) -> dict[str, int]:
-    """What is found in all graphs together."""
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """What was counted in several graphs, together."""
     total: Counter[str] = Counter()
-    for graph in graphs:
-        total.update(count(graph))
+    for count in counts:
+        total.update(count)
     return dict(total)
-
-
-def _step_note(name: str, runs: tuple[Run, Run, Run], inputs: Mapping[str, Array], loops: int) -> str:
-    """A sentence on which of the two is faster, and from how many loops on.
-
-    All variants take turns, A B C A B C …; of each round the ratio of medians is taken, so that a slower moment of
-    the machine meets all of them.
-
-    Args:
-        name: the precision, for the sentence.
-        runs: the full graph, and the step bundle answering after one loop and after all of them.
-        inputs: one row, without padding.
-    """
-    variants = dict(zip(("full", "first", "last"), runs, strict=True))
-    for run in variants.values():
-        run(inputs)
-    rounds = [{key: _median_ms(run, inputs) for key, run in variants.items()} for _ in range(_ROUNDS)]
-    ratios = sorted(times["last"] / times["full"] for times in rounds)
-    even = statistics.median(
-        1 + (loops - 1) * (times["full"] - times["first"]) / max(times["last"] - times["first"], 1e-9)
-        for times in rounds
-    )
-    length = inputs["input_ids"].shape[1]
-    measured = (
-        f"step bundle ({name}): {statistics.median(ratios):.2f}× the time of the full graph over all {loops} loops "
-        f"({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
-    )
-    if even <= 1:
-        return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
-    if even >= loops:
-        return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
-    return f"{measured}; it wins where inputs need fewer than {even:.1f} loops on average, the full graph above that"
-
-
-def _median_ms(run: Run, inputs: Mapping[str, Array]) -> float:
-    times = []
-    for _ in range(_CALLS):
-        started = time.perf_counter()
-        run(inputs)
-        times.append(1000 * (time.perf_counter() - started))
-    return float(np.median(times))

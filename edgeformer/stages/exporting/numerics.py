@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgeformer.formats.manifest import Drift, LoopDrift, Precision
-
-Array = NDArray[Any]
+from edgeformer.stages.exporting.exportable import Array
 
 FP16_LARGEST = 65_504.0
 
@@ -69,15 +68,12 @@ class _Scores(TorchFunctionMode):
 def measure_drift(states: Mapping[int, Array], references: Mapping[int, Array], precision: Precision) -> Drift:
     """Compare states of golden inputs, loop → float32 [B, S, C], with those of torch FP32."""
     tolerance = DRIFT_TOLERANCE[precision]
-    loops = tuple(_drift_after(loop, states[loop], references[loop]) for loop in sorted(references))
+    loops = []
+    for loop, reference in sorted(references.items()):
+        error = states[loop].astype(np.float64) - reference
+        size, rms = (float(np.sqrt(np.square(of, dtype=np.float64).mean())) for of in (reference, error))
+        known = np.isfinite(error).all() and size > 0
+        largest = float(np.abs(error).max()) / size if known else None
+        loops.append(LoopDrift(loop=loop, rms_error=rms / size if known else None, max_error=largest))
     beyond = [row.loop for row in loops if row.rms_error is None or row.rms_error > tolerance]
-    return Drift(tolerance=tolerance, loops=loops, first_beyond=beyond[0] if beyond else None)
-
-
-def _drift_after(loop: int, state: Array, reference: Array) -> LoopDrift:
-    error = state.astype(np.float64) - reference
-    size = float(np.sqrt(np.square(reference, dtype=np.float64).mean()))
-    if not np.isfinite(error).all() or size == 0:
-        return LoopDrift(loop=loop, rms_error=None, max_error=None)
-    rms = float(np.sqrt(np.square(error).mean()))
-    return LoopDrift(loop=loop, rms_error=rms / size, max_error=float(np.abs(error).max()) / size)
+    return Drift(tolerance=tolerance, loops=tuple(loops), first_beyond=beyond[0] if beyond else None)

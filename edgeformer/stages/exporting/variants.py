@@ -10,7 +10,7 @@ from typing import Literal
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.manifest import ONNX, Precision
-from edgeformer.formats.progress import Progress
+from edgeformer.formats.progress import Progress, bar
 from edgeformer.stages.exporting.exportable import Exportable
 from edgeformer.stages.exporting.int8 import quantized_graphs
 
@@ -60,30 +60,21 @@ class Variant:
         return f"{TRIMMED_FOLDER}/onnx" if self.trimmed else "onnx"
 
     @property
-    def _suffix(self) -> str:
-        return "" if self.precision == "fp32" else f"_{self.precision}"
-
-    @property
     def weights(self) -> str:
         """The file of weights that several graphs share, relative to the bundle."""
-        return f"{self.folder}/model{self._suffix}.onnx_data"
+        return f"{self.file('model')}_data"
 
     def file(self, stem: str) -> str:
         """``model`` → ``onnx/model_fp16.onnx``."""
-        return f"{self.folder}/{stem}{self._suffix}.onnx"
+        return f"{self.folder}/{stem}{'' if self.precision == 'fp32' else f'_{self.precision}'}.onnx"
 
     def id(self, what: str = "") -> str:
         """``exit2`` → ``onnx-fp16-exit2``; nothing: the full graph's."""
         return "-".join(part for part in (ONNX, self.precision, what, "trim" if self.trimmed else "") if part)
 
 
-@dataclass(frozen=True)
-class VariantSource:
-    """A variant, of which model it is, and how its graphs come to be: that may fail without harm to the others."""
-
-    variant: Variant
-    subject: Exportable
-    graphs: Callable[[], Graphs]
+VariantSource = tuple[Variant, Exportable, Callable[[], Graphs]]
+"""A variant, of which model it is, and how its graphs come to be: that may fail without harm to the others."""
 
 
 def variants_of(
@@ -101,26 +92,23 @@ def variants_of(
     """
     steps = options.exits == "all"
     graphs = _traced(subject, "FP32", steps, progress)
-    yield VariantSource(Variant("fp32"), subject, lambda: graphs)
+    yield Variant("fp32"), subject, lambda: graphs
     if options.int8:
-        yield VariantSource(Variant("int8"), subject, lambda: quantized_graphs(graphs))
+        yield Variant("int8"), subject, lambda: quantized_graphs(graphs)
     if small is not None:
         trimmed = _traced(small, "trimmed FP32", False, progress)
         if options.int8:
-            yield VariantSource(Variant("int8", True), small, lambda: quantized_graphs(trimmed))
+            yield Variant("int8", True), small, lambda: quantized_graphs(trimmed)
         elif not options.fp16:
-            yield VariantSource(Variant("fp32", True), small, lambda: trimmed)
+            yield Variant("fp32", True), small, lambda: trimmed
     if options.fp16:
         half_for_export(subject.model)
-        yield VariantSource(Variant("fp16"), subject, lambda: _traced(subject, "FP16", steps, progress))
+        yield Variant("fp16"), subject, lambda: _traced(subject, "FP16", steps, progress)
         if small is not None:
             half_for_export(small.model)
-            yield VariantSource(Variant("fp16", True), small, lambda: _traced(small, "trimmed FP16", False, progress))
+            yield Variant("fp16", True), small, lambda: _traced(small, "trimmed FP16", False, progress)
 
 
 def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:
-    progress.start(f"Tracing the {name} graphs", None)
-    try:
+    with bar(progress, f"Tracing the {name} graphs", None):
         return subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
-    finally:
-        progress.finish()

@@ -11,7 +11,6 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.run import TORCH, Location, Run
-from edgeformer.tasks import TextReader
 
 _PRECISIONS = ("fp32", "fp16", "int8")
 _WRITING = ("decode", "step")
@@ -37,15 +36,6 @@ class Author:
     trained_length: int
     wanted: str | None = None
 
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self.model.name
-
-    def reader(self) -> TextReader:
-        """How it reads text. Raises ArtifactError or DataError."""
-        return self.model.reader()
-
     def open(self, exits: Collection[int]) -> tuple[str, Decoder[Any]]:
         """The id of what writes, and a text that answers after those loops.
 
@@ -56,8 +46,37 @@ class Author:
         """
         if isinstance(self.model, Run):
             return TORCH, self.model.decoder()
-        chosen = _pick(self, self.model, all_loops=set(exits) == {self.exits[-1]})
+        chosen = self._pick(self.model, all_loops=set(exits) == {self.exits[-1]})
         return chosen.id, self.model.decoder(chosen, exits)
+
+    def _pick(self, bundle: Bundle, *, all_loops: bool) -> ArtifactManifest:
+        """The artifact that was asked for, or the best that answers after all loops (or after others too)."""
+        name, with_run, command = bundle.name, self.location.run is not None, _command(self.location)
+        able = writing(bundle)
+        if self.wanted is None:
+            for artifact in able:
+                if all_loops or artifact.role == "step":
+                    return artifact
+            instead = f", or write with --artifact {TORCH}" if with_run else ""
+            raise ArtifactError(
+                f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
+                f"with: {command}{instead}"
+            )
+        listed = ", ".join([*(artifact.id for artifact in able), *([TORCH] if with_run else [])]) or "nothing"
+        chosen = next((artifact for artifact in bundle.artifacts if artifact.id == self.wanted), None)
+        if chosen is None:
+            raise InputError(f"--artifact {self.wanted}: {name} writes with {listed}")
+        if chosen.role not in _WRITING:
+            raise InputError(
+                f"--artifact {self.wanted}: reads whole texts and keeps nothing of earlier tokens; {name} writes "
+                f"with {listed}; missing ones are made with: {command}"
+            )
+        if chosen.role == "decode" and not all_loops:
+            raise InputError(
+                f"--artifact {self.wanted}: takes all loops for every token; --exit and --confidence need a step "
+                f"artifact ({name} writes with {listed}; missing ones are made with: {command})"
+            )
+        return chosen
 
 
 def find_author(location: Location, artifact: str | None = None) -> Author:
@@ -112,33 +131,3 @@ def _require_writer(location: Location, model: Bundle | Run) -> None:
 
 def _command(location: Location) -> str:
     return f"edgeformer export {location.argument} --exit all"
-
-
-def _pick(author: Author, bundle: Bundle, *, all_loops: bool) -> ArtifactManifest:
-    """The artifact that was asked for, or the best that answers after all loops (or after others too)."""
-    with_run, command = author.location.run is not None, _command(author.location)
-    able = writing(bundle)
-    if author.wanted is None:
-        for artifact in able:
-            if all_loops or artifact.role == "step":
-                return artifact
-        instead = f", or write with --artifact {TORCH}" if with_run else ""
-        raise ArtifactError(
-            f"{author.name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
-            f"with: {command}{instead}"
-        )
-    listed = ", ".join([*(artifact.id for artifact in able), *([TORCH] if with_run else [])]) or "nothing"
-    chosen = next((artifact for artifact in bundle.artifacts if artifact.id == author.wanted), None)
-    if chosen is None:
-        raise InputError(f"--artifact {author.wanted}: {author.name} writes with {listed}")
-    if chosen.role not in _WRITING:
-        raise InputError(
-            f"--artifact {author.wanted}: reads whole texts and keeps nothing of earlier tokens; {author.name} writes "
-            f"with {listed}; missing ones are made with: {command}"
-        )
-    if chosen.role == "decode" and not all_loops:
-        raise InputError(
-            f"--artifact {author.wanted}: takes all loops for every token; --exit and --confidence need a step "
-            f"artifact ({author.name} writes with {listed}; missing ones are made with: {command})"
-        )
-    return chosen

@@ -1,18 +1,29 @@
-"""generate: a prompt becomes a text."""
+"""generate: a prompt becomes a text, token after token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer
+
+from edgeformer.backends.decoder import Decoder
 from edgeformer.data.encoding import PlainText
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.generating.author import Author, find_author
-from edgeformer.stages.generating.decoding import decode
-from edgeformer.stages.generating.text_stream import TextStream
 from edgeformer.tasks.language_modeling.sampling import Sampler, Sampling
 from edgeformer.tasks.language_modeling.scoring import exit_thresholds
+from edgeformer.tasks.metric import top_probability
+
+_INCOMPLETE = "\ufffd"
+"""What a tokenizer writes for bytes that are no whole character (yet)."""
+
+_CONTEXT = 8
+"""Earlier tokens that are decoded together with new ones: enough for a character's bytes and a word's first space."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ def generate(
     """
     author = find_author(location, options.artifact)
     thresholds = _thresholds(author, options)
-    tokenizer = author.reader().tokenizer
+    tokenizer = author.model.reader().tokenizer
     plain = PlainText(tokenizer)
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise InputError(f"the prompt is not valid Unicode: {prompt.encode('utf-8', 'replace').decode()[:60]!r}")
@@ -124,26 +135,74 @@ def generate(
                 on_text(piece)
 
     stop, sampler = (plain.boundary, options.max_tokens), Sampler(options.sampling)
-    found = decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
+    found = _decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
     show(stream.finish())
-    loops = tuple(step.loop for step in found.steps)
-    after_first, seconds = len(found.steps) - 1, found.seconds - found.prompt_seconds
+    after_first, seconds = len(found.tokens) - 1, found.seconds - found.prompt_seconds
     return Generation(
         run=location.name,
         artifact=artifact,
         prompt=prompt,
         text="".join(pieces),
         prompt_tokens=len(ids),
-        tokens=tuple(step.token for step in found.steps),
-        loops=loops,
-        mean_loops=sum(loops) / len(loops),
-        stopped="boundary" if found.steps[-1].token == plain.boundary else "max_tokens",
+        mean_loops=sum(found.loops) / len(found.loops),
+        stopped="boundary" if found.tokens[-1] == plain.boundary else "max_tokens",
         provider=decoder.provider,
-        prompt_seconds=found.prompt_seconds,
-        seconds=found.seconds,
         tokens_per_s=after_first / seconds if after_first and seconds > 0 else None,
         notes=notes,
+        **vars(found),
     )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What :class:`Generation` says of the tokens; times are those in the model and in drawing, not in loading it."""
+
+    tokens: tuple[int, ...]
+    loops: tuple[int, ...]
+    prompt_seconds: float
+    seconds: float
+
+
+def _decode(
+    decoder: Decoder[Any],
+    prompt: Sequence[int],
+    stop: tuple[int, int],
+    sampler: Sampler,
+    thresholds: Mapping[int, float],
+    on_token: Callable[[int], None],
+) -> _Drawn:
+    """Read ``prompt``, then draw tokens until ``stop``.
+
+    Args:
+        decoder: at the start of a text; work done for earlier tokens is kept in it.
+        prompt: at least one token.
+        stop: the token that ends a text, and the largest number of tokens.
+        sampler: draws them.
+        thresholds: loop → smallest top probability that lets it answer, in rising order; a fixed exit is one loop with
+            threshold 0. The last of them answers whoever is left.
+        on_token: called with every token but the one that ends the text, as soon as it is drawn.
+    """
+    end, most = stop
+    tokens, loops = list[int](), list[int]()
+    started = time.perf_counter()
+    prompt_seconds, new = 0.0, list(prompt)
+    while len(tokens) < most:
+        decoder.read(new)
+        for loop, threshold in thresholds.items():
+            decoder.advance(loop)
+            logits = decoder.logits(loop)
+            if loop == max(thresholds) or float(top_probability(np.asarray(logits)[None])[0]) >= threshold:
+                break
+        token = sampler.pick(logits)
+        tokens.append(token)
+        loops.append(loop)
+        if len(tokens) == 1:
+            prompt_seconds = time.perf_counter() - started
+        if token == end:
+            break
+        on_token(token)
+        new = [token]
+    return _Drawn(tuple(tokens), tuple(loops), prompt_seconds, time.perf_counter() - started)
 
 
 def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
@@ -152,12 +211,12 @@ def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
     if options.exit is not None:
         if options.exit not in author.exits:
             listed = ", ".join(map(str, author.exits))
-            raise InputError(f"--exit {options.exit}: {author.name} has exits after the loops {listed}")
+            raise InputError(f"--exit {options.exit}: {author.model.name} has exits after the loops {listed}")
         return {options.exit: 0.0}
     if options.early is None:
         return {last: 0.0}
     if not exits:
-        raise InputError(f"--confidence: {author.name} has no exit before its last loop")
+        raise InputError(f"--confidence: {author.model.name} has no exit before its last loop")
     early = options.early
     return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
 
@@ -176,3 +235,33 @@ def _check_length(prompt_tokens: int, max_tokens: int, author: Author) -> tuple[
     if longest > trained:
         return (f"trained on {trained} tokens at a time; what comes behind that is guesswork",)
     return ()
+
+
+class TextStream:
+    """The text of a growing list of tokens that go on from a prompt: never half a character."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt)
+        self._read = len(self._ids)
+        self._start = max(0, self._read - _CONTEXT)
+
+    def push(self, token: int) -> str:
+        """Take a token; returns the text that is complete now, often a word, sometimes nothing yet."""
+        self._ids.append(token)
+        return self._new(final=False)
+
+    def finish(self) -> str:
+        """What is left: bytes that never became a character, as the replacement character."""
+        return self._new(final=True)
+
+    def _new(self, *, final: bool) -> str:
+        known, text = (
+            str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
+            for end in (self._read, None)
+        )
+        if not final and text.endswith(_INCOMPLETE):
+            return ""
+        self._read = len(self._ids)
+        self._start = max(self._start, self._read - _CONTEXT)
+        return text[len(known) :]

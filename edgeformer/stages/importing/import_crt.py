@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +21,24 @@ from edgeformer.data.language import prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
-from edgeformer.families.card import write_model_card
+from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.crt import CRTConfig
-from edgeformer.families.crt.causality import probe_causality
 from edgeformer.families.crt.checkpoint import config_of, convert, weights_in
 from edgeformer.families.crt.model import CRT
-from edgeformer.families.crt.network import build_crt
+from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.network import count_parameters
-from edgeformer.families.saving import MODEL_FOLDER, free_folder, save_model
+from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.run import free_folder
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
+_UNKNOWN = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
 _NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
 _REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
 
@@ -72,14 +74,13 @@ class ImportOptions:
     data: Path | None = None
 
 
-def import_crt(path: Path, options: ImportOptions, progress: Progress | None = None) -> Path:
+def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
     """Make a finished run of ``path`` and return its folder.
 
     Raises:
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
-    progress = progress or Silent()
-    folder = free_folder(options.artifacts, options.name, _NAME)
+    folder = free_folder(options.artifacts, options.name, _NAME, or_else="")
     weights = _read_weights(path)
     config = config_of(weights, str(path))
     model = build_crt(config)
@@ -99,7 +100,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
     with replacing_folder(folder) as temporary:
         (temporary / MODEL_FOLDER).mkdir()
         save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
-        write_model_card(temporary / MODEL_FOLDER, manifest, recipe)
+        write_text(temporary / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
         header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
         write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
         write_json(temporary / RUN_FILE, manifest)
@@ -107,36 +108,17 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress | None = N
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU.
-
-    Raises:
-        ArtifactError: missing, truncated, no checkpoint, with Python objects in it, or weights that are no numbers.
-    """
+    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
         raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
-    weights = weights_in(_content(path), str(path))
-    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
-    if odd:
-        raise ArtifactError(
-            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
-        )
-    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
-    if broken:
-        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
-    return weights
-
-
-def _content(path: Path) -> object:
-    """What the file holds; nothing in it is run."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # Nothing in it is run.
+        safe = path.suffix == ".safetensors"
+        content = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
     except Exception as error:  # a damaged file can raise nearly anything in the unpickler
         message = str(error)
         if "weights_only" in message or "Weights only" in message:
@@ -147,6 +129,16 @@ def _content(path: Path) -> object:
             ) from None
         first = message.splitlines()[0] if message else type(error).__name__
         raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first}; copy it again") from None
+    weights = weights_in(content, str(path))
+    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
+    if odd:
+        raise ArtifactError(
+            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
+        )
+    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
+    return weights
 
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
@@ -178,15 +170,13 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
     if from_data:
         rows, golden = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
     else:
-        ids: list[int] = [plain.boundary]
-        for paragraph in PARAGRAPHS:
-            ids += [*plain.encode(paragraph).ids, plain.boundary]
+        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
+        ids = [plain.boundary, *itertools.chain.from_iterable(encoded)]
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         stream, ends = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden = "from a short built-in English text, not from the model's own data"
-    summary = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
-    return Prepared(tokenizer, plain.boundary, rows, rows, {}, summary), golden
+    return Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN), golden
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:
@@ -204,7 +194,7 @@ def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causalit
         vocabulary=recipe.model.vocab_size,
         precision="unknown",
         attention=AttentionUse(requested="sdpa", used="sdpa"),
-        data=DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown"),
+        data=_UNKNOWN,
         # By its architecture, whatever the probe saw of it.
         leaks=causality.leaks or not model.causal,
         causality=causality,

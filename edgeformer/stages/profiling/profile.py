@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu
+from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, provider_facts
 from edgeformer.backends.backend import Kind
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile

@@ -59,12 +59,12 @@ class Checkpoints:
             write_json(folder / _SUMS, sums)
 
     def restore(self, accelerator: Accelerator, rate: LearningRate) -> Position:
-        """Load ``last/`` into the prepared model, optimizer, schedule and random generators.
-
-        Raises:
-            ArtifactError: there is no checkpoint, or one of its files was changed.
-        """
-        folder = self._newest_complete()
+        """Load ``last/`` into what was prepared. Raises ArtifactError where it is missing, or a file was changed."""
+        # A process that was killed between the two renames of a replacement leaves the previous state beside it.
+        aside = sorted(self._folder.glob(f".{self._last.name}.*.old/{self._last.name}"))
+        folder = next((folder for folder in (self._last, *aside) if (folder / _SUMS).is_file()), None)
+        if folder is None:
+            raise ArtifactError(f"{self._last}: no checkpoint to resume from; train again without --resume")
         try:
             sums: dict[str, str] = dict(json.loads((folder / _SUMS).read_text(encoding="utf-8")))
         except ValueError:
@@ -76,11 +76,3 @@ class Checkpoints:
         accelerator.load_state(str(folder))
         rate.load_state_dict(load_without_code(folder / _SCHEDULE))
         return Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
-
-    def _newest_complete(self) -> Path:
-        # A process that was killed between the two renames of a replacement leaves the previous state beside it.
-        aside = sorted(self._folder.glob(f".{self._last.name}.*.old/{self._last.name}"))
-        for folder in (self._last, *aside):
-            if (folder / _SUMS).is_file():
-                return folder
-        raise ArtifactError(f"{self._last}: no checkpoint to resume from; train again without --resume")

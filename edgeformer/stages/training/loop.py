@@ -1,25 +1,28 @@
-"""The training loop: epochs of optimizer steps, validation, best weights, early stopping, resumable state."""
+"""The training loop: epochs of optimizer steps, validation, best weights, early stopping, resumable state; its log."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from edgeformer.families.saving import save_weights
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.progress import Progress
+from edgeformer.formats.files import write_text
+from edgeformer.formats.progress import Progress, bar
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
-from edgeformer.stages.training.memory_here import is_out_of_memory
-from edgeformer.stages.training.metrics import Meter, MetricsLog, StepResult
+from edgeformer.stages.training.memory import is_out_of_memory
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 
@@ -29,8 +32,8 @@ class TrainingLoop:
 
     ``checkpoints`` must be set before :meth:`run` and :meth:`resume`: a run gets its folder once all else is in place.
 
-    An optimizer step is planned as a whole (``batch_size`` × ``accumulation`` rows) and computed ``batch_size`` rows at
-    a time. When memory runs out, the step is repeated with half as many at a time: the same rows, the same gradient.
+    An optimizer step is planned as a whole and computed ``batch_size`` rows at a time. When memory runs out, the step
+    is repeated with half as many at a time: the same rows, the same gradient.
     """
 
     checkpoints: Checkpoints
@@ -42,8 +45,7 @@ class TrainingLoop:
         optimizer = build_optimizer(model, self._config.optimizer)
         self._model, self._optimizer = accelerator.prepare(model, optimizer)
         self._rows = len(objective.prepared.train)
-        self._rows_per_step = self._config.batch_size * self._config.accumulation
-        self._steps = -(-self._rows // self._rows_per_step)  # of an epoch
+        self._steps = -(-self._rows // self._config.effective_batch)  # of an epoch
         self.total_steps = self._steps * self._config.epochs
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
         self.position = Position(batch_size=self._config.batch_size)
@@ -92,33 +94,30 @@ class TrainingLoop:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
         position = self.position
         self._model.train()
-        progress.start(f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples")
-        progress.advance(position.batch * self._rows_per_step)
         if not position.batch:
             self._window = self._meter()
-        try:
+        with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples"):
+            progress.advance(position.batch * self._config.effective_batch)
             mark = time.perf_counter()
             for rows in self._objective.steps(position.epoch)[position.batch :]:
                 rate = self._rate.current
-                result = self._step(rows, log, progress)
-                mark, seconds = time.perf_counter(), time.perf_counter() - mark
-                self._window.add(result, seconds)
+                step = self._step(rows, log, progress)
+                mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
+                self._window.add(step)
                 position.batch += 1
                 position.step += 1
-                position.samples += result.rows
-                position.seconds += seconds
-                position.training_seconds += seconds
-                position.epoch_loss_sum += result.loss
-                position.epoch_weight += result.weight
-                progress.advance(result.rows, loss=self._window.loss, **self._window.speed(), lr=rate)
+                position.samples += step.rows_sum
+                position.seconds += step.seconds_sum
+                position.training_seconds += step.seconds_sum
+                position.epoch_loss_sum += step.loss_sum
+                position.epoch_weight += step.weight_sum
+                progress.advance(step.rows_sum, loss=self._window.loss, **self._window.speed(), lr=rate)
                 if position.step % self._config.log_every == 0:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
                 if stop.is_set() or position.step >= limit:
-                    return position.batch == self._steps
-        finally:
-            progress.finish()
-        return True
+                    break
+        return position.batch == self._steps
 
     def _meter(self) -> Meter:
         return Meter(per_token=self._objective.task.unit == "tokens")
@@ -126,7 +125,7 @@ class TrainingLoop:
     def _passes(self) -> float:
         return self.position.epoch + self.position.batch / self._steps
 
-    def _step(self, rows: NDArray[np.int64], log: MetricsLog, progress: Progress) -> StepResult:
+    def _step(self, rows: NDArray[np.int64], log: MetricsLog, progress: Progress) -> Meter:
         """One optimizer step on ``rows``; again with half as many rows at a time while memory runs out."""
         # The repetition must draw the same numbers.
         cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -144,37 +143,37 @@ class TrainingLoop:
                 torch.cuda.empty_cache()
 
     def _halve(self, log: MetricsLog, progress: Progress) -> None:
-        position = self.position
+        position, effective = self.position, self._config.effective_batch
         self._optimizer.zero_grad()
-        size = min(position.batch_size, self._rows_per_step)
+        size = min(position.batch_size, effective)
         if size == 1:
             raise EdgeformerError(
                 f"out of memory at step {position.step + 1} with a single row at a time; use "
                 f"training.checkpointing: loop, a shorter data.{self._recipe.data.length_key}, or see edgeformer plan"
             )
         position.batch_size = size // 2
-        pieces = -(-self._rows_per_step // position.batch_size)
+        pieces = -(-effective // position.batch_size)
         progress.message(
             f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a time instead of "
-            f"{size} ({pieces} pieces per step; the effective batch stays {self._rows_per_step}), same step again"
+            f"{size} ({pieces} pieces per step; the effective batch stays {effective}), same step again"
         )
         log.record("out-of-memory", position.step + 1, self._passes(), {"batch_size": float(position.batch_size)})
 
-    def _attempt(self, rows: NDArray[np.int64]) -> StepResult:
+    def _attempt(self, rows: NDArray[np.int64]) -> Meter:
         size = self.position.batch_size
         batches = [self._objective.batch(rows[at : at + size], self.device) for at in range(0, len(rows), size)]
-        weight = sum(counted for _, counted in batches)
-        total, parts = 0.0, dict[str, float]()
+        step = self._meter()
+        step.rows_sum, step.weight_sum = len(rows), sum(counted for _, counted in batches)
         for batch, _ in batches:
             with self._accelerator.autocast():
                 losses = self._objective.losses(self._model, batch)
-            self._accelerator.backward(losses.total / max(1, weight))
-            total += float(losses.total.detach())
+            self._accelerator.backward(losses.total / max(1, step.weight_sum))
+            step.loss_sum += float(losses.total.detach())
             for name, value in losses.parts.items():
-                parts[name] = parts.get(name, 0.0) + float(value.detach())
-        if not math.isfinite(total):
+                step.part_sums[name] = step.part_sums.get(name, 0.0) + float(value.detach())
+        if not math.isfinite(step.loss_sum):
             raise EdgeformerError(
-                f"training diverged after step {self.position.step}: the loss is {total}; "
+                f"training diverged after step {self.position.step}: the loss is {step.loss_sum}; "
                 "lower training.optimizer.lr or training.clip_norm"
             )
         if self._config.clip_norm is not None:
@@ -183,7 +182,7 @@ class TrainingLoop:
         if not self._accelerator.optimizer_step_was_skipped:
             self._rate.after_step()
         self._optimizer.zero_grad()
-        return StepResult(total, parts, weight, len(rows))
+        return step
 
     def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> None:
         """Score the weights as they are, and keep them if they are the best so far.
@@ -219,3 +218,70 @@ class TrainingLoop:
     def _stagnates(self) -> bool:
         stopping = self._config.early_stopping
         return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
+
+
+@dataclass
+class Meter:
+    """Sums over one optimizer step, or several. ``per_token``: the weight counts tokens, not rows."""
+
+    per_token: bool
+    loss_sum: float = 0.0
+    part_sums: dict[str, float] = field(default_factory=dict)
+    weight_sum: int = 0
+    rows_sum: int = 0
+    seconds_sum: float = 0.0
+
+    def add(self, step: Meter) -> None:
+        """Count one step."""
+        self.loss_sum += step.loss_sum
+        for name, value in step.part_sums.items():
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + value
+        self.weight_sum += step.weight_sum
+        self.rows_sum += step.rows_sum
+        self.seconds_sum += step.seconds_sum
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per row or token."""
+        return self.loss_sum / max(1, self.weight_sum)
+
+    def speed(self) -> dict[str, float]:
+        """samples_per_s, and tokens_per_s where tokens are what is counted."""
+        if not self.seconds_sum:
+            return {}
+        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
+        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
+
+    def averages(self) -> dict[str, float]:
+        """Everything, by the names of metrics.jsonl."""
+        parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
+        return {"loss": self.loss, **parts, **self.speed()}
+
+
+class MetricsLog:
+    """One JSON object per record in ``metrics.jsonl``; its numbers also as TensorBoard scalars.
+
+    A resumed run drops the records of steps that were lost with the process and writes them again.
+    """
+
+    def __init__(self, run: Path, resume_step: int) -> None:
+        self._path = run / "metrics.jsonl"
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        # A killed process may leave half a line.
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= resume_step]
+        write_text(self._path, "".join(line + "\n" for line in kept))
+        self._file = self._path.open("a", encoding="utf-8", newline="\n")
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
+
+    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Append one record: ``kind`` is "step" or "epoch", ``epoch`` counts passes over the data (fractional)."""
+        document = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
+        self._file.write(json.dumps(document) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """End the files."""
+        self._file.close()
+        self._board.close()

@@ -1,12 +1,15 @@
-"""The peak memory of training a recipe, predicted before a step is run: one step and one validation batch are traced
-on tensors without data."""
+"""The memory of training: its peak, predicted before a step is run by tracing one step and one validation batch on
+tensors without data; what is free on the machine that trains, the peak so far, and whether it ran out."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -20,7 +23,6 @@ from edgeformer.stages.training.memory_ledger import (
     Event,
     Kind,
     MemoryLedger,
-    gradient_bytes,
     with_gradients,
     worst_moment,
 )
@@ -30,6 +32,7 @@ from edgeformer.tasks import task_named
 _MIB = 2**20
 
 DeviceKind = Literal["cuda", "cpu"]
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,7 +49,6 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     task, network = task_named(recipe.task), family_of(recipe).network
     model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
     loss = network.loss(model, recipe, None)
-    batch = _tensors(task.example(recipe, recipe.training.batch_size))
     if device_kind == "cuda":
         network.as_on_cuda(model)
         for module in list(model.modules()):
@@ -64,10 +66,9 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     optimizer.zero_grad()
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
-    for tensor in batch.values():
-        ledger.enter(tensor, "activations")
     half = _FORMATS.get(precision)
     with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+        batch = _tensors(task.example(recipe, recipe.training.batch_size))
         total = loss(model, batch).total
     with ledger.making("temporary"):
         total.backward()  # type: ignore[no-untyped-call]
@@ -113,11 +114,9 @@ def _validation(recipe: Recipe) -> list[Event]:
     task, network = task_named(recipe.task), family_of(recipe).network
     model, _ = network.build(recipe, Place(for_export=True))
     model.eval()
-    batch = _tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
-    for tensor in batch.values():
-        ledger.enter(tensor, "activations")
     with ledger.making("activations"), torch.no_grad():
+        batch = _tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
         run_scorer(network.scorer(model), batch)
         _VALIDATIONS[key] = list(ledger.events)
     return _VALIDATIONS[key]
@@ -134,7 +133,8 @@ def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> 
         stays, first = _trace(recipe, device_kind, precision)
         candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
     if recipe.training.accumulation > 1:
-        candidates.append(worst_moment({**stays, "gradients": gradient_bytes(first)}, with_gradients(first)))
+        gradients, later = with_gradients(first)
+        candidates.append(worst_moment({**stays, "gradients": gradients}, later))
     counted = max(candidates, key=lambda moment: sum(moment.values()))
     reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(first)
     return MemoryBreakdown(**counted, reserve=reserve)
@@ -165,3 +165,70 @@ def _cpu_reserve(first: list[Event]) -> int:
     sizes = {event.storage: event.size_bytes for event in first if event.size_bytes > 0}
     inside = worst_moment({}, [event for event in first if sizes[event.storage] < _HEAP_BLOCK])
     return 35 * _MIB + round(0.7 * (inside["activations"] + inside["temporary"]))
+
+
+def free_bytes(device_kind: str) -> tuple[int, str]:
+    """Bytes, and of what: the current CUDA card, or this host (less, where its control group is limited)."""
+    if device_kind == "cuda":
+        name = torch.cuda.get_device_name()
+        return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
+    free, what = int(psutil.virtual_memory().available), "available on this host now"
+    limited = group_free_bytes(_GROUPS, _MEMBERSHIP)
+    if limited is not None and limited < free:
+        return limited, "left in this process's memory limit (cgroup) now"
+    return free, what
+
+
+def group_free_bytes(groups: Path, membership: Path) -> int | None:
+    """What the limits of a process's control groups leave, version 1 or 2; None without a limit.
+
+    Args:
+        groups: where the kernel mounts the groups.
+        membership: the process's ``/proc/…/cgroup``.
+    """
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return None
+    left: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = groups, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = groups / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = root / path.lstrip("/")
+        # Every group on the way up may have a limit; inside a container the path may lead nowhere, its root does not.
+        for folder in (group, *(parent for parent in group.parents if parent == root or root in parent.parents)):
+            # No such group, or "max" for no limit.
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in names[:2])
+                cached = 0  # files that the kernel counts as used, and gives up for a process that asks
+                with contextlib.suppress(OSError):
+                    counted = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+                    cached = int(dict(row.split() for row in counted).get(names[2], 0))
+                left.append(limit - used + cached)
+    return max(0, min(left)) if left else None
+
+
+def measured_peak(device_type: str) -> tuple[int | None, str]:
+    """Bytes, and what they are."""
+    if device_type == "cuda":
+        return int(torch.cuda.max_memory_allocated()), "peak of torch's CUDA allocator, without context and cache"
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset), "peak working set of the whole process"
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak, "peak resident set of the whole process, libraries and data included"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's own error and for the one of torch's CPU allocator, which is a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -90,22 +90,12 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _sizes(events: Iterable[Event]) -> dict[int, int]:
-    return {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
-
-
-def gradient_bytes(events: list[Event]) -> int:
-    """All that becomes a gradient."""
-    sizes = _sizes(events)
-    return sum(sizes[storage] for storage in {event.storage for event in events if event.size_bytes == 0})
-
-
-def with_gradients(events: list[Event]) -> list[Event]:
-    """The events of a micro-batch, as they are when an earlier one has left its gradients.
+def with_gradients(events: list[Event]) -> tuple[int, list[Event]]:
+    """A micro-batch as it is when an earlier one has left its gradients: their bytes, and the events.
 
     Then a new gradient is added to the old one and goes at once, where the first one stays.
     """
-    sizes = _sizes(events)
+    sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
     added: set[int] = set()
     result = []
     for event in events:
@@ -114,7 +104,7 @@ def with_gradients(events: list[Event]) -> list[Event]:
             result.append(Event(event.storage, -sizes[event.storage], "temporary"))
         elif event.storage not in added:
             result.append(event)
-    return result
+    return sum(sizes[storage] for storage in added), result
 
 
 def worst_moment(existing: dict[Kind, int], events: Iterable[Event]) -> dict[Kind, int]:

@@ -57,8 +57,8 @@ class Objective:
     def steps(self, epoch: int) -> list[NDArray[np.int64]]:
         """Row numbers of each optimizer step: a function of seed and epoch alone, so a resumed run sees the same."""
         training, lengths, seed = self.recipe.training, self.prepared.train.lengths, self.recipe.seed
-        rows, bucketed = training.batch_size * training.accumulation, training.batching == "bucketed"
-        return plan_batches(lengths, rows, seed=seed, epoch=epoch, bucketed=bucketed)
+        bucketed = training.batching == "bucketed"
+        return plan_batches(lengths, training.effective_batch, seed=seed, epoch=epoch, bucketed=bucketed)
 
     def batch(self, rows: NDArray[np.integer], device: torch.device) -> tuple[Batch, int]:
         """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss."""

@@ -33,16 +33,12 @@ def resolve_precision(requested: str, device_type: str) -> str:
         return requested
     if device_type == "cuda":
         return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp16"
-    return "bf16" if _cpu_multiplies_bf16() else "fp32"
-
-
-def _cpu_multiplies_bf16() -> bool:
     # torch only says whether bf16 *works*, which it does on AVX2 by emulation, tens of times slower than fp32.
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return False
-    return any(f" {feature}" in flags for feature in ("avx512_bf16", "amx_bf16", "bf16 "))
+        return "fp32"
+    return "bf16" if any(f" {feature}" in flags for feature in ("avx512_bf16", "amx_bf16", "bf16 ")) else "fp32"
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:

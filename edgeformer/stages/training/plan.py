@@ -15,8 +15,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
-from edgeformer.stages.training.memory import DeviceKind, predict_peak
-from edgeformer.stages.training.memory_here import free_bytes
+from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.stages.training.optimization import resolve_precision
 
 Peak = Callable[[Recipe], int]
@@ -193,13 +192,20 @@ def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: st
     lowest = peak_of(recipe)
     for number in range(len(_steps(recipe, half_precision))):
         start, start_recipe = kept, recipe
-        secant = _Secant(budget_bytes, start_recipe.training.batch_size, lowest)
+        points = [(recipe.training.batch_size, lowest)]
         for change in _steps(start_recipe, half_precision)[number]:
             changed = change.applied(start_recipe)
-            if secant.hopeless(changed.training.batch_size):
-                continue
+            rows = changed.training.batch_size
+            # What is alive at any one moment grows by a fixed amount per row, and the peak is the largest of such
+            # lines: a convex function of the rows. Below two known points it lies above the line through them, so what
+            # is above the budget there cannot fit (but the peak of a single row is wanted in any case).
+            if len(points) > 1 and rows > 1:
+                (more, larger), (fewer, smaller) = points[-2:]
+                if smaller - (larger - smaller) / (more - fewer) * (fewer - rows) > budget_bytes:
+                    continue
             found = peak_of(changed)
-            secant.learn(changed.training.batch_size, found)
+            if rows != points[-1][0]:
+                points.append((rows, found))
             if found < lowest:
                 kept, recipe, lowest = (*start, change), changed, found
             if found <= budget_bytes:
@@ -207,37 +213,10 @@ def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: st
     return []
 
 
-@dataclass
-class _Secant:
-    """Spares predictions of micro-batches that cannot fit.
-
-    What is alive at any one moment grows by a fixed amount per row, and the peak is the largest of such lines: a convex
-    function of the rows. Below two known points it lies above the line through them.
-    """
-
-    budget_bytes: int
-    rows: int
-    peak_bytes: int
-    slope: float | None = None
-
-    def learn(self, rows: int, peak_bytes: int) -> None:
-        """A prediction."""
-        if rows == self.rows:  # another kind of change
-            return
-        self.slope = (self.peak_bytes - peak_bytes) / (self.rows - rows)
-        self.rows, self.peak_bytes = rows, peak_bytes
-
-    def hopeless(self, rows: int) -> bool:
-        """Is even the lower bound above the budget? (never for a single row, whose peak is wanted in any case)"""
-        if self.slope is None or rows == 1:
-            return False
-        return self.peak_bytes - self.slope * (self.rows - rows) > self.budget_bytes
-
-
 def _steps(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:
     """Kinds of changes from the cheapest on, each with its values from the mildest on."""
     training, data = recipe.training, recipe.data
-    rows, effective = training.batch_size, training.batch_size * training.accumulation
+    rows, effective = training.batch_size, training.effective_batch
     note = "the same result; the heads' logits are computed twice, a part at a time"
     whole_logits = getattr(training, "chunked_loss", True) is False
     chunked = [Change({"training.chunked_loss": True}, note)] if whole_logits else []

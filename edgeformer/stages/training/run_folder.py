@@ -1,4 +1,4 @@
-"""The folder of a run: making it, finding the one to resume, and what is written into it, and when."""
+"""The folder of a run: finding the one to resume, and what is written into it, and when."""
 
 from __future__ import annotations
 
@@ -10,36 +10,27 @@ import torch
 
 from edgeformer.backends import library_versions
 from edgeformer.families import read_recipe_of
-from edgeformer.families.card import write_model_card
+from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.network import count_parameters
-from edgeformer.families.saving import MODEL_FOLDER, free_folder, load_weights, save_model
+from edgeformer.families.saving import MODEL_FOLDER, load_weights, save_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing_folder, write_json, write_text
 from edgeformer.formats.manifest import MemoryUse, RunManifest
-from edgeformer.formats.progress import Progress
+from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
-from edgeformer.run import read_run, run_folders
+from edgeformer.run import free_folder, read_run, run_folders
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory_here import measured_peak
+from edgeformer.stages.training.memory import measured_peak
 from edgeformer.stages.training.objective import Objective
 
 
-def new_folder(recipe: Recipe, artifacts: Path, name: str | None, *, make: bool = True) -> Path:
-    """A fresh folder: ``name``, or the recipe's name with the next free number.
-
-    Args:
-        make: False: only say which it would be.
-
-    Raises:
-        InputError: ``name`` is taken, or no folder's name; a run is never overwritten.
-    """
+def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
+    """Make a folder, see :func:`free_folder`; a run is never overwritten. Raises InputError."""
     while True:
-        folder = free_folder(artifacts, name, recipe.name, ", or go on with --resume")
-        if not make:
-            return folder
+        folder = free_folder(artifacts, name, recipe.name)
         with contextlib.suppress(FileExistsError):  # another process was faster
             folder.mkdir(parents=True)
             return folder
@@ -67,18 +58,14 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
             raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
         saved = read_recipe_of(folder)
         if saved.fingerprint() != recipe.fingerprint():
+            old, new = _flat(saved.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
+            differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise ArtifactError(
-                f"--resume: {folder} was started from a recipe that differs in "
-                f"{', '.join(_differences(saved, recipe))}; "
+                f"--resume: {folder} was started from a recipe that differs in {', '.join(differences)}; "
                 f"resume it with: edgeformer train {folder / RECIPE_FILE} --resume --name {folder.name}"
             )
         return folder
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
-
-
-def _differences(one: Recipe, other: Recipe) -> list[str]:
-    left, right = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
-    return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:
@@ -119,6 +106,7 @@ class RunRecord:
             leaks=objective.causality is not None and objective.causality.leaks,
             causality=objective.causality,
             memory=memory,
+            effective_batch=recipe.training.effective_batch,
             versions=library_versions(),
             code_version=code_version(),
             host={**describe_host(), "accelerator": str(self._loop.device), "threads": torch.get_num_threads()},
@@ -126,11 +114,7 @@ class RunRecord:
         self._write(manifest)
 
     def resume(self, precision: str) -> None:
-        """Restore the state of a run that goes on.
-
-        Raises:
-            InputError: data or precision are not those that the run began with.
-        """
+        """Restore the state of a run that goes on. Raises InputError where data or precision have changed."""
         old = read_run(self.folder)
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
             raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
@@ -168,12 +152,11 @@ class RunRecord:
         trained = self._progressed()  # before scoring adds to the peak
         model, objective, position = self._loop.plain_model, self._objective, self._loop.position
         load_weights(model, self._loop.checkpoints.best)
-        progress.start("Scoring", len(objective.prepared.tests), "sets")
         tests: dict[str, Score] = {}
-        for name in objective.prepared.tests:
-            tests[name] = objective.evaluate(model, name, self._loop.device)
-            progress.advance()
-        progress.finish()
+        with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):
+            for name in objective.prepared.tests:
+                tests[name] = objective.evaluate(model, name, self._loop.device)
+                progress.advance()
         validation = objective.task.score_type.model_validate(position.validation)
         rows = [
             row
@@ -193,5 +176,5 @@ class RunRecord:
         final = trained.model_copy(update=update)
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
             save_model(folder, model, self._recipe, objective.prepared)
-            write_model_card(folder, final, self._recipe)
+            write_text(folder / CARD_FILE, model_card(final, self._recipe))
         self._write(final)

@@ -18,13 +18,12 @@ from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.formats.manifest import MemoryUse, RunManifest
-from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
+from edgeformer.run import free_folder
 from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.memory_here import free_bytes
-from edgeformer.stages.training.metrics import MetricsLog
+from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
+from edgeformer.stages.training.memory import free_bytes, predict_peak
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
@@ -49,17 +48,16 @@ class TrainOptions:
     ignore_memory: bool = False
 
 
-def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = None) -> Path:
+def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) -> Path:
     """Train ``recipe`` and return the folder of its finished run.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory; nothing was written.
         InterruptedRun: Ctrl-C; the run can be resumed.
     """
-    progress = progress or Silent()
     resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
     if resumed is None:
-        new_folder(recipe, options.artifacts, options.name, make=False)
+        free_folder(options.artifacts, options.name, recipe.name)
     accelerator, precision = _accelerator(recipe, options)
     memory = _memory(recipe, options, accelerator.device.type, precision)
     cache = options.artifacts / ".cache" / "tokens"
@@ -74,7 +72,13 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         record.resume(precision)
     _announce(record.manifest, loop, progress)
     try:
-        _run(record, loop, options, progress)
+        with _stop_on_interrupt() as stop, closing(MetricsLog(folder, loop.position.step)) as log:
+            finished = loop.run(stop, log, progress, options.max_steps)
+        step = loop.position.step
+        if not finished:
+            raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {folder.name}")
+        cut = step == options.max_steps and step < loop.total_steps
+        record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
         if (folder / "checkpoints" / "last").is_dir():
@@ -86,16 +90,6 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress | None = Non
         record.stop("failed", f"{type(error).__name__}: {error}")
         raise
     return folder
-
-
-def _run(record: RunRecord, loop: TrainingLoop, options: TrainOptions, progress: Progress) -> None:
-    with _stop_on_interrupt() as stop, closing(MetricsLog(record.folder, loop.position.step)) as log:
-        finished = loop.run(stop, log, progress, options.max_steps)
-    step = loop.position.step
-    if not finished:
-        raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {record.folder.name}")
-    cut = step == options.max_steps and step < loop.total_steps
-    record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
 
 
 @contextmanager

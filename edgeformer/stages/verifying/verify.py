@@ -10,7 +10,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.golden import Golden, GoldenError
+from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.report import ArtifactCheck, Verification
@@ -41,11 +41,11 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
         InputError: no such artifact.
     """
     chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
-    files = check_files(bundle, progress)
+    files = _check_files(bundle, progress)
     checks = []
     with bar(progress, "Running golden inputs", len(chosen), "artifacts"):
         for entry in chosen:
-            checks.append(check_artifact(bundle, entry))
+            checks.append(_check_artifact(bundle, entry))
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -57,18 +57,11 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
     )
 
 
-def check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
+def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     """Hash all files that bundle.json names, and look for others.
 
     Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them. So are
-    the reports that ``profile`` writes into a bundle that was copied without its run.
-
-    Args:
-        bundle: whose files.
-        progress: is told of each.
-
-    Raises:
-        ArtifactError: bundle.json names a file outside the bundle.
+    the reports that ``profile`` writes into a bundle that was copied without its run. Raises ArtifactError.
     """
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
@@ -84,13 +77,8 @@ def check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
 
 
-def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
-    """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports.
-
-    Args:
-        bundle: whose artifact.
-        artifact: its entry in the manifest.
-    """
+def _check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
+    """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports."""
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
 
     def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
@@ -111,27 +99,28 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
     except ArtifactError as error:
         return because(f"no answers to compare with: {error}")
     try:
-        parity = _parity(bundle, artifact, golden)
+        inputs = golden.inputs(bundle.task.golden_names[0])
+        with bundle.session(artifact) as session:
+            logits, provider = _logits(session, inputs, artifact), session.provider
+        last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
+        exit_ = last if artifact.exit is None else artifact.exit
+        parity = bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
     except (MissingDependencyError, GoldenError) as error:
         return because(error)
     except ArtifactError as error:
         return because(error, "damaged")
     except EdgeformerError as error:
         return because(error, "failed")
-    tolerance, problem = hold(parity, artifact)
+    tolerance, problem = _hold(parity, artifact)
     status = "failed" if problem else "verified"
     return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
 
 
-def hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | None]:
+def _hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | None]:
     """What an artifact is held to on this machine, and what is wrong with it (None: nothing).
 
     FP32 and FP16 have export's own tolerances. INT8 has none of its own: export judged it by its task score, which
     needs the data set; here it has to be about as close to torch as it was at export.
-
-    Args:
-        parity: as it was measured here.
-        artifact: says how close it was at export.
     """
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
@@ -149,15 +138,6 @@ def hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | 
     if parity.top1_agreement < agreement:
         return held, f"top-1 agreement {parity.top1_agreement:.1%} is below {agreement:.1%}"
     return held, None
-
-
-def _parity(bundle: Bundle, artifact: ArtifactManifest, golden: Golden) -> Parity:
-    inputs = golden.inputs(bundle.task.golden_names[0])
-    with bundle.session(artifact) as session:
-        logits, provider = _logits(session, inputs, artifact), session.provider
-    last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
-    exit_ = last if artifact.exit is None else artifact.exit
-    return bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
 
 
 def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: ArtifactManifest) -> Logits:

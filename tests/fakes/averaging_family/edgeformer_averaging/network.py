@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
 from edgeformer.families.norms import RMSNorm
-from edgeformer.families.tracing import Graphs, GraphSpec, export_graph, logits_name, state_name, text_spec
+from edgeformer.families.tracing import Graphs, GraphSpec, export_graph, state_name, text_spec
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
+from edgeformer.tasks.early_exit import exit_logits
 
 _EPS = 1e-6
 _ROWS = {0: "batch"}
@@ -79,7 +80,7 @@ class AveragingExits(nn.Module):
         super().__init__()
         self.model = model
         self.exits = tuple(range(1, model.rounds + 1))
-        self.outputs = (*map(logits_name, self.exits), *map(state_name, self.exits))
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """Logits [B, classes] per exit, then the states [B, d]."""
