@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
 from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile, own_profiles
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
+from edgeformer.formats.documents import chosen_profile, load_profile, own_profiles
+from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE
+from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
@@ -108,22 +108,15 @@ class Bundle(bundles.Bundle):
         from edgeformer.stages.profiling.estimating.rates import known_error
         from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
-        chosen = device or self.manifest.target
-        if chosen is None:
-            raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
-        profile, host = (_device(name, self._artifacts) for name in (chosen, "host"))
-        options.setdefault("estimate_error", known_error(profile, host))
+        run = runs.run_around(self.folder)
+        artifacts = run.parent if run is not None else Path(ARTIFACTS)
+        profile = _device(device, self.manifest.target, artifacts)
+        options.setdefault("estimate_error", known_error(profile, load_profile("host", own_profiles(artifacts))))
         return profile_bundle(self._location, profile, ProfileOptions(**options))
 
     @property
     def _location(self) -> runs.Location:
         return runs.Location(runs.run_around(self.folder), self.folder, opened=self)
-
-    @property
-    def _artifacts(self) -> Path:
-        """The folder that holds its run."""
-        run = runs.run_around(self.folder)
-        return run.parent if run is not None else Path(ARTIFACTS)
 
 
 class Run(runs.Run):
@@ -149,15 +142,11 @@ class Run(runs.Run):
             ArtifactError: an unfinished or damaged run.
             MissingDependencyError: torch is not installed.
         """
-        try:
+        with needs_extra("train", "exporting"):
             from edgeformer.stages.exporting.export import export
             from edgeformer.stages.exporting.variants import ExportOptions
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"exporting needs {error.name}: {install_hint('train')}") from None
         export(self.folder, ExportOptions(**options))
-        exported = self.bundle
-        assert exported is not None
-        return exported
+        return Bundle.open(self.folder / BUNDLE_FOLDER)
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Scores of its bundle's artifacts, or of its own weights, as ``edgeformer evaluate``.
@@ -204,11 +193,9 @@ def train(
         MissingDependencyError: torch is not installed.
     """
     resolved = _recipe(recipe, overrides)
-    try:
+    with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions
         from edgeformer.stages.training.train import train as run_training
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"training needs {error.name}: {install_hint('train')}") from None
     return Run.open(run_training(resolved, TrainOptions(Path(artifacts), **options)))
 
 
@@ -227,14 +214,10 @@ def plan(
         MissingDependencyError: torch is not installed.
     """
     resolved = _recipe(recipe, overrides)
-    chosen = device or resolved.target
-    if chosen is None:
-        raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
-    try:
+    profile = _device(device, resolved.target, Path(ARTIFACTS))
+    with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan as run_plan
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"planning needs {error.name}: {install_hint('train')}") from None
-    return run_plan(resolved, _device(chosen, Path(ARTIFACTS)))
+    return run_plan(resolved, profile)
 
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
@@ -245,5 +228,5 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _device(device: str | DeviceProfile, artifacts: Path) -> DeviceProfile:
-    return load_profile(device, own_profiles(artifacts)) if isinstance(device, str) else device
+def _device(device: str | DeviceProfile | None, target: str | None, artifacts: Path) -> DeviceProfile:
+    return chosen_profile(device, target, artifacts) if device is None or isinstance(device, str) else device

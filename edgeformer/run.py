@@ -17,7 +17,6 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, all_tasks, task_named
 
@@ -74,12 +73,6 @@ class Run:
         return family_of(self.recipe)
 
     @property
-    def bundle(self) -> Bundle | None:
-        """What was exported of it; None before that. Raises ArtifactError where that is damaged."""
-        folder = bundle_in(self.folder)
-        return Bundle.open(folder) if folder is not None else None
-
-    @property
     def data(self) -> DataSection:
         """How to find its data again."""
         return self.recipe.data
@@ -117,10 +110,6 @@ class Run:
         if not tokenizer.is_file():
             raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
-
-    def evaluation(self) -> Evaluation:
-        """What is known of its scores; nothing where it was never scored. Raises ArtifactError."""
-        return read_evaluation(self.folder)
 
     def session(self, *, every_exit: bool = False) -> Session:
         """Its own weights in torch, to be scored. Raises what :func:`edgeformer.own_weights.open_session` raises.
@@ -160,6 +149,11 @@ class Location:
     def argument(self) -> str:
         """What the command line would find the run by; ``RUN`` where only a bundle is at hand."""
         return self.run.name if self.run is not None else "RUN"
+
+    @property
+    def reports(self) -> Path:
+        """The folder of its reports; it need not be there."""
+        return (self.run or self.require_bundle()) / workspace.REPORTS_FOLDER
 
     def require_run(self) -> Path:
         """The run's folder. Raises ArtifactError for a bundle without its run."""

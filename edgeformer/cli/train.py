@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, needs_extra, print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, stdout
+from edgeformer.formats.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from edgeformer.formats.progress import Progress

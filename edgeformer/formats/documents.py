@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.errors import InputError, RecipeError
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -292,3 +292,20 @@ def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
     ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
     """
     return validate(DeviceProfile, read_yaml(find("profiles", name, local)))
+
+
+def chosen_profile(device: str | None, target: str | None, artifacts: Path) -> DeviceProfile:
+    """The device profile that was named, or else the recipe's target.
+
+    Args:
+        device: as it was typed; None: the recipe's target.
+        target: that, where the recipe has one.
+        artifacts: the folder that holds the runs and the user's own profiles.
+
+    Raises:
+        InputError: no device, or no such profile.
+    """
+    name = device or target
+    if name is None:
+        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
+    return load_profile(name, own_profiles(artifacts))

@@ -9,7 +9,7 @@ from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import REPORTS_FOLDER, read_manifest
+from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.run import Location, read_run
 from edgeformer.tasks import task_named
@@ -20,12 +20,8 @@ _IN_F1 = ("precision", "recall")
 """F1 says both, in one line."""
 
 
-def compare_runs(locations: Sequence[Location]) -> list[Record]:
-    """One record per run; a figure that a run does not have is None. Sizes in bytes, times in ms on their host."""
-    return [_record(location) for location in locations]
-
-
-def _record(location: Location) -> Record:
+def run_record(location: Location) -> Record:
+    """A run's figures; one that it does not have is None. Sizes in bytes, times in ms on their host."""
     record: Record = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
@@ -67,12 +63,10 @@ def _exits(manifest: RunManifest, name: str) -> Record:
 
 
 def _latencies(location: Location) -> Record:
-    folder = location.run or location.bundle
-    assert folder is not None
     found: Record = {}
     exported = location.open_bundle().manifest.created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
-    for path in sorted((folder / REPORTS_FOLDER).glob("*.json"), key=lambda p: p.stat().st_mtime):
+    for path in sorted(location.reports.glob("*.json"), key=lambda p: p.stat().st_mtime):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
@@ -94,7 +88,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     """Figures down, runs across; CSV keeps one run per line for spreadsheets.
 
     Args:
-        rows: of :func:`compare_runs`.
+        rows: of :func:`run_record`.
         style: how the table is written.
     """
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))

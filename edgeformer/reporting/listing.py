@@ -75,7 +75,8 @@ def run_records(artifacts: Path) -> list[Record]:
             continue
         rows.append(
             {
-                **{key: getattr(manifest, key) for key in ("run", "status", "started")},
+                "run": folder.name,  # what commands take, whatever it was trained as
+                **{key: getattr(manifest, key) for key in ("status", "started")},
                 **{key: getattr(manifest.data, key) for key in ("split", "synthetic")},
                 "parameters": manifest.parameters,
                 **_scores(manifest),
