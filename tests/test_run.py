@@ -11,6 +11,7 @@ import pytest
 from edgeformer.api import Bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.scores import read_evaluation
+from edgeformer.reporting.listing import run_records
 from edgeformer.run import Location, Run, bundle_in, locate
 from tests.cli.run_cli import edgeformer
 
@@ -69,6 +70,11 @@ def test_a_location_of_what_is_open(artifacts: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)
     assert opened._location.open_bundle() is opened, "read once"
+
+
+def test_a_renamed_run_is_listed_by_the_name_that_commands_take(artifacts: Path) -> None:
+    (row,) = run_records(artifacts)
+    assert locate(row["run"], artifacts).run == artifacts / "renamed"
 
 
 def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:

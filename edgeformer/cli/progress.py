@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
+from rich.table import Column
 
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.units import format_duration
@@ -43,10 +44,10 @@ class Bars:
         self.finish()
         self._bars = RichBars(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=28 if self._console.width >= 120 else 6),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
-            TextColumn("[cyan]{task.fields[figures]}"),
+            TextColumn("[cyan]{task.fields[figures]}", table_column=Column(overflow="fold")),  # wraps, is never cut
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
