@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
 from edgeformer.families import load_recipe
-from edgeformer.formats.documents import chosen_profile, load_profile, own_profiles
+from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
@@ -110,7 +110,7 @@ class Bundle(bundles.Bundle):
 
         run = runs.run_around(self.folder)
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
-        profile = _device(device, self.manifest.target, artifacts)
+        profile = _device(device or self.manifest.target, artifacts)
         options.setdefault("estimate_error", known_error(profile, load_profile("host", own_profiles(artifacts))))
         return profile_bundle(self._location, profile, ProfileOptions(**options))
 
@@ -214,7 +214,7 @@ def plan(
         MissingDependencyError: torch is not installed.
     """
     resolved = _recipe(recipe, overrides)
-    profile = _device(device, resolved.target, Path(ARTIFACTS))
+    profile = _device(device or resolved.target, Path(ARTIFACTS))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan as run_plan
     return run_plan(resolved, profile)
@@ -228,5 +228,5 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _device(device: str | DeviceProfile | None, target: str | None, artifacts: Path) -> DeviceProfile:
-    return chosen_profile(device, target, artifacts) if device is None or isinstance(device, str) else device
+def _device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
+    return load_profile(device, own_profiles(artifacts)) if device is None or isinstance(device, str) else device

@@ -111,7 +111,7 @@ def command(
 
       edgeformer profile --calibrate --validate
     """
-    from edgeformer.formats.documents import chosen_profile, load_profile, own_profiles
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
@@ -133,7 +133,7 @@ def command(
         asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
         _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
         return
-    profile = chosen_profile(device, manifest.target, artifacts)
+    profile = load_profile(device or manifest.target, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,

@@ -286,26 +286,12 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
 
 
-def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
+def load_profile(name: str | None, local: Path | None = None) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
+    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError; InputError where
+    neither a command nor a recipe's target gave a ``name``.
     """
-    return validate(DeviceProfile, read_yaml(find("profiles", name, local)))
-
-
-def chosen_profile(device: str | None, target: str | None, artifacts: Path) -> DeviceProfile:
-    """The device profile that was named, or else the recipe's target.
-
-    Args:
-        device: as it was typed; None: the recipe's target.
-        target: that, where the recipe has one.
-        artifacts: the folder that holds the runs and the user's own profiles.
-
-    Raises:
-        InputError: no device, or no such profile.
-    """
-    name = device or target
     if name is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    return load_profile(name, own_profiles(artifacts))
+    return validate(DeviceProfile, read_yaml(find("profiles", name, local)))

@@ -1,4 +1,4 @@
-"""A matplotlib figure without a window, in the house style. Imports matplotlib (extra [train])."""
+"""A matplotlib figure without a window, in the house style. Drawing needs matplotlib (extra [train])."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from edgeformer.formats.files import replacing
 
@@ -30,6 +28,8 @@ def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> I
         size: width and height in inches.
     """
     # Figure instead of pyplot: no display, no global state, nothing to close.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
