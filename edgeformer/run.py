@@ -219,8 +219,13 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         ArtifactError: nothing there, or not an edgeformer run or bundle.
     """
     if argument is None:
-        newest = _newest_finished(artifacts)
-        return Location(newest, bundle_in(newest))
+        folders = run_folders(artifacts)
+        for folder in reversed(folders):
+            with suppress(ArtifactError):
+                if read_run(folder).status == "finished":
+                    return Location(folder, bundle_in(folder))
+        have = f"{len(folders)} unfinished" if folders else "none"
+        raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
     for candidate in (Path(argument), artifacts / argument):
         if not is_there(candidate):
             continue
@@ -239,16 +244,6 @@ def locate(argument: str | None, artifacts: Path) -> Location:
 def is_there(path: Path) -> bool:
     """Whether there is such a file or folder; not where it is no path at all: too long, or with a null character."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
-
-
-def _newest_finished(artifacts: Path) -> Path:
-    folders = run_folders(artifacts)
-    for folder in reversed(folders):
-        with suppress(ArtifactError):
-            if Run.open(folder).manifest.status == "finished":
-                return folder
-    have = f"{len(folders)} unfinished" if folders else "none"
-    raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
 
 
 def _of_file(file: Path) -> Location:

@@ -218,7 +218,6 @@ def _search(
 
 
 def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
-    """The number of a limit's option in the unit that reports use: ms, bytes or mJ."""
     try:
         return None if text is None else parse(text)
     except ValueError as error:

@@ -17,6 +17,17 @@ INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 """Text and marks; grids; what lies on a bar. A page replaces these and the colours above by its own."""
 
 
+def can_draw() -> bool:
+    """Is matplotlib installed?"""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        return False
+    return True
+
+
 @contextmanager
 def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
     """Yield axes side by side; they are written when the block ends without an error.

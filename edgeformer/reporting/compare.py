@@ -94,14 +94,9 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")  # on top, whichever run brings it
     if style == "csv":
-        return Columns([bare_column(figure) for figure in ("run", *figures)]).csv(rows).rstrip("\n")
+        return Columns.of_records(["run", *figures]).csv(rows).rstrip("\n")
     columns: Columns[str] = Columns([Column("figure", str, heading="", text=_label), *map(_of_run, rows)])
     return columns.markdown(figures) if style == "markdown" else columns.plain(figures)
-
-
-def bare_column(name: str) -> Column[Record]:
-    """One entry of a record, as it is."""
-    return Column(name, lambda row: row.get(name))
 
 
 def _of_run(row: Record) -> Column[str]:

@@ -11,7 +11,7 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Latency, Report, Row
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.columns import DASH, Column, Columns
-from edgeformer.reporting.compare import Record, Style, bare_column
+from edgeformer.reporting.compare import Record, Style
 from edgeformer.reporting.words import latency_words, thread_words
 from edgeformer.run import Location
 
@@ -139,7 +139,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     rows = compared["rows"]
     if style == "csv":
         names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return Columns([bare_column(name) for name in names]).csv(rows).rstrip("\n")
+        return Columns.of_records(names).csv(rows).rstrip("\n")
     table = (
         (_PAIRS.markdown(rows) if style == "markdown" else _PAIRS.plain(rows)) if rows else "The reports hold no rows."
     )

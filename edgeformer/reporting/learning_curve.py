@@ -32,7 +32,11 @@ def draw_learning_curve(run: Path) -> Path:
     Raises:
         ArtifactError: the run has no metrics.jsonl, because it was imported, or a damaged one.
     """
-    manifest, records = read_run(run), _records(run / "metrics.jsonl")
+    manifest, log = read_run(run), run / "metrics.jsonl"
+    try:
+        records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{log}: no metrics to draw ({error}); only runs trained here have them") from None
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
     score = manifest.validation
@@ -44,13 +48,6 @@ def draw_learning_curve(run: Path) -> Path:
     else:
         _draw_plain(path, manifest, steps, epochs)
     return path
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: no metrics to draw ({error}); only runs trained here have them") from None
 
 
 def _title(manifest: RunManifest) -> str:
@@ -92,10 +89,9 @@ def _draw_metric(axis: Any, manifest: RunManifest, epochs: Records) -> None:
         if value is None:
             continue
         axis.axhline(value, color=GREY, linestyle=":", linewidth=1)
-        axis.annotate(
-            f"test {name}: {metric.text(value)}", (0.02, value), xycoords=("axes fraction", "data"), va="bottom",
-            fontsize=8, color=GREY,
-        )  # fmt: skip
+        place: Any = ("axes fraction", "data")
+        text = f"test {name}: {metric.text(value)}"
+        axis.annotate(text, (0.02, value), xycoords=place, va="bottom", fontsize=8, color=GREY)
     axis.set(xlabel="epoch", ylabel=metric.name)
     axis.legend(frameon=False, loc="center right")
 
@@ -126,7 +122,7 @@ def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any
         note = f"kept: {kept['val_loss']:.4f}"
         axis.plot(kept["epoch"], kept["val_loss"], "*", color=RED, markersize=13, label=note, zorder=3)
     axis.set(title="(a) loss", xlabel="epoch", ylabel="nats per token")
-    _whole_epochs(axis)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False, fontsize=8)
 
 
@@ -137,7 +133,7 @@ def _at_exits(score: Score, metric: Metric) -> tuple[list[int], list[float]]:
 
 def _draw_exits(axis: Any, score: Score, metric: Metric) -> None:
     loops, values = _at_exits(score, metric)
-    bars = axis.bar([str(loop) for loop in loops], values, color=_shades(len(loops)), width=0.65)
+    bars = axis.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
     axis.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
     axis.set(title=f"(b) {metric.name} of each exit", xlabel="exit after loop", ylabel=f"{metric.name} per token")
     axis.margins(y=0.12)
@@ -184,13 +180,9 @@ def _draw_loss_per_exit(path: Path, manifest: RunManifest, steps: Records, epoch
             validation.plot(_of(epochs, "epoch"), _of(epochs, f"{_EXIT}{loop}"), "o-", markersize=5, **look)
         for axis, title in ((training, "training"), (validation, "validation")):
             axis.set(title=f"{title} loss of each exit", xlabel="epoch", ylabel="nats per token")
-            _whole_epochs(axis)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             if loops:
                 axis.legend(frameon=False, fontsize=8)
-
-
-def _whole_epochs(axis: Any) -> None:
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _shades(count: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +13,7 @@ from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.units import format_bytes
-from edgeformer.reporting.columns import Column, Columns, written
+from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import bundle_in, read_run, run_folders
 from edgeformer.tasks import task_named
 
@@ -104,15 +103,9 @@ def record_table(title: str, rows: Sequence[Record]) -> Table:
         rows: one line each.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Columns([_column(name) for name in names]).terminal(title, rows)
+    table = Columns.of_records(names).terminal(title, rows)
     table.columns[0].no_wrap = True
     return table
-
-
-def _column(name: str) -> Column[Record]:
-    shown: Callable[[Any], str] = format_bytes if name.endswith("_bytes") else written
-    heading = name.replace("_bytes", "").replace("_", " ")
-    return Column(name, lambda row: row.get(name), "", heading, lambda row: shown(row.get(name)))
 
 
 def device_table(rows: Sequence[Record]) -> Table:

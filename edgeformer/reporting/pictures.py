@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report
-from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED, bare, drawing
+from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED, bare, can_draw, drawing
 from edgeformer.reporting.panels import memory_peaks, plain, timed_rows
 from edgeformer.reporting.trade_panels import TradePanel, drawn_candidates, named_below, no_roofline
 from edgeformer.reporting.words import has_estimates
@@ -77,7 +77,7 @@ def draw_pictures(report: Report) -> list[Picture]:
     """The pictures of a report, in order; one that cannot be drawn says why."""
     wanted = {"search": report.search is not None, "estimates": not report.on_target}
     names = [name for name in _CAPTIONS if wanted.get(name, True)]
-    if not _can_draw():
+    if not can_draw():
         return [Picture(name, *_CAPTIONS[name], missing=_NO_MATPLOTLIB) for name in names]
     rows, guesses = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
     artifacts, peaks = len({row.artifact for row in report.rows}), len(memory_peaks(report))
@@ -99,17 +99,6 @@ def draw_pictures(report: Report) -> list[Picture]:
     return pictures
 
 
-def _can_draw() -> bool:
-    """Is matplotlib installed?"""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        return False
-    return True
-
-
 def draw_report(report: Report, path: Path) -> Path | None:
     """Write the PNG: measured times, estimated ones, sizes, and what a search compared.
 
@@ -120,7 +109,7 @@ def draw_report(report: Report, path: Path) -> Path | None:
     Returns:
         ``path``; None where matplotlib is not installed.
     """
-    if not _can_draw():
+    if not can_draw():
         return None
     host = f"solid: measured on {report.host.get('cpu')}, not on it"
     where = "measured on this device" if report.on_target else host
@@ -151,18 +140,14 @@ def _svg(name: str, report: Report, height: float) -> str:
         text = io.StringIO()
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    return for_page(text.getvalue(), name)
+    return _for_page(text.getvalue(), name)
 
 
-def for_page(svg: str, name: str) -> str:
-    """Make matplotlib's SVG a part of a page.
+def _for_page(svg: str, name: str) -> str:
+    """Make matplotlib's SVG a part of a page, in which the picture's name is unique.
 
     Its declarations and references to other addresses go, its ids get the picture's name, its size is the page's
     business, and its colours become the variables ``--c0``…, ``--ink``, ``--faint``, ``--paper`` and ``--limit``.
-
-    Args:
-        svg: a whole file.
-        name: of the picture, unique in the page.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)

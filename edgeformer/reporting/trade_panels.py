@@ -31,7 +31,7 @@ def bandwidth(report: Report) -> float | None:
     return Fact[float].model_validate(fact, strict=False).value if fact is not None else None
 
 
-def roofline_rows(report: Report) -> list[Row]:
+def _roofline_rows(report: Report) -> list[Row]:
     """Rows whose work was counted and that have a time."""
     rows = [row for row in report.rows if row.phase != "cold" and row.work is not None]
     return [row for row in rows if row.latency_ms.p50 and row.work and row.work.bytes_moved and row.work.operations]
@@ -39,11 +39,11 @@ def roofline_rows(report: Report) -> list[Row]:
 
 def no_roofline(report: Report) -> str | None:
     """Why there is no roofline; None when there is one."""
-    if not roofline_rows(report):
+    if not _roofline_rows(report):
         return "the work of no artifact was counted"
     if bandwidth(report) is None:
         return f"the profile of {report.device} does not state its bandwidth"
-    if not any(peak_rate(report, row.precision) for row in roofline_rows(report)):
+    if not any(peak_rate(report, row.precision) for row in _roofline_rows(report)):
         return f"the profile of {report.device} states no peak rate for these precisions"
     return None
 
@@ -82,7 +82,7 @@ class TradePanel(Panel):
         Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, which is
         another machine and has other roofs.
         """
-        axis, rows, rate = self.axis, roofline_rows(self.report), bandwidth(self.report)
+        axis, rows, rate = self.axis, _roofline_rows(self.report), bandwidth(self.report)
         assert rate is not None
         intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
         left, right = min(intensities) / 4, max(intensities) * 8
