@@ -14,8 +14,6 @@ from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import read_run
 from edgeformer.tasks.early_exit import SWEEP
 
-PICTURE = "early_exit.png"
-
 
 def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
     """A line per artifact and threshold; thresholds that let the same ones leave are one line.
@@ -72,7 +70,7 @@ def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequen
         return None
     metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
     artifacts = list(dict.fromkeys(row.artifact for row in early_exit))
-    path, leaks = run / "plots" / PICTURE, " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
+    path, leaks = run / "plots" / "early_exit.png", " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
     title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
     with drawing(path, title, 2, (10.5, 4.2)) as axes:
         for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):

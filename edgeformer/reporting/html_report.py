@@ -115,13 +115,11 @@ def _conditions(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for name, value in row.conditions.items():
             if value is not None and value != [] and value != {}:
                 seen.setdefault(name, {})[_plain(value)] = None
-    return [
-        (
-            f"while measuring: {name.replace('_', ' ')}",
-            "; ".join([*values][:4]) + f"; and {len(values) - 4} more" * (len(values) > 4),
-        )
-        for name, values in seen.items()
-    ]
+    lines = []
+    for name, values in seen.items():
+        more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        lines.append((f"while measuring: {name.replace('_', ' ')}", "; ".join([*[*values][:4], *more])))
+    return lines
 
 
 def _plain(value: object) -> str:

@@ -15,7 +15,7 @@ from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Score
 from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
 from edgeformer.run import read_run
-from edgeformer.tasks import Metric, task_named
+from edgeformer.tasks import task_named
 
 _LOOPS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Light to dark: the deeper the exit, the darker."""
@@ -106,11 +106,25 @@ def _draw_with_exits(path: Path, manifest: RunManifest, steps: Records, epochs: 
         losses.figure.get_layout_engine().set(wspace=0.04)
         _draw_losses(losses, steps, epochs, _kept(epochs, manifest.best_epoch))
         score = manifest.validation
-        if score is not None:
-            metric = task_named(manifest.task).metric
-            _draw_exits(exits, score, metric)
-            _draw_shares(shares, score)
-            _draw_trade(trade, score, metric)
+        if score is None:
+            return
+        name = task_named(manifest.task).metric.name
+        loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
+        bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
+        exits.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
+        exits.set(title=f"(b) {name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
+        exits.margins(y=0.12)
+        _draw_shares(shares, score)
+        trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
+        early = score.leaving_early
+        if early is not None:
+            value = float(getattr(early, name))
+            note = f"by confidence: {_short(value)} at {early.mean_loops:.2f} loops"
+            trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=note, zorder=3)
+        trade.set(title="(d) quality against loops", xlabel="loops computed per token (not time)")
+        trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
+        trade.margins(y=0.18)
+        trade.legend(frameon=False, fontsize=8)
 
 
 def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any] | None) -> None:
@@ -126,19 +140,6 @@ def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any
     axis.legend(frameon=False, fontsize=8)
 
 
-def _at_exits(score: Score, metric: Metric) -> tuple[list[int], list[float]]:
-    """Loops, and the metric at the exit after each."""
-    return list(score.by_exit), [float(getattr(exit_, metric.name)) for exit_ in score.by_exit.values()]
-
-
-def _draw_exits(axis: Any, score: Score, metric: Metric) -> None:
-    loops, values = _at_exits(score, metric)
-    bars = axis.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
-    axis.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
-    axis.set(title=f"(b) {metric.name} of each exit", xlabel="exit after loop", ylabel=f"{metric.name} per token")
-    axis.margins(y=0.12)
-
-
 def _draw_shares(axis: Any, score: Score) -> None:
     early = score.leaving_early
     axis.set(title="(c) where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
@@ -150,20 +151,6 @@ def _draw_shares(axis: Any, score: Score) -> None:
               for loop in loops]  # fmt: skip
     bars = axis.bar(labels, shares, color=_shades(len(loops)), width=0.65)
     axis.bar_label(bars, [f"{share:.1%}" for share in shares], fontsize=8, padding=2)
-
-
-def _draw_trade(axis: Any, score: Score, metric: Metric) -> None:
-    loops, values = _at_exits(score, metric)
-    axis.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
-    early = score.leaving_early
-    if early is not None:
-        value = float(getattr(early, metric.name))
-        note = f"by confidence: {_short(value)} at {early.mean_loops:.2f} loops"
-        axis.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=note, zorder=3)
-    axis.set(title="(d) quality against loops", xlabel="loops computed per token (not time)")
-    axis.set(ylabel=f"{metric.name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
-    axis.margins(y=0.18)
-    axis.legend(frameon=False, fontsize=8)
 
 
 def _draw_loss_per_exit(path: Path, manifest: RunManifest, steps: Records, epochs: Records) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.table import Table
 
 from edgeformer.families import load_recipe
-from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
@@ -17,7 +17,6 @@ from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import bundle_in, read_run, run_folders
 from edgeformer.tasks import task_named
 
-T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -41,26 +40,21 @@ def device_records(artifacts: Path) -> list[Record]:
 
 def _device(profile: DeviceProfile) -> Record:
     """What one looks for when choosing a device. Bytes, bytes and operations per second, watts."""
-    power, calibration = _value(profile.power), profile.calibration
+    of_device = ("compute_capability", "memory_bytes", "usable_memory_bytes", "bandwidth_bytes_per_s")
+    facts = {
+        **{name: getattr(profile, name) for name in of_device},
+        **{f"{name}_ops_per_s": getattr(profile.peaks, name) for name in ("fp32", "fp16", "int8")},
+    }
+    power, calibration = profile.power, profile.calibration
     return {
         "name": profile.name,
         "device": profile.title,
         "kind": profile.kind,
-        "compute_capability": _value(profile.compute_capability),
-        "memory_bytes": _value(profile.memory_bytes),
-        "usable_memory_bytes": _value(profile.usable_memory_bytes),
-        "bandwidth_bytes_per_s": _value(profile.bandwidth_bytes_per_s),
-        "fp32_ops_per_s": _value(profile.peaks.fp32),
-        "fp16_ops_per_s": _value(profile.peaks.fp16),
-        "int8_ops_per_s": _value(profile.peaks.int8),
-        "power_w": [power.low_w, power.high_w] if power is not None else None,
+        **{name: fact.value if fact is not None else None for name, fact in facts.items()},
+        "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
         "calibrated": calibration.created if calibration is not None else None,
         "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
     }
-
-
-def _value(fact: Fact[T] | None) -> T | None:
-    return fact.value if fact is not None else None
 
 
 def run_records(artifacts: Path) -> list[Record]:
