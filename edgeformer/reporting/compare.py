@@ -36,29 +36,21 @@ def run_record(location: Location) -> Record:
 
 
 def _scores(manifest: RunManifest) -> Record:
-    """Of the test set, then the metric on the others. A leak is said beside the figures that it spoils."""
+    """Of the test set and its exits, then the metric on the others. A leak is said beside the figures it spoils."""
     task, test = task_named(manifest.task), manifest.test
     name = task.metric.name
     others = [column.key for column in task.columns if column.key not in (name, "n", "loss", *_IN_F1)]
     keys = (name, *others, "loss")
+    exits: Record = {}
+    if test is not None and test.by_exit:
+        exits = {f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]}
+        exits[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
+        exits["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
     return {
         **({"caution": LEAKS} if manifest.leaks else {}),
         **{key: getattr(test, key, None) for key in keys},
-        **_exits(manifest, name),
+        **exits,
         **{f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]},
-    }
-
-
-def _exits(manifest: RunManifest, name: str) -> Record:
-    """The metric at every exit before the last, and with early exit, of a model that was scored so."""
-    test = manifest.test
-    if test is None or not test.by_exit:
-        return {}
-    early = test.leaving_early
-    return {
-        **{f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]},
-        f"{name}_early_exit": getattr(early, name, None),
-        "early_exit_mean_loops": early.mean_loops if early else None,
     }
 
 
