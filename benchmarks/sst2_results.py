@@ -15,7 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.scores import EVALUATION_FILE
 from edgeformer.run import read_run
 
@@ -35,7 +35,7 @@ def collect(folders: list[Path]) -> list[dict[str, Any]]:
         record["split"], record["rows"] = run.data.split, run.data.rows
         record["overlap"] = [overlap.model_dump() for overlap in run.data.overlap]
         if (folder / "bundle" / "bundle.json").is_file():
-            artifacts = read_bundle(folder / "bundle").artifacts
+            artifacts = Bundle.open(folder / "bundle").manifest.artifacts
             record["artifacts"] = [a.model_dump(mode="json", include=ARTIFACT_KEYS) for a in artifacts]
             record["evaluation"] = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))["rows"]
         records.append(record)

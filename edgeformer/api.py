@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError, install_hint
-from edgeformer.formats.workspace import BUNDLE_FILE, RUN_FILE
+from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
+from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
@@ -106,22 +106,15 @@ class Bundle(bundles.Bundle):
         from edgeformer.stages.profiling.estimating.rates import known_error
         from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
-        chosen = device or self.manifest.target
-        if chosen is None:
-            raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
-        profile, host = (_device(name, self._artifacts) for name in (chosen, "host"))
-        options.setdefault("estimate_error", known_error(profile, host))
+        run = runs.run_around(self.folder)
+        artifacts = run.parent if run is not None else Path(ARTIFACTS)
+        profile = _device(device or self.manifest.target, artifacts)
+        options.setdefault("estimate_error", known_error(profile, _device("host", artifacts)))
         return profile_bundle(self._location, profile, ProfileOptions(**options))
 
     @property
     def _location(self) -> runs.Location:
         return runs.Location(runs.run_around(self.folder), self.folder, opened=self)
-
-    @property
-    def _artifacts(self) -> Path:
-        """The folder that holds its run."""
-        run = runs.run_around(self.folder)
-        return run.parent if run is not None else Path(ARTIFACTS)
 
 
 class Run(runs.Run):
@@ -147,15 +140,11 @@ class Run(runs.Run):
             ArtifactError: an unfinished or damaged run.
             MissingDependencyError: torch is not installed.
         """
-        try:
+        with needs_extra("train", "exporting"):
             from edgeformer.stages.exporting.export import export
             from edgeformer.stages.exporting.variants import ExportOptions
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"exporting needs {error.name}: {install_hint('train')}") from None
         export(self.folder, ExportOptions(**options))
-        exported = self.bundle
-        assert exported is not None
-        return exported
+        return Bundle.open(self.folder / BUNDLE_FOLDER)
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Scores of its bundle's artifacts, or of its own weights, as ``edgeformer evaluate``.
@@ -202,11 +191,9 @@ def train(
         MissingDependencyError: torch is not installed.
     """
     resolved = _recipe(recipe, overrides)
-    try:
+    with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions
         from edgeformer.stages.training.train import train as run_training
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"training needs {error.name}: {install_hint('train')}") from None
     return Run.open(run_training(resolved, TrainOptions(Path(artifacts), **options)))
 
 
@@ -225,14 +212,10 @@ def plan(
         MissingDependencyError: torch is not installed.
     """
     resolved = _recipe(recipe, overrides)
-    chosen = device or resolved.target
-    if chosen is None:
-        raise InputError("name a device; the recipe has no target (see: edgeformer list devices)")
-    try:
+    profile = _device(device or resolved.target, Path(ARTIFACTS))
+    with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan as run_plan
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"planning needs {error.name}: {install_hint('train')}") from None
-    return run_plan(resolved, _device(chosen, Path(ARTIFACTS)))
+    return run_plan(resolved, profile)
 
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
@@ -245,8 +228,8 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _device(device: str | DeviceProfile, artifacts: Path) -> DeviceProfile:
-    if not isinstance(device, str):
+def _device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
+    if device is not None and not isinstance(device, str):
         return device
     from edgeformer.formats.documents import load_profile, own_profiles
 

@@ -125,14 +125,6 @@ class Bundle:
 
     # Files
 
-    def companion(self, name: str) -> Path:
-        """A file that is no artifact (``tokenizer.json``), after it was compared with the manifest.
-
-        Raises:
-            ArtifactError: it is missing, truncated, changed, not listed, or outside the bundle.
-        """
-        return self.contents.intact(name, f"{name} is needed")
-
     def check(self, artifact: ArtifactManifest) -> Path:
         """The artifact's file, after it and everything that it needs beside it were compared with the manifest.
 
@@ -164,7 +156,7 @@ class Bundle:
         where = _beside(artifact)
         if where not in self._readers:
             vocabulary = self._config_number(where + CONFIG_FILE, "vocab_size")
-            tokenizer = self.companion(where + TOKENIZER_FILE)
+            tokenizer = self._companion(where + TOKENIZER_FILE)
             self._readers[where] = self.task.reader(tokenizer, self.data, vocabulary)
         return self._readers[where]
 
@@ -176,7 +168,7 @@ class Bundle:
         """
         where = _beside(artifact)
         if where not in self._golden:
-            self._golden[where] = read_golden(self.companion(where + GOLDEN_FILE))
+            self._golden[where] = read_golden(self._companion(where + GOLDEN_FILE))
         return self._golden[where]
 
     def session(self, artifact: ArtifactManifest, options: OpenOptions | None = None) -> Session:
@@ -217,8 +209,12 @@ class Bundle:
             )
         return backend_of(artifact).open_decoder(self.files(artifact), exits, options or OpenOptions())
 
+    def _companion(self, name: str) -> Path:
+        """A file that is no artifact (``tokenizer.json``), after it was compared with the manifest."""
+        return self.contents.intact(name, f"{name} is needed")
+
     def _config_number(self, name: str, key: str) -> int:
-        path = self.companion(name)
+        path = self._companion(name)
         try:
             return int(json.loads(path.read_text(encoding="utf-8"))[key])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -228,8 +224,3 @@ class Bundle:
 def _beside(artifact: ArtifactManifest | None) -> str:
     """The folder of an artifact's tokenizer, configuration and golden inputs, as a prefix of their names."""
     return "" if artifact is None or artifact.companions == "." else f"{artifact.companions}/"
-
-
-def read_bundle(folder: Path) -> BundleManifest:
-    """The manifest of the bundle in ``folder``, where nothing else of it is wanted. Raises ArtifactError."""
-    return Bundle.open(folder).manifest

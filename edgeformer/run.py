@@ -19,7 +19,6 @@ from edgeformer.formats import workspace
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.scores import Evaluation, read_evaluation
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
@@ -76,12 +75,6 @@ class Run:
         return family_of(self.recipe)
 
     @property
-    def bundle(self) -> Bundle | None:
-        """What was exported of it; None before that. Raises ArtifactError where that is damaged."""
-        folder = bundle_in(self.folder)
-        return Bundle.open(folder) if folder is not None else None
-
-    @property
     def data(self) -> DataSection:
         """How to find its data again."""
         return self.recipe.data
@@ -119,10 +112,6 @@ class Run:
         if not tokenizer.is_file():
             raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
-
-    def evaluation(self) -> Evaluation:
-        """What is known of its scores; nothing where it was never scored. Raises ArtifactError."""
-        return read_evaluation(self.folder)
 
     def session(self, *, every_exit: bool = False) -> Session:
         """Its own weights in torch, to be scored. Raises what :func:`edgeformer.own_weights.open_session` raises.
@@ -162,6 +151,11 @@ class Location:
     def argument(self) -> str:
         """What the command line would find the run by; ``RUN`` where only a bundle is at hand."""
         return self.run.name if self.run is not None else "RUN"
+
+    @property
+    def reports(self) -> Path:
+        """The folder of its reports; it need not be there."""
+        return (self.run or self.require_bundle()) / workspace.REPORTS_FOLDER
 
     def require_run(self) -> Path:
         """The run's folder. Raises ArtifactError for a bundle without its run."""
@@ -250,8 +244,13 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         ArtifactError: nothing there, or not an edgeformer run or bundle.
     """
     if argument is None:
-        newest = _newest_finished(artifacts)
-        return Location(newest, bundle_in(newest))
+        folders = run_folders(artifacts)
+        for folder in reversed(folders):
+            with suppress(ArtifactError):
+                if read_run(folder).status == "finished":
+                    return Location(folder, bundle_in(folder))
+        have = f"{len(folders)} unfinished" if folders else "none"
+        raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
     for candidate in (Path(argument), artifacts / argument):
         if not is_there(candidate):
             continue
@@ -270,16 +269,6 @@ def locate(argument: str | None, artifacts: Path) -> Location:
 def is_there(path: Path) -> bool:
     """Whether there is such a file or folder; not where it is no path at all: too long, or with a null character."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
-
-
-def _newest_finished(artifacts: Path) -> Path:
-    folders = run_folders(artifacts)
-    for folder in reversed(folders):
-        with suppress(ArtifactError):
-            if Run.open(folder).manifest.status == "finished":
-                return folder
-    have = f"{len(folders)} unfinished" if folders else "none"
-    raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
 
 
 def _of_file(file: Path) -> Location:

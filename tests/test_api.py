@@ -16,6 +16,7 @@ import pytest
 import edgeformer
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.report import Verification
+from edgeformer.formats.scores import read_evaluation
 from edgeformer.stages.profiling.measure import MeasureRules
 from tests.cli.run_cli import edgeformer as command
 
@@ -89,7 +90,7 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
     assert run.bundle is not None
     (again,) = run.bundle.evaluate(artifact="onnx-fp32").rows
     assert (row.accuracy, row.loss) == (again.accuracy, again.loss)
-    assert [kept.loss for kept in run.evaluation().rows if kept.artifact == "onnx-fp32"] == [row.loss]
+    assert [kept.loss for kept in read_evaluation(run.folder).rows if kept.artifact == "onnx-fp32"] == [row.loss]
     language = edgeformer.open(tmp_path / "language-v1" / "bundle")
     assert isinstance(language, edgeformer.Bundle)
     pieces: list[str] = []

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.bundle import Bundle, read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families import load_recipe
 from edgeformer.formats.documents import load_profile
 from edgeformer.reporting.report_files import write_report
@@ -171,7 +171,7 @@ def test_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = export(run, ExportOptions(fp16=True, int8=True, exits="all", vocab_trim=True))
     assert {artifact.id for artifact in bundle.artifacts} == {*GRAPHS, "onnx-int8-trim", "onnx-fp16-trim"}
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
-    assert read_bundle(run / "bundle") == bundle
+    assert Bundle.open(run / "bundle").manifest == bundle
     location = locate(str(run), folder)
     with np.load(run / "bundle" / "golden.npz") as golden:
         assert {"logits", "logits_exit1", "logits_exit2", "labels"} <= set(golden)

@@ -12,6 +12,7 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.report import Report
+from edgeformer.formats.scores import read_evaluation
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.run import Run
 from tests.cli.run_cli import edgeformer
@@ -63,7 +64,7 @@ def test_predictions_are_those_of_before() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_before(name: str, workplace: Path) -> None:
     """The synthetic data is made again by the recipe, and is what training saw, or it would be refused."""
-    before = {(row.artifact, row.split, row.exit): row for row in Run.open(OLD / name).evaluation().rows}
+    before = {(row.artifact, row.split, row.exit): row for row in read_evaluation(OLD / name).rows}
     assert before
     found = document("evaluate", name, "--artifact", "all", cwd=workplace)["rows"]
     now = {(row["artifact"], row["split"], row["exit"]): row for row in found}

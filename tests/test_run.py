@@ -10,6 +10,8 @@ import pytest
 
 from edgeformer.api import Bundle
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.scores import read_evaluation
+from edgeformer.reporting.listing import run_records
 from edgeformer.run import Location, Run, bundle_in, locate
 from tests.cli.run_cli import edgeformer
 
@@ -28,8 +30,8 @@ def test_a_run_says_what_it_is() -> None:
     run = Run.open(OLD / "language-v1")
     assert (run.name, run.task.name, run.family.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
     assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
-    assert run.reader().vocabulary and run.recipe.name and run.bundle is not None and run.bundle.name == run.name
-    assert {row.artifact for row in run.evaluation().rows} >= {"torch"}
+    assert run.reader().vocabulary and run.recipe.name
+    assert {row.artifact for row in read_evaluation(run.folder).rows} >= {"torch"}
     classifier = Run.open(OLD / "classifier-v1")
     assert classifier.exits == (1, 2) and not classifier.answers_with_losses
     assert classifier.reader().vocabulary == classifier.recipe.model.vocab_size
@@ -68,6 +70,11 @@ def test_a_location_of_what_is_open(artifacts: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)
     assert opened._location.open_bundle() is opened, "read once"
+
+
+def test_a_renamed_run_is_listed_by_the_name_that_commands_take(artifacts: Path) -> None:
+    (row,) = run_records(artifacts)
+    assert locate(row["run"], artifacts).run == artifacts / "renamed"
 
 
 def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:

@@ -39,15 +39,8 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-app.command("train")(train.command)
-app.command("export")(export.command)
-app.command("profile")(profile.command)
-app.command("evaluate")(evaluate.command)
-app.command("predict")(predict.command)
-app.command("generate")(generate.command)
-app.command("verify")(verify.command)
-app.command("plan")(plan.command)
-app.command("compare")(compare.command)
+for _file in (train, export, profile, evaluate, predict, generate, verify, plan, compare):
+    app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")
 app.command("doctor")(doctor.command)

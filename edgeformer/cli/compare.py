@@ -38,13 +38,13 @@ def command(
 
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
-    from edgeformer.reporting.compare import compare_runs, format_comparison
+    from edgeformer.reporting.compare import format_comparison, run_record
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
 
     reports = _reports(runs, device, artifacts)
     if reports is None:
-        rows = compare_runs([locate(run, artifacts) for run in runs])
+        rows = [run_record(locate(run, artifacts)) for run in runs]
         if as_json or style == "json":
             print_json({"runs": rows})
         else:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
-
-if TYPE_CHECKING:
-    from edgeformer.formats.scores import Evaluation
-    from edgeformer.run import Location
 
 
 def command(
@@ -69,7 +65,7 @@ def command(
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.early_exit import early_exit_table
+    from edgeformer.reporting.early_exit import draw_early_exit, early_exit_table
     from edgeformer.reporting.tables import evaluation_table
     from edgeformer.run import locate
     from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
@@ -77,7 +73,9 @@ def command(
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
     found = evaluate(location, EvaluateOptions(artifact, split, data, batch, cache, threshold), show_progress())
-    picture = _draw(location, found) if data is None else None
+    picture = None
+    if location.run is not None and data is None and found.early_exit:
+        picture = draw_early_exit(location.run, found.rows, found.early_exit)
     if as_json:
         print_json(found)
         return
@@ -90,16 +88,3 @@ def command(
     if any(row.leaks for row in found.rows):
         leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
-
-
-def _draw(location: Location, found: Evaluation) -> Path | None:
-    """The picture of early exit, in the run's folder; None without a run, without exits, or without matplotlib."""
-    if location.run is None or not found.early_exit:
-        return None
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        return None
-    from edgeformer.reporting.early_exit import draw_early_exit
-
-    return draw_early_exit(location.run, found.rows, found.early_exit)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, needs_extra, print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
+from edgeformer.formats.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from edgeformer.formats.manifest import BundleManifest

@@ -13,7 +13,6 @@ from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
-    from edgeformer.stages.generating.generate import EarlyExit, Generation
 
 
 def command(
@@ -70,11 +69,15 @@ def command(
 
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
-    from edgeformer.stages.generating.generate import GenerateOptions, generate
+    from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, generate
     from edgeformer.tasks.language_modeling.sampling import Sampling
 
     location, prompt = _split(list(words or []), artifacts)
-    early = _early(confidence, {"start": threshold, "floor": floor, "decay": decay})
+    thresholds = {"start": threshold, "floor": floor, "decay": decay}
+    settings = {name: value for name, value in thresholds.items() if value is not None}
+    if settings and not confidence:
+        raise InputError("--threshold, --floor and --decay belong to --confidence")
+    early = EarlyExit(**settings) if confidence else None
     options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
@@ -82,17 +85,8 @@ def command(
     generation = generate(location, prompt, options, _show if streaming else None)
     if as_json:
         print_json(generation.as_dict())
-    else:
-        typer.echo("" if streaming else prompt + generation.text)
-        _report(generation)
-
-
-def _show(piece: str) -> None:
-    typer.echo(piece, nl=False)
-    sys.stdout.flush()
-
-
-def _report(generation: Generation) -> None:
+        return
+    typer.echo("" if streaming else prompt + generation.text)
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
     typer.echo(
         f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
@@ -103,13 +97,9 @@ def _report(generation: Generation) -> None:
         typer.echo(f"note: {note}", err=True)
 
 
-def _early(confidence: bool, given: dict[str, float | None]) -> EarlyExit | None:
-    from edgeformer.stages.generating.generate import EarlyExit
-
-    settings = {name: value for name, value in given.items() if value is not None}
-    if settings and not confidence:
-        raise InputError("--threshold, --floor and --decay belong to --confidence")
-    return EarlyExit(**settings) if confidence else None
+def _show(piece: str) -> None:
+    typer.echo(piece, nl=False)
+    sys.stdout.flush()
 
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, needs_extra, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, print_json, stdout
+from edgeformer.formats.errors import needs_extra
 
 app = typer.Typer(no_args_is_help=True, help="Turn weights that were trained elsewhere into a run.")
 

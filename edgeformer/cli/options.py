@@ -1,4 +1,4 @@
-"""What several commands share: options, the device and the extra that they name, and how results are printed.
+"""What several commands share: options, and how results are printed.
 
 Results go to stdout; progress and messages go to stderr.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeformer.formats.errors import InputError, MissingDependencyError, install_hint
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
-
-    from edgeformer.formats.device import DeviceProfile
 
 WIDTH_IN_A_PIPE = 140
 
@@ -78,25 +74,6 @@ def stdin() -> str:
         raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def device_profile(device: str | None, target: str | None, artifacts: Path) -> DeviceProfile:
-    """The hardware profile that --device names.
-
-    Args:
-        device: as it was typed; None: the recipe's target.
-        target: that, where the recipe has one.
-        artifacts: the folder that holds the user's own profiles.
-
-    Raises:
-        InputError: no device, or no such profile.
-    """
-    from edgeformer.formats.documents import load_profile, own_profiles
-
-    name = device or target
-    if name is None:
-        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    return load_profile(name, own_profiles(artifacts))
-
-
 def integers(text: str | None, option: str) -> tuple[int, ...]:
     """``"1,16"`` → (1, 16); nothing of nothing.
 
@@ -116,24 +93,3 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
     if any(value < 1 for value in values):
         raise typer.BadParameter(f"{text!r}: every number must be at least 1")
     return values
-
-
-@contextmanager
-def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Wrap the imports of a command whose packages come with an extra.
-
-    Args:
-        extra: its name.
-        purpose: what the packages are needed for.
-
-    Raises:
-        MissingDependencyError: one of them is not installed; the message names it and the extra.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("edgeformer"):
-            raise
-        raise MissingDependencyError(
-            f"{purpose} needs the package {error.name}, which is not installed; install it with: {install_hint(extra)}"
-        ) from None

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Set, device_profile, needs_extra, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Set, print_json, stdout
+from edgeformer.formats.errors import needs_extra
 
 
 def command(
@@ -29,10 +30,11 @@ def command(
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.families import load_recipe
+    from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table
 
     resolved = load_recipe(recipe, overrides)
-    profile = device_profile(device, resolved.target, artifacts)
+    profile = load_profile(device or resolved.target, own_profiles(artifacts))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
     result = plan(resolved, profile)

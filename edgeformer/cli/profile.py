@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, device_profile, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Run, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def command(
         asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
         _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
         return
-    profile = device_profile(device, manifest.target, artifacts)
+    profile = load_profile(device or manifest.target, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,
@@ -218,7 +218,6 @@ def _search(
 
 
 def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
-    """The number of a limit's option in the unit that reports use: ms, bytes or mJ."""
     try:
         return None if text is None else parse(text)
     except ValueError as error:

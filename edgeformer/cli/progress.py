@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
+from rich.table import Column
 
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.units import format_duration
@@ -30,7 +31,7 @@ def _figures(fields: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
-class Bars:
+class Bars(Progress):
     """A rich progress bar with the figures of the work beside it."""
 
     def __init__(self) -> None:
@@ -39,14 +40,13 @@ class Bars:
         self._task: TaskID | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a bar, as :meth:`Progress.start` has it."""
         self.finish()
         self._bars = RichBars(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=28 if self._console.width >= 120 else 6),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
-            TextColumn("[cyan]{task.fields[figures]}"),
+            TextColumn("[cyan]{task.fields[figures]}", table_column=Column(overflow="fold")),  # wraps, is never cut
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
@@ -56,23 +56,20 @@ class Bars:
         self._bars.start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        """Move the bar."""
         if self._bars is not None and self._task is not None:
             shown = {"figures": _figures(fields)} if fields else {}
             self._bars.update(self._task, advance=amount, **shown)  # type: ignore[arg-type]
 
     def finish(self) -> None:
-        """Remove the bar."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
 
     def message(self, text: str) -> None:
-        """Print a line above the bar."""
         self._console.print(escape(text), soft_wrap=True)
 
 
-class Lines:
+class Lines(Progress):
     """A line at the start, every 15 seconds, and for messages."""
 
     def __init__(self) -> None:
@@ -81,13 +78,11 @@ class Lines:
         self._done, self._started, self._last = 0, 0.0, 0.0
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
-        """Begin a piece of work, as :meth:`Progress.start` has it."""
         self._description, self._total, self._unit = description, total, unit
         self._done, self._started = 0, time.monotonic()
         self._last = self._started
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        """Count; print now and then."""
         self._done += amount
         now = time.monotonic()
         if now - self._last < _LINE_EVERY_S:
@@ -101,8 +96,7 @@ class Lines:
         self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(fields)}{left}")
 
     def finish(self) -> None:
-        """Nothing: the last line stands."""
+        pass  # the last line stands
 
     def message(self, text: str) -> None:
-        """Print a line."""
         print(text, file=sys.stderr, flush=True)

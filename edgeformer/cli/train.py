@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, needs_extra, print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, stdout
+from edgeformer.formats.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from edgeformer.formats.progress import Progress
@@ -70,13 +70,29 @@ def command(
     progress = show_progress()
     resolved = _resolve(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
-        resolved = _allowing_leak(resolved)
+        if not hasattr(resolved, "allow_leak"):
+            raise InputError(f"--allow-leak: {resolved.name} is no language model; only those are probed for leaks")
+        resolved = resolved.model_copy(update={"allow_leak": True})
     profile = load_profile(as_device, own_profiles(artifacts)) if as_device is not None else None
     with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory)
     folder = train(resolved, options, progress)
-    _finish(folder, as_json)
+    from edgeformer.reporting.learning_curve import draw_learning_curve
+    from edgeformer.reporting.tables import run_table
+    from edgeformer.run import read_run
+
+    manifest, curve = read_run(folder), draw_learning_curve(folder)
+    if as_json:
+        keys = {"run", "status", "parameters", "steps", "seconds", "test", "tests", "validation"}
+        print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
+        return
+    console = stdout()
+    console.print(run_table(manifest))
+    console.print(f"run            {folder}", soft_wrap=True)
+    console.print(f"learning curve {curve}", soft_wrap=True)
+    leak = " --allow-leak" if manifest.leaks else ""
+    console.print(f"next           edgeformer export --fp16{leak}")
 
 
 def _resolve(
@@ -101,29 +117,3 @@ def _resolve(
     if tokenizer is not None:
         recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer))})
     return recipe
-
-
-def _allowing_leak(recipe: Recipe) -> Recipe:
-    if not hasattr(recipe, "allow_leak"):
-        raise InputError(f"--allow-leak: {recipe.name} is no language model; only those are probed for leaks")
-    return recipe.model_copy(update={"allow_leak": True})
-
-
-def _finish(folder: Path, as_json: bool) -> None:
-    from edgeformer.reporting.learning_curve import draw_learning_curve
-    from edgeformer.reporting.tables import run_table
-    from edgeformer.run import read_run
-
-    manifest = read_run(folder)
-    curve = draw_learning_curve(folder)
-    if as_json:
-        keys = ("run", "status", "parameters", "steps", "seconds", "test", "tests", "validation")
-        document = manifest.model_dump(mode="json", include=set(keys))
-        print_json({"path": str(folder), **document})
-        return
-    console = stdout()
-    console.print(run_table(manifest))
-    console.print(f"run            {folder}", soft_wrap=True)
-    console.print(f"learning curve {curve}", soft_wrap=True)
-    leak = " --allow-leak" if manifest.leaks else ""
-    console.print(f"next           edgeformer export --fp16{leak}")

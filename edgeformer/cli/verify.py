@@ -33,7 +33,7 @@ def command(
       edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.verification import verification_lines, verification_table
+    from edgeformer.reporting.verification import print_verification
     from edgeformer.run import locate
     from edgeformer.stages.verifying.verify import verify
 
@@ -42,9 +42,6 @@ def command(
     if as_json:
         print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
     else:
-        console = stdout()
-        console.print(verification_table(found))
-        for line in verification_lines(found):
-            console.print(line, soft_wrap=True)
+        print_verification(found, stdout())
     if found.exit_code:
         raise typer.Exit(found.exit_code)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.errors import InputError, RecipeError
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -286,9 +286,12 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
 
 
-def load_profile(name: str, local: Path | None = None) -> DeviceProfile:
+def load_profile(name: str | None, local: Path | None = None) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError.
+    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError; InputError where
+    neither a command nor a recipe's target gave a ``name``.
     """
+    if name is None:
+        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
     return validate(DeviceProfile, read_yaml(find("profiles", name, local)))

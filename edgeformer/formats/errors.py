@@ -13,6 +13,9 @@ EdgeformerError                1  failed for another reason
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EdgeformerError(Exception):
     """Base of the tree. ``str(error)`` is the whole message for a person; never a traceback."""
@@ -60,3 +63,24 @@ def install_hint(extra: str, *, again: bool = False) -> str:
     """
     forced = "--force-reinstall " if again else ""
     return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Wrap the imports of a function whose packages come with an extra.
+
+    Args:
+        extra: its name.
+        purpose: what the packages are needed for.
+
+    Raises:
+        MissingDependencyError: one of them is not installed; the message names it and the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("edgeformer"):
+            raise
+        raise MissingDependencyError(
+            f"{purpose} needs the package {error.name}, which is not installed; install it with: {install_hint(extra)}"
+        ) from None

@@ -33,32 +33,20 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path:
 
 
 def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest], bundle: BundleManifest) -> None:
-    names = [artifact.id for artifact in artifacts]
-    sizes = [(artifact.size_bytes or 0) / _MIB for artifact in artifacts]
+    metric, (scores, scored_on) = task_named(bundle.task).metric, comparable_scores(bundle)
+    labels, sizes = [], [(artifact.size_bytes or 0) / _MIB for artifact in artifacts]
+    for artifact, size in zip(artifacts, sizes, strict=True):
+        value = metric.of(scores.get(artifact.id))
+        score = f" · {metric.name} {metric.text(value)}" if value is not None else ""
+        labels.append(f" {size:.1f} MiB{' · rejected' if artifact.status == 'rejected' else score}")
     colours = [RED if artifact.status == "rejected" else PALETTE[0] for artifact in artifacts]
-    bars = axis.barh(names, sizes, 0.62, color=colours)
-    axis.bar_label(bars, _labels(artifacts, bundle), fontsize=8)
+    bars = axis.barh([artifact.id for artifact in artifacts], sizes, 0.62, color=colours)
+    axis.bar_label(bars, labels, fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
-    scored_on = comparable_scores(bundle)[1]
     title = f"size, and {scored_on}" if scored_on is not None else "size"
     axis.set(xlabel="MiB, with its share of weights beside it", title=title)
-
-
-def _labels(artifacts: list[ArtifactManifest], bundle: BundleManifest) -> list[str]:
-    """Size and score; only scores of the same rows stand beside each other."""
-    metric, scores = task_named(bundle.task).metric, comparable_scores(bundle)[0]
-    labels = []
-    for artifact in artifacts:
-        label = f" {(artifact.size_bytes or 0) / _MIB:.1f} MiB"
-        value = metric.of(scores.get(artifact.id))
-        if artifact.status == "rejected":
-            label += " · rejected"
-        elif value is not None:
-            label += f" · {metric.name} {metric.text(value)}"
-        labels.append(label)
-    return labels
 
 
 def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:

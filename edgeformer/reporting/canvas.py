@@ -1,4 +1,4 @@
-"""A matplotlib figure without a window, in the house style. Imports matplotlib (extra [train])."""
+"""A matplotlib figure without a window, in the house style. Drawing needs matplotlib (extra [train])."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from edgeformer.formats.files import replacing
 
@@ -17,6 +15,17 @@ PALETTE = (BLUE, ORANGE, "#3f9a6b", "#8b5fb0", GREY, "#b5894a", "#4ba3b8", "#d46
 
 INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 """Text and marks; grids; what lies on a bar. A page replaces these and the colours above by its own."""
+
+
+def can_draw() -> bool:
+    """Is matplotlib installed?"""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        return False
+    return True
 
 
 @contextmanager
@@ -30,6 +39,8 @@ def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> I
         size: width and height in inches.
     """
     # Figure instead of pyplot: no display, no global state, nothing to close.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:

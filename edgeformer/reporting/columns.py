@@ -6,7 +6,8 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from operator import methodcaller
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich import box
 from rich.markup import escape
@@ -24,13 +25,14 @@ _COLOURS = {
     **dict.fromkeys(("fail", "rejected", "failed", "damaged"), "red"),
 }
 
-Unit = Literal["", "ms", "bytes", "mj", "per_s", "share"]
+Unit = Literal["", "ms", "bytes", "mj", "per_s", "share", "error"]
 _WRITTEN: dict[Unit, Callable[[Any], str]] = {
     "ms": lambda value: f"{format_milliseconds(value)} ms",
     "bytes": format_bytes,
     "mj": lambda value: f"{format_milliseconds(value)} mJ",
     "per_s": lambda value: f"{value:,.0f}",
     "share": lambda value: f"{value:.1%}",
+    "error": lambda value: f"{value:.1e}",
     "": lambda value: written(value),
 }
 """How people read a value of each unit."""
@@ -84,8 +86,8 @@ class Column(Generic[R]):
 
     @property
     def key(self) -> str:
-        """The column's name in CSV; a share has no unit."""
-        return f"{self.name}_{self.unit}" if self.unit not in ("", "share") else self.name
+        """The column's name in CSV; shares and errors have no unit."""
+        return f"{self.name}_{self.unit}" if self.unit not in ("", "share", "error") else self.name
 
     @property
     def right(self) -> bool:
@@ -103,20 +105,11 @@ class Column(Generic[R]):
         return coloured(str(value)) if self.mark else Text(_WRITTEN[self.unit](value))
 
 
-@dataclass(frozen=True)
-class PageRow:
-    """A row of an HTML table: its class in the style sheet, and its cells."""
-
-    kind: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A table for the HTML template."""
+class PageTable(NamedTuple):
+    """A table for the HTML template; of a row its class in the style sheet, and its cells."""
 
     columns: tuple[Column[Any], ...]
-    rows: tuple[PageRow, ...]
+    rows: list[tuple[str, list[str]]]
 
 
 class Columns(Generic[R]):
@@ -124,6 +117,11 @@ class Columns(Generic[R]):
 
     def __init__(self, columns: Iterable[Column[R]]) -> None:
         self._columns = tuple(columns)
+
+    @classmethod
+    def of_records(cls, names: Iterable[str]) -> Columns[dict[str, Any]]:
+        """Entries of records, as they are; one that a record does not have is absent."""
+        return Columns(Column(name, methodcaller("get", name)) for name in names)
 
     def pick(self, *names: str) -> Columns[R]:
         """The columns of these names, in this order."""
@@ -191,9 +189,7 @@ class Columns(Generic[R]):
             rows: one line each.
             kind: row → its class in the style sheet.
         """
-        kinds = [kind(row) if kind is not None else "" for row in rows]
-        cells = [tuple(self._texts(row)) for row in rows]
-        return PageTable(self._columns, tuple(PageRow(kind, cell) for kind, cell in zip(kinds, cells, strict=True)))
+        return PageTable(self._columns, [(kind(row) if kind is not None else "", self._texts(row)) for row in rows])
 
     def _texts(self, row: R) -> list[str]:
         return [column.shown(row).plain for column in self._columns]

@@ -9,7 +9,7 @@ from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import REPORTS_FOLDER, read_manifest
+from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.run import Location, read_run
 from edgeformer.tasks import task_named
@@ -20,12 +20,8 @@ _IN_F1 = ("precision", "recall")
 """F1 says both, in one line."""
 
 
-def compare_runs(locations: Sequence[Location]) -> list[Record]:
-    """One record per run; a figure that a run does not have is None. Sizes in bytes, times in ms on their host."""
-    return [_record(location) for location in locations]
-
-
-def _record(location: Location) -> Record:
+def run_record(location: Location) -> Record:
+    """A run's figures; one that it does not have is None. Sizes in bytes, times in ms on their host."""
     record: Record = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
@@ -40,39 +36,29 @@ def _record(location: Location) -> Record:
 
 
 def _scores(manifest: RunManifest) -> Record:
-    """Of the test set, then the metric on the others. A leak is said beside the figures that it spoils."""
+    """Of the test set and its exits, then the metric on the others. A leak is said beside the figures it spoils."""
     task, test = task_named(manifest.task), manifest.test
     name = task.metric.name
     others = [column.key for column in task.columns if column.key not in (name, "n", "loss", *_IN_F1)]
     keys = (name, *others, "loss")
+    exits: Record = {}
+    if test is not None and test.by_exit:
+        exits = {f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]}
+        exits[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
+        exits["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
     return {
         **({"caution": LEAKS} if manifest.leaks else {}),
         **{key: getattr(test, key, None) for key in keys},
-        **_exits(manifest, name),
+        **exits,
         **{f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]},
     }
 
 
-def _exits(manifest: RunManifest, name: str) -> Record:
-    """The metric at every exit before the last, and with early exit, of a model that was scored so."""
-    test = manifest.test
-    if test is None or not test.by_exit:
-        return {}
-    early = test.leaving_early
-    return {
-        **{f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]},
-        f"{name}_early_exit": getattr(early, name, None),
-        "early_exit_mean_loops": early.mean_loops if early else None,
-    }
-
-
 def _latencies(location: Location) -> Record:
-    folder = location.run or location.bundle
-    assert folder is not None
     found: Record = {}
     exported = location.open_bundle().manifest.created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
-    for path in sorted((folder / REPORTS_FOLDER).glob("*.json"), key=lambda p: p.stat().st_mtime):
+    for path in sorted(location.reports.glob("*.json"), key=lambda p: p.stat().st_mtime):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
@@ -94,20 +80,15 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     """Figures down, runs across; CSV keeps one run per line for spreadsheets.
 
     Args:
-        rows: of :func:`compare_runs`.
+        rows: of :func:`run_record`.
         style: how the table is written.
     """
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")  # on top, whichever run brings it
     if style == "csv":
-        return Columns([bare_column(figure) for figure in ("run", *figures)]).csv(rows).rstrip("\n")
+        return Columns.of_records(["run", *figures]).csv(rows).rstrip("\n")
     columns: Columns[str] = Columns([Column("figure", str, heading="", text=_label), *map(_of_run, rows)])
     return columns.markdown(figures) if style == "markdown" else columns.plain(figures)
-
-
-def bare_column(name: str) -> Column[Record]:
-    """One entry of a record, as it is."""
-    return Column(name, lambda row: row.get(name))
 
 
 def _of_run(row: Record) -> Column[str]:

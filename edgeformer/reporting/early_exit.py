@@ -9,11 +9,10 @@ from pathlib import Path
 from rich.table import Table
 
 from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
+from edgeformer.reporting.canvas import PALETTE, can_draw, drawing
 from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import read_run
 from edgeformer.tasks.early_exit import SWEEP
-
-PICTURE = "early_exit.png"
 
 
 def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
@@ -24,10 +23,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
         rows: of one task.
     """
     metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
-
-    def figure(alike: list[EarlyExitRow]) -> str:
-        row = alike[0]
-        return f"{row.accuracy:.4f}" if row.accuracy is not None else f"{row.perplexity:,.2f}"
+    decimals = 4 if metric == "accuracy" else 2
 
     def leaving(alike: list[EarlyExitRow]) -> str:
         return ", ".join(f"{loop}: {share:.1%}" for loop, share in alike[0].share.items() if share)
@@ -37,7 +33,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
         Column("set", lambda alike: alike[0].split),
         Column("threshold", _thresholds, number=True),
         Column("mean_loops", lambda alike: f"{alike[0].mean_loops:.2f}", number=True),
-        Column(metric, figure, number=True),
+        Column(metric, lambda alike: f"{getattr(alike[0], metric):,.{decimals}f}", number=True),
         Column("loss", lambda alike: alike[0].loss, number=True),
         Column("leave_after_loop", leaving),
     ]
@@ -59,7 +55,7 @@ def _thresholds(rows: Sequence[EarlyExitRow]) -> str:
     return f"{first:g}" if first == last else f"{first:g}…{last:g}"
 
 
-def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path:
+def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path | None:
     """Write ``plots/early_exit.png``: the loss, and the task's figure, over the mean number of loops.
 
     Args:
@@ -68,13 +64,13 @@ def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequen
         early_exit: of the same artifacts and set; not empty.
 
     Returns:
-        The picture's path.
+        The picture's path; None where matplotlib is not installed.
     """
-    from edgeformer.reporting.canvas import PALETTE, drawing
-
+    if not can_draw():
+        return None
     metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
     artifacts = list(dict.fromkeys(row.artifact for row in early_exit))
-    path, leaks = run / "plots" / PICTURE, " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
+    path, leaks = run / "plots" / "early_exit.png", " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
     title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
     with drawing(path, title, 2, (10.5, 4.2)) as axes:
         for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):

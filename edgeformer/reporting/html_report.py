@@ -25,6 +25,12 @@ from edgeformer.reporting.words import (
     split_sizes,
 )
 
+_NOT_MEASURED = ("artifact", "precision", "phase", "shape", "status", "p50", "memory_peak", "why_not")
+_MEASURED = (
+    "artifact", "precision", "provider", "phase", "shape", "status", "p50", "p90", "p99", "cv", "n", "throughput",
+    "memory_peak", "energy", "size", "state",
+)  # fmt: skip
+
 
 def as_html(report: Report) -> str:
     """The page. Everything that comes from the report is escaped; nothing in it is loaded from anywhere."""
@@ -41,6 +47,10 @@ def as_html(report: Report) -> str:
 def _context(report: Report) -> dict[str, Any]:
     rows = [row for row in report.rows if row.where == "host"]
     device = [row for row in report.rows if row.where == "device"]
+    columns, status = (
+        measurements(report),
+        attrgetter("latency_ms.status"),
+    )  # rows look like what is known of their time
     return {
         "report": report,
         "badge": badge_text(report),
@@ -49,13 +59,16 @@ def _context(report: Report) -> dict[str, Any]:
         "estimates": estimate_words(report),
         "checks": CHECKS.page(report.verdict.checks, _estimated),
         "pictures": draw_pictures(report),
-        "measured": _measured(rows, report),
-        "device_rows": _device(device, report),
+        "measured": columns.pick(*_MEASURED).page(rows, status),
+        # How an estimate was made is said once, below the table.
+        "device_rows": columns.pick(
+            "artifact", "precision", "phase", "shape", "status", "p50", "memory_peak", "why_not"
+        ).page(device, status),
         "methods": dict.fromkeys(r.latency_ms.reason for r in device if r.latency_ms.status == "estimated"),
         "sizes": SIZES.page(split_sizes(report)),
         "candidates": _candidates(report),
         "environment": [*_environment(report), *_conditions(rows)],
-        "facts": FACTS.page(profile_facts(report.profile)),
+        "facts": FACTS.page(_profile_facts(report.profile)),
         "gaps": not_measured(report),
         "warnings": [
             f"{row.artifact} at {shape_words(row, report)}, {row.phase}: {'; '.join(row.latency_ms.warnings)}"
@@ -67,22 +80,6 @@ def _context(report: Report) -> dict[str, Any]:
 
 def _estimated(check: Check) -> str:
     return "estimated" if check.basis == "estimated" and check.value is not None else ""
-
-
-_status = attrgetter("latency_ms.status")
-"""Rows look like what is known of their time."""
-
-
-def _measured(rows: Sequence[Row], report: Report) -> PageTable:
-    about = ("artifact", "precision", "provider", "phase", "shape", "status")
-    times = ("p50", "p90", "p99", "cv", "n", "throughput")
-    return measurements(report).pick(*about, *times, "memory_peak", "energy", "size", "state").page(rows, _status)
-
-
-def _device(rows: Sequence[Row], report: Report) -> PageTable:
-    """How an estimate was made is said once, below the table."""
-    about = ("artifact", "precision", "phase", "shape", "status")
-    return measurements(report).pick(*about, "p50", "memory_peak", "why_not").page(rows, _status)
 
 
 def _candidates(report: Report) -> PageTable | None:
@@ -118,11 +115,11 @@ def _conditions(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for name, value in row.conditions.items():
             if value is not None and value != [] and value != {}:
                 seen.setdefault(name, {})[_plain(value)] = None
-
-    def some(values: list[str]) -> str:
-        return "; ".join(values[:4]) + (f"; and {len(values) - 4} more" if len(values) > 4 else "")
-
-    return [(f"while measuring: {name.replace('_', ' ')}", some(list(values))) for name, values in seen.items()]
+    lines = []
+    for name, values in seen.items():
+        more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        lines.append((f"while measuring: {name.replace('_', ' ')}", "; ".join([*[*values][:4], *more])))
+    return lines
 
 
 def _plain(value: object) -> str:
@@ -133,13 +130,8 @@ def _plain(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:
-    """Every fact of a device profile, nested ones with their path.
-
-    Args:
-        profile: its facts as they were used.
-        prefix: of their names.
-    """
+def _profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:
+    """Every fact of a device profile as it was used, nested ones with their path."""
     facts: list[Fact] = []
     for name, entry in profile.items():
         title = f"{prefix}{name}".replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")
@@ -147,7 +139,7 @@ def profile_facts(profile: dict[str, Any], prefix: str = "") -> list[Fact]:
             shown = _with_unit(f"{prefix}{name}", entry["value"])
             facts.append((title, shown, "yes" if entry.get("verified") else "no", str(entry["source"])))
         elif name == "peaks" and isinstance(entry, dict):
-            facts += profile_facts(entry, "peak ")
+            facts += _profile_facts(entry, "peak ")
         elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
             facts.append((title, _plain(entry), "", ""))
     return facts

@@ -15,7 +15,7 @@ from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Score
 from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
 from edgeformer.run import read_run
-from edgeformer.tasks import Metric, task_named
+from edgeformer.tasks import task_named
 
 _LOOPS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Light to dark: the deeper the exit, the darker."""
@@ -32,7 +32,11 @@ def draw_learning_curve(run: Path) -> Path:
     Raises:
         ArtifactError: the run has no metrics.jsonl, because it was imported, or a damaged one.
     """
-    manifest, records = read_run(run), _records(run / "metrics.jsonl")
+    manifest, log = read_run(run), run / "metrics.jsonl"
+    try:
+        records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{log}: no metrics to draw ({error}); only runs trained here have them") from None
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
     score = manifest.validation
@@ -44,13 +48,6 @@ def draw_learning_curve(run: Path) -> Path:
     else:
         _draw_plain(path, manifest, steps, epochs)
     return path
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: no metrics to draw ({error}); only runs trained here have them") from None
 
 
 def _title(manifest: RunManifest) -> str:
@@ -92,10 +89,9 @@ def _draw_metric(axis: Any, manifest: RunManifest, epochs: Records) -> None:
         if value is None:
             continue
         axis.axhline(value, color=GREY, linestyle=":", linewidth=1)
-        axis.annotate(
-            f"test {name}: {metric.text(value)}", (0.02, value), xycoords=("axes fraction", "data"), va="bottom",
-            fontsize=8, color=GREY,
-        )  # fmt: skip
+        place: Any = ("axes fraction", "data")
+        text = f"test {name}: {metric.text(value)}"
+        axis.annotate(text, (0.02, value), xycoords=place, va="bottom", fontsize=8, color=GREY)
     axis.set(xlabel="epoch", ylabel=metric.name)
     axis.legend(frameon=False, loc="center right")
 
@@ -110,11 +106,25 @@ def _draw_with_exits(path: Path, manifest: RunManifest, steps: Records, epochs: 
         losses.figure.get_layout_engine().set(wspace=0.04)
         _draw_losses(losses, steps, epochs, _kept(epochs, manifest.best_epoch))
         score = manifest.validation
-        if score is not None:
-            metric = task_named(manifest.task).metric
-            _draw_exits(exits, score, metric)
-            _draw_shares(shares, score)
-            _draw_trade(trade, score, metric)
+        if score is None:
+            return
+        name = task_named(manifest.task).metric.name
+        loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
+        bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
+        exits.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
+        exits.set(title=f"(b) {name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
+        exits.margins(y=0.12)
+        _draw_shares(shares, score)
+        trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
+        early = score.leaving_early
+        if early is not None:
+            value = float(getattr(early, name))
+            note = f"by confidence: {_short(value)} at {early.mean_loops:.2f} loops"
+            trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=note, zorder=3)
+        trade.set(title="(d) quality against loops", xlabel="loops computed per token (not time)")
+        trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
+        trade.margins(y=0.18)
+        trade.legend(frameon=False, fontsize=8)
 
 
 def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any] | None) -> None:
@@ -126,21 +136,8 @@ def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any
         note = f"kept: {kept['val_loss']:.4f}"
         axis.plot(kept["epoch"], kept["val_loss"], "*", color=RED, markersize=13, label=note, zorder=3)
     axis.set(title="(a) loss", xlabel="epoch", ylabel="nats per token")
-    _whole_epochs(axis)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False, fontsize=8)
-
-
-def _at_exits(score: Score, metric: Metric) -> tuple[list[int], list[float]]:
-    """Loops, and the metric at the exit after each."""
-    return list(score.by_exit), [float(getattr(exit_, metric.name)) for exit_ in score.by_exit.values()]
-
-
-def _draw_exits(axis: Any, score: Score, metric: Metric) -> None:
-    loops, values = _at_exits(score, metric)
-    bars = axis.bar([str(loop) for loop in loops], values, color=_shades(len(loops)), width=0.65)
-    axis.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
-    axis.set(title=f"(b) {metric.name} of each exit", xlabel="exit after loop", ylabel=f"{metric.name} per token")
-    axis.margins(y=0.12)
 
 
 def _draw_shares(axis: Any, score: Score) -> None:
@@ -154,20 +151,6 @@ def _draw_shares(axis: Any, score: Score) -> None:
               for loop in loops]  # fmt: skip
     bars = axis.bar(labels, shares, color=_shades(len(loops)), width=0.65)
     axis.bar_label(bars, [f"{share:.1%}" for share in shares], fontsize=8, padding=2)
-
-
-def _draw_trade(axis: Any, score: Score, metric: Metric) -> None:
-    loops, values = _at_exits(score, metric)
-    axis.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
-    early = score.leaving_early
-    if early is not None:
-        value = float(getattr(early, metric.name))
-        note = f"by confidence: {_short(value)} at {early.mean_loops:.2f} loops"
-        axis.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=note, zorder=3)
-    axis.set(title="(d) quality against loops", xlabel="loops computed per token (not time)")
-    axis.set(ylabel=f"{metric.name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
-    axis.margins(y=0.18)
-    axis.legend(frameon=False, fontsize=8)
 
 
 def _draw_loss_per_exit(path: Path, manifest: RunManifest, steps: Records, epochs: Records) -> None:
@@ -184,13 +167,9 @@ def _draw_loss_per_exit(path: Path, manifest: RunManifest, steps: Records, epoch
             validation.plot(_of(epochs, "epoch"), _of(epochs, f"{_EXIT}{loop}"), "o-", markersize=5, **look)
         for axis, title in ((training, "training"), (validation, "validation")):
             axis.set(title=f"{title} loss of each exit", xlabel="epoch", ylabel="nats per token")
-            _whole_epochs(axis)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             if loops:
                 axis.legend(frameon=False, fontsize=8)
-
-
-def _whole_epochs(axis: Any) -> None:
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _shades(count: int) -> list[str]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.table import Table
 
 from edgeformer.families import load_recipe
-from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.units import format_bytes
-from edgeformer.reporting.columns import Column, Columns, written
+from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import bundle_in, read_run, run_folders
 from edgeformer.tasks import task_named
 
-T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -42,26 +40,21 @@ def device_records(artifacts: Path) -> list[Record]:
 
 def _device(profile: DeviceProfile) -> Record:
     """What one looks for when choosing a device. Bytes, bytes and operations per second, watts."""
-    power, calibration = _value(profile.power), profile.calibration
+    of_device = ("compute_capability", "memory_bytes", "usable_memory_bytes", "bandwidth_bytes_per_s")
+    facts = {
+        **{name: getattr(profile, name) for name in of_device},
+        **{f"{name}_ops_per_s": getattr(profile.peaks, name) for name in ("fp32", "fp16", "int8")},
+    }
+    power, calibration = profile.power, profile.calibration
     return {
         "name": profile.name,
         "device": profile.title,
         "kind": profile.kind,
-        "compute_capability": _value(profile.compute_capability),
-        "memory_bytes": _value(profile.memory_bytes),
-        "usable_memory_bytes": _value(profile.usable_memory_bytes),
-        "bandwidth_bytes_per_s": _value(profile.bandwidth_bytes_per_s),
-        "fp32_ops_per_s": _value(profile.peaks.fp32),
-        "fp16_ops_per_s": _value(profile.peaks.fp16),
-        "int8_ops_per_s": _value(profile.peaks.int8),
-        "power_w": [power.low_w, power.high_w] if power is not None else None,
+        **{name: fact.value if fact is not None else None for name, fact in facts.items()},
+        "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
         "calibrated": calibration.created if calibration is not None else None,
         "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
     }
-
-
-def _value(fact: Fact[T] | None) -> T | None:
-    return fact.value if fact is not None else None
 
 
 def run_records(artifacts: Path) -> list[Record]:
@@ -75,7 +68,8 @@ def run_records(artifacts: Path) -> list[Record]:
             continue
         rows.append(
             {
-                **{key: getattr(manifest, key) for key in ("run", "status", "started")},
+                "run": folder.name,  # what commands take, whatever it was trained as
+                **{key: getattr(manifest, key) for key in ("status", "started")},
                 **{key: getattr(manifest.data, key) for key in ("split", "synthetic")},
                 "parameters": manifest.parameters,
                 **_scores(manifest),
@@ -103,15 +97,9 @@ def record_table(title: str, rows: Sequence[Record]) -> Table:
         rows: one line each.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Columns([_column(name) for name in names]).terminal(title, rows)
+    table = Columns.of_records(names).terminal(title, rows)
     table.columns[0].no_wrap = True
     return table
-
-
-def _column(name: str) -> Column[Record]:
-    shown: Callable[[Any], str] = format_bytes if name.endswith("_bytes") else written
-    heading = name.replace("_bytes", "").replace("_", " ")
-    return Column(name, lambda row: row.get(name), "", heading, lambda row: shown(row.get(name)))
 
 
 def device_table(rows: Sequence[Record]) -> Table:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report
+from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED, bare, can_draw, drawing
+from edgeformer.reporting.panels import memory_peaks, plain, timed_rows
+from edgeformer.reporting.trade_panels import TradePanel, drawn_candidates, named_below, no_roofline
 from edgeformer.reporting.words import has_estimates
 
 
@@ -56,6 +60,14 @@ _CAPTIONS = {
     "sizes": ("What the files are made of", "Bytes of embeddings, layers (a shared block once), heads and the rest."),
     "search": ("Score against latency", "Bubbles are as large as the file; the dotted line is the Pareto front."),
 }
+_DRAW: dict[str, Callable[[TradePanel], None]] = {
+    "latency": lambda panel: panel.times("measured"),
+    "estimates": lambda panel: panel.times("estimated"),
+    "roofline": TradePanel.roofline,
+    "memory": TradePanel.memory,
+    "sizes": TradePanel.sizes,
+    "search": TradePanel.search,
+}
 _NO_MATPLOTLIB = f"matplotlib is not installed: {install_hint('plots')}; the tables hold the same figures"
 _WIDTH = 4.7
 """Inches, not wider: the page scales pictures to its columns, and on a phone their text must stay readable."""
@@ -65,44 +77,26 @@ def draw_pictures(report: Report) -> list[Picture]:
     """The pictures of a report, in order; one that cannot be drawn says why."""
     wanted = {"search": report.search is not None, "estimates": not report.on_target}
     names = [name for name in _CAPTIONS if wanted.get(name, True)]
-    if not _can_draw():
+    if not can_draw():
         return [Picture(name, *_CAPTIONS[name], missing=_NO_MATPLOTLIB) for name in names]
-    from edgeformer.reporting import panels
-    from edgeformer.reporting import trade_panels as trades
-
-    rows, guesses = len(panels.timed_rows(report, "measured")), len(panels.timed_rows(report, "estimated"))
-    artifacts = len({row.artifact for row in report.rows})
-    peaks = sum(map(len, panels.memory_peaks(report).values()))
-    candidates = trades.drawn_candidates(report.search) if report.search is not None else []
-    drawn = {
-        "latency": (panels.draw_latency, 0.9 + 0.27 * rows, None if rows else "no time was measured"),
-        "estimates": (panels.draw_estimates, 1.0 + 0.27 * guesses, None if guesses else "nothing was estimated"),
-        "roofline": (trades.draw_roofline, 4.3, trades.no_roofline(report)),
-        "memory": (panels.draw_memory, 1.1 + 0.3 * peaks, None if peaks else "no memory is known"),
-        "sizes": (panels.draw_sizes, 1.1 + 0.3 * artifacts, None if artifacts else "there are no artifacts"),
-        "search": (
-            trades.draw_search,
-            3.7 + 0.14 * len(trades.named_below(report)),
-            None if candidates else "no candidate has a score and a time",
-        ),
+    rows, guesses = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
+    artifacts, peaks = len({row.artifact for row in report.rows}), len(memory_peaks(report))
+    candidates = drawn_candidates(report.search) if report.search is not None else []
+    below = 0.14 * len(named_below(report))
+    heights_and_gaps = {
+        "latency": (0.9 + 0.27 * rows, None if rows else "no time was measured"),
+        "estimates": (1.0 + 0.27 * guesses, None if guesses else "nothing was estimated"),
+        "roofline": (4.3, no_roofline(report)),
+        "memory": (1.1 + 0.3 * peaks, None if peaks else "no memory is known"),
+        "sizes": (1.1 + 0.3 * artifacts, None if artifacts else "there are no artifacts"),
+        "search": (3.7 + below, None if candidates else "no candidate has a score and a time"),
     }
     pictures = []
     for name in names:
-        draw, height, missing = drawn[name]
-        svg = None if missing else _svg(name, lambda axis, draw=draw: draw(axis, report), height)
+        height, missing = heights_and_gaps[name]
+        svg = None if missing else _svg(name, report, height)
         pictures.append(Picture(name, *_CAPTIONS[name], svg=svg, missing=missing))
     return pictures
-
-
-def _can_draw() -> bool:
-    """Is matplotlib installed?"""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        return False
-    return True
 
 
 def draw_report(report: Report, path: Path) -> Path | None:
@@ -115,34 +109,26 @@ def draw_report(report: Report, path: Path) -> Path | None:
     Returns:
         ``path``; None where matplotlib is not installed.
     """
-    if not _can_draw():
+    if not can_draw():
         return None
-    from edgeformer.reporting import panels
-    from edgeformer.reporting.canvas import drawing
-    from edgeformer.reporting.trade_panels import draw_search
-
     host = f"solid: measured on {report.host.get('cpu')}, not on it"
     where = "measured on this device" if report.on_target else host
     estimated = ["hatched: estimated"] if has_estimates(report) else []
     title = " · ".join((f"{report.run} for {report.device_title}", where, *estimated, *cautions(report)))
-    measured, guesses = panels.timed_rows(report, "measured"), panels.timed_rows(report, "estimated")
-    drawn = [panels.draw_latency] if measured else []
-    drawn += [panels.draw_estimates] if guesses else []
-    drawn += [panels.draw_sizes, *([draw_search] if report.search is not None else [])]
-    height = max(4.2, 1.4 + 0.27 * max(len(measured), len(guesses)))
-    with drawing(path, panels.plain(title), len(drawn), (5.8 * len(drawn), height)) as axes:
-        for axis, draw in zip(axes, drawn, strict=True):
-            draw(axis, report)
+    measured, guesses = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
+    shown = {"latency": measured, "estimates": guesses, "sizes": True, "search": report.search is not None}
+    names = [name for name, wanted in shown.items() if wanted]
+    height = max(4.2, 1.4 + 0.27 * max(measured, guesses))
+    with drawing(path, plain(title), len(names), (5.8 * len(names), height)) as axes:
+        for axis, name in zip(axes, names, strict=True):
+            _DRAW[name](TradePanel(axis, report))
     return path
 
 
-def _svg(name: str, draw: object, height: float) -> str:
+def _svg(name: str, report: Report, height: float) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from edgeformer.reporting.canvas import FAINT, INK, bare
-
-    assert callable(draw)
     settings = {
         "svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK,
         "ytick.color": INK, "axes.edgecolor": INK, "grid.color": FAINT, "font.size": 9, "axes.labelsize": 8.5,
@@ -150,26 +136,19 @@ def _svg(name: str, draw: object, height: float) -> str:
     }  # fmt: skip
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        axis = bare(figure.subplots())
-        draw(axis)
+        _DRAW[name](TradePanel(bare(figure.subplots()), report))
         text = io.StringIO()
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    return for_page(text.getvalue(), name)
+    return _for_page(text.getvalue(), name)
 
 
-def for_page(svg: str, name: str) -> str:
-    """Make matplotlib's SVG a part of a page.
+def _for_page(svg: str, name: str) -> str:
+    """Make matplotlib's SVG a part of a page, in which the picture's name is unique.
 
     Its declarations and references to other addresses go, its ids get the picture's name, its size is the page's
     business, and its colours become the variables ``--c0``…, ``--ink``, ``--faint``, ``--paper`` and ``--limit``.
-
-    Args:
-        svg: a whole file.
-        name: of the picture, unique in the page.
     """
-    from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED
-
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(

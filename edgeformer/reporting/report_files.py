@@ -8,7 +8,6 @@ from pathlib import Path
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import REPORTS_FOLDER
 from edgeformer.reporting.html_report import as_html
 from edgeformer.reporting.pictures import draw_report
 from edgeformer.reporting.report_tables import CHECKS, MEASUREMENTS_CSV, candidates, measurements
@@ -29,8 +28,7 @@ def write_report(report: Report, location: Location) -> list[Path]:
     Returns:
         The paths, in that order.
     """
-    base = location.run if location.run is not None else location.require_bundle()
-    folder = base / REPORTS_FOLDER
+    folder = location.reports
     write_json(folder / f"{report.device}.json", report)
     texts = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, made in texts.items():

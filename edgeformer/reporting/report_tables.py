@@ -56,20 +56,22 @@ def measurements(report: Report) -> Columns[Row]:
     def first_call(row: Row) -> str:
         return f"{format_milliseconds(starts[id(row)])} ms" if id(row) in starts else ""
 
+    def typical(row: Row) -> Text:
+        return _styled(latency_words(row.latency_ms), row.latency_ms.status)
+
+    def memory(row: Row) -> Text:
+        return _styled(memory_words(row.memory_bytes), row.memory_bytes.status)
+
     return Columns(
         [
-            Column("artifact", attrgetter("artifact")),
-            Column("precision", attrgetter("precision")),
+            *(Column(name, attrgetter(name)) for name in ("artifact", "precision")),
             Column("provider", attrgetter("provider"), "", "runtime", lambda row: provider_facts(row.provider).label),
-            Column("where", attrgetter("where")),
-            Column("phase", attrgetter("phase")),
-            Column("batch", attrgetter("batch")),
-            Column("seq", attrgetter("seq")),
+            *(Column(name, attrgetter(name)) for name in ("where", "phase", "batch", "seq")),
             Column("shape", lambda row: shape_words(row, report), heading="batch × tokens", number=True),
             Column("threads", attrgetter("threads")),
             Column("status", attrgetter("latency_ms.status")),
             Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call),
-            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _latency),
+            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", typical),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
             Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)"),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
@@ -79,7 +81,7 @@ def measurements(report: Report) -> Columns[Row]:
             Column("device", attrgetter("device_ms"), "ms", "on the card"),
             Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second"),
             Column("memory_status", attrgetter("memory_bytes.status")),
-            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", _memory),
+            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", memory),
             *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
             Column("energy", attrgetter("energy_mj.value"), "mj"),
             Column("size", attrgetter("size_bytes"), "bytes"),
@@ -103,12 +105,8 @@ def _first_calls(report: Report) -> dict[int, float]:
     return found
 
 
-def _latency(row: Row) -> Text:
-    return Text(latency_words(row.latency_ms), "italic" if row.latency_ms.status == "estimated" else "")
-
-
-def _memory(row: Row) -> Text:
-    return Text(memory_words(row.memory_bytes), "italic" if row.memory_bytes.status == "estimated" else "")
+def _styled(words: str, status: str) -> Text:
+    return Text(words, "italic" if status == "estimated" else "")
 
 
 def _state(row: Row) -> str:
@@ -150,9 +148,13 @@ Numbered = tuple[int, int, Candidate]
 def candidates(search: Search, *names: str) -> Columns[Numbered]:
     """Columns of what a search compared, without those in which nothing would stand."""
     metric, several = metric_named(search.metric), len({c.provider for c in search.candidates}) > 1
+
+    def number(row: Numbered) -> Text:
+        return Text(f"▶ {row[0]}", "green") if row[1] == search.pick else Text(f"  {row[0]}")
+
     columns = Columns(
         [
-            Column[Numbered]("number", lambda row: row[0], heading="", text=lambda row: _number(row, search)),
+            Column[Numbered]("number", lambda row: row[0], heading="", text=number),
             Column("artifact", lambda row: row[2].artifact),
             Column("runtime", lambda row: provider_facts(row[2].provider).label if several else None),
             Column("threads", lambda row: row[2].threads, number=True),
@@ -168,10 +170,6 @@ def candidates(search: Search, *names: str) -> Columns[Numbered]:
         ]
     )
     return columns.pick(*names).known_in(numbered(search), "runtime", "threads", "energy")
-
-
-def _number(row: Numbered, search: Search) -> Text:
-    return Text(f"▶ {row[0]}", "green") if row[1] == search.pick else Text(f"  {row[0]}")
 
 
 def _candidate_latency(row: Numbered) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -15,17 +16,17 @@ from edgeformer.formats.report import Plan
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured, written
-from edgeformer.tasks import Metric, ScoreColumn, Task, all_tasks, task_named
+from edgeformer.tasks import ScoreColumn, Task, all_tasks, task_named
 
 _BAR = 30
 """Characters of a bar that is as long as the budget."""
 
 
-def _score_column(column: ScoreColumn) -> Column[Any]:
-    """A task's own column, of whatever has its scores as attributes."""
+def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
+    """A task's own column, of rows that have its figures as attributes, or of the score that is found in a row."""
 
     def cell(row: object) -> float | None:
-        value: float | None = getattr(row, column.key, None)
+        value: float | None = getattr(score_of(row), column.key, None)
         return value
 
     return Column(column.key, cell, "", column.heading, lambda row: column.text(cell(row)), number=True)
@@ -35,45 +36,28 @@ NamedScore = tuple[str, Score]
 """What was scored, and the score."""
 
 
-def score_columns(task: Task, scores: Sequence[Score]) -> Columns[NamedScore]:
-    """A task's scores, the metric of every earlier exit, and of early exit by confidence, where they were scored.
-
-    Args:
-        task: whose figures these are.
-        scores: all that the table will hold: they say which exits there are.
-    """
-    plain = [_score_column(column) for column in task.columns]
-    exits = sorted({loop for score in scores for loop in list(score.by_exit)[:-1]})
-    columns: list[Column[NamedScore]] = [Column("set", lambda row: row[0])]
-    columns += [_of_score(column) for column in plain]
-    columns += [_exit_column(loop, task.metric) for loop in exits]
-    if any(score.leaving_early is not None for score in scores):
-        columns.append(_early_column(task.metric))
-    return Columns(columns)
+def _at_exit(loop: int, row: NamedScore) -> object:
+    return row[1].by_exit.get(loop)
 
 
-def _of_score(column: Column[Any]) -> Column[NamedScore]:
-    return Column(
-        column.name, lambda row: column.cell(row[1]), "", column.title, lambda row: column.shown(row[1]), number=True
-    )
+def _score_columns(task: Task, scores: Sequence[Score]) -> Columns[NamedScore]:
+    """A task's scores, the metric of every earlier exit, and of early exit by confidence, where they were scored."""
+    metric = task.metric
 
-
-def _exit_column(loop: int, metric: Metric) -> Column[NamedScore]:
-    def value(row: NamedScore) -> float | None:
-        found: float | None = getattr(row[1].by_exit.get(loop), metric.name, None)
-        return found
-
-    return Column(f"exit {loop}", value, text=lambda row: metric.text(value(row)), number=True)
-
-
-def _early_column(metric: Metric) -> Column[NamedScore]:
-    def text(row: NamedScore) -> str:
-        early = row[1].leaving_early
-        if early is None:
+    def early(row: NamedScore) -> str:
+        found = row[1].leaving_early
+        if found is None:
             return DASH
-        return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+        return f"{metric.text(getattr(found, metric.name, None))} ({found.mean_loops:.2f} loops)"
 
-    return Column("early exit", lambda row: row[1].leaving_early, text=text, number=True)
+    columns: list[Column[NamedScore]] = [Column("set", itemgetter(0))]
+    columns += [_score_column(column, itemgetter(1)) for column in task.columns]
+    for loop in sorted({loop for score in scores for loop in list(score.by_exit)[:-1]}):
+        at_exit = ScoreColumn(metric.name, f"exit {loop}", metric.places)
+        columns.append(_score_column(at_exit, partial(_at_exit, loop)))
+    if any(score.leaving_early is not None for score in scores):
+        columns.append(Column("early exit", lambda row: row[1].leaving_early, text=early, number=True))
+    return Columns(columns)
 
 
 def run_table(manifest: RunManifest) -> Table:
@@ -85,7 +69,7 @@ def run_table(manifest: RunManifest) -> Table:
     title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
     scores = {"validation": manifest.validation, **manifest.tests}
     rows = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
-    columns = score_columns(task_named(manifest.task), [score for _, score in rows])
+    columns = _score_columns(task_named(manifest.task), [score for _, score in rows])
     return columns.terminal(title, rows, None if rows else Text("no scores: evaluate it first"))
 
 
@@ -111,14 +95,18 @@ def artifact_table(bundle: BundleManifest) -> Table:
     def score(artifact: ArtifactManifest) -> float | None:
         return metric.of(scores.get(artifact.id))
 
+    def stored(artifact: ArtifactManifest) -> str | None:
+        sharing = artifact.sharing
+        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else None
+
     columns: Columns[ArtifactManifest] = Columns(
         [
             Column("artifact", attrgetter("id")),
             Column("file", attrgetter("file")),
             Column("size", attrgetter("size_bytes"), "bytes"),
-            Column("parameters stored", attrgetter("sharing"), text=_stored, number=True),
-            Column("max error vs torch", lambda a: a.parity, text=_largest_error, number=True),
-            Column("top-1 agreement", lambda a: a.parity.top1_agreement if a.parity else None, "share"),
+            Column("parameters stored", stored, number=True),
+            Column("max error vs torch", lambda a: getattr(a.parity, "max_abs_error", None), "error"),
+            Column("top-1 agreement", lambda a: getattr(a.parity, "top1_agreement", None), "share"),
             Column(metric.name, score, text=lambda artifact: metric.text(score(artifact)), number=True),
             Column("status", attrgetter("status"), mark=True),
         ]
@@ -127,16 +115,6 @@ def artifact_table(bundle: BundleManifest) -> Table:
     leaks = f" · {LEAKS}" if bundle.leaks else ""
     title = f"{bundle.run}: bundle{synthetic}{leaks}"
     return columns.terminal(title, bundle.artifacts, Text(scored_on) if scored_on is not None else None)
-
-
-def _stored(artifact: ArtifactManifest) -> str:
-    sharing = artifact.sharing
-    return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else DASH
-
-
-def _largest_error(artifact: ArtifactManifest) -> str:
-    parity = artifact.parity
-    return f"{parity.max_abs_error:.1e}" if parity and parity.max_abs_error is not None else DASH
 
 
 def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
@@ -150,23 +128,16 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     tasks = all_tasks()
     task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
 
-    def exit_(row: EvaluationRow) -> str:
-        return "last" if row.exit is None else str(row.exit)
-
-    def time(row: EvaluationRow) -> str:
-        return DASH if row.ms_per_sample is None else f"{row.ms_per_sample:,.3f}"
-
-    last: Column[EvaluationRow] = Column("exit", attrgetter("exit"), text=exit_, number=True)
     columns: list[Column[EvaluationRow]] = [
         Column("artifact", attrgetter("artifact")),
         Column("set", attrgetter("split")),
-        *([last] if any(row.exit is not None for row in rows) else []),
+        Column("exit", attrgetter("exit"), text=lambda row: str(row.exit or "last"), number=True),
         *map(_score_column, task.columns),
-        Column("ms/sample", attrgetter("ms_per_sample"), text=time, number=True),
+        _score_column(ScoreColumn("ms_per_sample", "ms/sample", 3)),
     ]
     where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    return Columns(columns).terminal(f"{name}: scores{where}{leaks}", rows)
+    return Columns(columns).known_in(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, Any]]) -> Table:
@@ -177,20 +148,20 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, A
         artifact: that answered.
         predictions: as JSON has them.
     """
+
+    def given(prediction: Mapping[str, Any]) -> Text:
+        note = (" (cut to the model's length)", "yellow")
+        return Text.assemble(str(prediction["text"]), *([note] if prediction["truncated"] else []))
+
     columns: Columns[dict[str, Any]] = Columns(
         [
             Column("label", itemgetter("label"), text=lambda found: Text(found["label"], "bold")),
             Column("probability", itemgetter("probability"), text=lambda p: f"{p['probability']:.3f}", number=True),
             Column("loops", itemgetter("loops"), number=True),
-            Column("text", itemgetter("text"), text=_input),
+            Column("text", itemgetter("text"), text=given),
         ]
     )
     return columns.known_in(predictions, "loops").terminal(f"{name} · {artifact}", predictions)
-
-
-def _input(prediction: Mapping[str, Any]) -> Text:
-    note = (" (cut to the model's length)", "yellow")
-    return Text.assemble(str(prediction["text"]), *([note] if prediction["truncated"] else []))
 
 
 def plan_table(plan: Plan) -> Table:
@@ -221,19 +192,11 @@ def plan_table(plan: Plan) -> Table:
 
 def suggestion_table(plan: Plan) -> Table:
     """Changes of a recipe that does not fit, as they are typed, with the peak that each is predicted to have."""
-
-    def fits(change: Any) -> Text:
-        return Text(written(change.fits), "green" if change.fits else "")
-
     columns: Columns[Any] = Columns(
         [
             Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
             Column("predicted peak", attrgetter("peak_bytes"), "bytes"),
-            Column(
-                "fits",
-                attrgetter("fits"),
-                text=fits,
-            ),
+            Column("fits", attrgetter("fits"), text=lambda c: Text(written(c.fits), "green" if c.fits else "")),
             Column("what it costs", attrgetter("note")),
         ]
     )

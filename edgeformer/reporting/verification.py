@@ -2,64 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from math import log2
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.device import Calibration, EstimateError, FittedCase
-from edgeformer.formats.manifest import Parity
 from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.units import format_milliseconds
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.reporting.words import ABOUT, thread_words
 
-
-def _error(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1e}"
-
-
-def _of_parity(take: Callable[[Parity], str | None]) -> Callable[[ArtifactCheck], str | None]:
-    """The same of a check; None where nothing was compared."""
-    return lambda check: take(check.parity) if check.parity is not None else None
-
-
 CHECKS: Columns[ArtifactCheck] = Columns(
     [
-        Column("artifact", lambda check: check.artifact),
-        Column("ran on", _of_parity(lambda found: provider_facts(found.provider).label if found.provider else None)),
-        Column("n", _of_parity(lambda found: f"{found.n:,}"), number=True),
-        Column("max error", _of_parity(lambda found: _error(found.max_abs_error)), number=True),
-        Column("relative", _of_parity(lambda found: _error(found.relative_error)), number=True),
-        Column("top-1 agreement", lambda check: check.parity.top1_agreement if check.parity else None, "share"),
+        Column("artifact", attrgetter("artifact")),
+        Column(
+            "ran on", lambda check: provider_facts(_of(check, "provider")).label if _of(check, "provider") else None
+        ),
+        Column("n", lambda check: _of(check, "n"), number=True),
+        Column("max error", lambda check: _of(check, "max_abs_error"), "error"),
+        Column("relative", lambda check: _of(check, "relative_error"), "error"),
+        Column("top-1 agreement", lambda check: _of(check, "top1_agreement"), "share"),
         Column("held to", lambda check: check.tolerance or None),
-        Column("status", lambda check: check.status, mark=True),
+        Column("status", attrgetter("status"), mark=True),
     ]
 )
+"""What ran each artifact, how far it is from torch FP32, what it was held to."""
 
 
-def verification_table(found: Verification) -> Table:
-    """One row per artifact: what ran it, how far it is from torch FP32, what it was held to."""
-    return CHECKS.terminal(f"{found.run}: golden inputs against torch FP32", found.artifacts)
+def _of(check: ArtifactCheck, name: str) -> Any:
+    """A figure of the comparison; None where nothing was compared."""
+    return getattr(check.parity, name, None)
 
 
-def verification_lines(found: Verification) -> Iterator[str]:
-    """Reasons, files that are not intact, and the conclusion."""
+def print_verification(found: Verification, console: Console) -> None:
+    """Print every artifact, reasons, files that are not intact, and the conclusion.
+
+    Args:
+        found: what `verify` found.
+        console: of the terminal.
+    """
+    console.print(CHECKS.terminal(f"{found.run}: golden inputs against torch FP32", found.artifacts))
     for check in found.artifacts:
         if check.reason:
-            yield f"{escape(check.artifact)}: {escape(check.reason)}"
+            console.print(f"{escape(check.artifact)}: {escape(check.reason)}", soft_wrap=True)
     for file in found.damaged:
         detail = f" ({escape(file.detail)})" if file.detail else ""
-        yield f"[red]{file.status}[/]: {escape(file.file)}{detail}"
+        console.print(f"[red]{file.status}[/]: {escape(file.file)}{detail}", soft_wrap=True)
     intact = len(found.files) - len(found.damaged)
     verified = sum(check.status == "verified" for check in found.artifacts)
-    yield (
+    console.print(
         f"{intact} of {len(found.files)} files intact, {verified} of {len(found.artifacts)} artifacts verified; "
-        f"bundle.json is sha256 {found.manifest_sha256}"
+        f"bundle.json is sha256 {found.manifest_sha256}",
+        soft_wrap=True,
     )
 
 
@@ -71,24 +70,14 @@ def _about(case: FittedCase) -> str:
     return DASH if case.estimated_ms is None else f"{ABOUT} {format_milliseconds(case.estimated_ms)} ms"
 
 
-def _written_ratio(case: FittedCase) -> str:
-    ratio = _ratio(case)
-    return DASH if ratio is None else f"{ratio:.2f}"
-
-
 CASES: Columns[FittedCase] = Columns(
     [
-        Column("run", lambda case: case.run),
-        Column("artifact", lambda case: case.artifact),
+        Column("run", attrgetter("run")),
+        Column("artifact", attrgetter("artifact")),
         Column("batch × tokens", lambda case: f"{case.batch} × {case.seq}", number=True),
-        Column("measured", lambda case: case.measured_ms, "ms"),
-        Column("estimated", lambda case: case.estimated_ms, "ms", text=_about),
-        Column(
-            "estimated / measured",
-            _ratio,
-            text=lambda case: DASH if (ratio := _ratio(case)) is None else f"{ratio:.2f}",
-            number=True,
-        ),
+        Column("measured", attrgetter("measured_ms"), "ms"),
+        Column("estimated", attrgetter("estimated_ms"), "ms", text=_about),
+        Column("estimated / measured", lambda c: f"{_ratio(c):.2f}" if _ratio(c) is not None else None, number=True),
         Column("log2", lambda case: f"{log2(ratio):+.2f}" if (ratio := _ratio(case)) else None, number=True),
     ]
 )

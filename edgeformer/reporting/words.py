@@ -101,7 +101,8 @@ def in_words(report: Report) -> str:
         return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{_estimated([c])}" for c in failed) + "."
     passed = sorted({c.name for c in checks if c.status == "pass"})
     if open_:
-        done = f"{_named(passed, report)} within budget; " if passed else ""
+        names = (f"{n}{_estimated(c for c in checks if c.status == 'pass' and c.name == n)}" for n in passed)
+        done = f"{' and '.join(names)} within budget; " if passed else ""
         where = ""
         if all(c.value is None for c in open_) and not report.on_target:
             where = f", because no {report.device_title} is in this machine"
@@ -113,11 +114,6 @@ def in_words(report: Report) -> str:
         return "Nothing was checked."
     guessed = " and ".join(sorted({c.name for c in checks if c.basis == "estimated"}))
     return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}."
-
-
-def _named(names: Iterable[str], report: Report) -> str:
-    passed = [c for c in report.verdict.checks if c.status == "pass"]
-    return " and ".join(f"{name}{_estimated([c for c in passed if c.name == name])}" for name in names)
 
 
 def _estimated(checks: Iterable[Check]) -> str:
@@ -149,18 +145,21 @@ def estimate_words(report: Report) -> str | None:
 
 def not_measured(report: Report) -> list[tuple[str, str]]:
     """What the report holds no measurement of, and why; equal reasons together."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for row in report.rows:
         for what, reason in _row_gaps(row, report):
-            found.setdefault(reason, []).append(what)
+            found.setdefault(reason, {})[what] = None
     split = {part.artifact for part in split_sizes(report)}
     for name in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
         reason = "the bundle does not say: an engine, or an export of an earlier version"
-        found.setdefault(reason, []).append(f"what the bytes of {name} are for")
+        found.setdefault(reason, {})[f"what the bytes of {name} are for"] = None
     for check in report.verdict.checks:
         if check.status == "unknown":
-            found.setdefault(check.reason or _NO_REASON, []).append(f"check of {check.name} of {check.artifact}")
-    return [(_shortened(names), reason) for reason, names in found.items()]
+            found.setdefault(check.reason or _NO_REASON, {})[f"check of {check.name} of {check.artifact}"] = None
+    return [
+        (", ".join(names) if len(names) <= 4 else f"{', '.join([*names][:3])} and {len(names) - 3} more", reason)
+        for reason, names in found.items()
+    ]
 
 
 _NO_REASON = "no reason was given"
@@ -184,11 +183,6 @@ def _row_gaps(row: Row, report: Report) -> list[tuple[str, str]]:
         if status == "unavailable":
             gaps.append((f"{what} of {name}", reason or _NO_REASON))
     return gaps
-
-
-def _shortened(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def split_sizes(report: Report) -> list[SizeParts]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.families.crt import FAMILY as CRT_DEEP
 from edgeformer.families.encoder import CLIENT_TYPE
 from edgeformer.families.encoder import FAMILY as ENCODER
@@ -52,4 +52,4 @@ def test_export_writes_it(finished_run: Path) -> None:
     config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
     of_run = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
     assert config == ENCODER.client_config(of_run)
-    assert tuple(config["id2label"].values()) == read_bundle(bundle).labels
+    assert tuple(config["id2label"].values()) == Bundle.open(bundle).manifest.labels

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import write_json
 from edgeformer.run import Location, locate
@@ -43,7 +43,7 @@ def at(folder: Path) -> Location:
 
 
 def keep_artifacts(run: Path, *ids: str) -> Path:
-    manifest = read_bundle(run / "bundle")
+    manifest = Bundle.open(run / "bundle").manifest
     kept = tuple(artifact for artifact in manifest.artifacts if artifact.id in ids)
     write_json(run / "bundle" / "bundle.json", manifest.model_copy(update={"artifacts": kept}))
     return run
@@ -163,7 +163,7 @@ class TestRefusals:
             generate(at(run), PROMPT, dataclasses.replace(GREEDY, **changes))  # type: ignore[arg-type]
 
     def test_a_bundle_that_leaks(self, copied: Path) -> None:
-        manifest = read_bundle(copied / "bundle")
+        manifest = Bundle.open(copied / "bundle").manifest
         write_json(copied / "bundle" / "bundle.json", manifest.model_copy(update={"leaks": True}))
         with pytest.raises(InputError, match="tiny: leaks future tokens, so it cannot write"):
             generate(at(copied), PROMPT, GREEDY)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
@@ -183,4 +183,4 @@ def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> No
 def test_the_manifest_is_left_as_it_was(on_cpu: Report, bundle: Path) -> None:
     names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
     assert names == {"bundle.json", "golden.npz", "onnx/model.onnx", "onnx/greedy.onnx"}
-    assert read_bundle(bundle).run == "tiny"
+    assert Bundle.open(bundle).manifest.run == "tiny"

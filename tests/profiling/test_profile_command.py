@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_bundle import write_bundle
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.cli import main
 from edgeformer.formats.files import write_json
 
@@ -62,7 +62,7 @@ def test_options_that_make_no_sense(
 def test_accuracy_of_a_language_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = read_bundle(folder).model_copy(update={"task": "language-modeling"})
+    manifest = Bundle.open(folder).manifest.model_copy(update={"task": "language-modeling"})
     write_json(folder / "bundle.json", manifest)
     message = refused(folder, monkeypatch, capsys, "--search", "--min-accuracy", "0.9")
     assert "language model; bound it with --max-perplexity" in message

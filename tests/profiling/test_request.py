@@ -6,7 +6,7 @@ import psutil
 import pytest
 from tiny_bundle import artifact_of, write_bundle, write_manifest
 
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import BundleManifest
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def manifest(folder: Path) -> BundleManifest:
-    return read_bundle(folder)
+    return Bundle.open(folder).manifest
 
 
 def long_model(manifest: BundleManifest) -> BundleManifest:

@@ -178,6 +178,11 @@ def test_different_machines_are_pointed_out() -> None:
     assert compare_reports(made_report(), made_report())["notes"] == []
 
 
+def test_one_machine_that_is_one_of_the_devices_is_not_called_two() -> None:
+    here = made_report(device="host", device_title="This computer", on_target=True)
+    assert compare_reports(here, made_report())["notes"] == ["judged for different devices: host and rtx4050"]
+
+
 def test_formats_of_a_comparison() -> None:
     compared = compare_reports(made_report(), made_report(made_row(measured(40.0))))
     json.dumps(compared)

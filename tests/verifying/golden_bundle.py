@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.bundle import read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
@@ -43,25 +43,25 @@ def change_golden(folder: Path, **arrays: NDArray[np.generic]) -> None:
     with np.load(path) as golden:
         kept = dict(golden)
     np.savez(path, **{**kept, **arrays})  # type: ignore[arg-type]
-    update(folder, files={**read_bundle(folder).files, "golden.npz": sha256_of(path)})
+    update(folder, files={**Bundle.open(folder).manifest.files, "golden.npz": sha256_of(path)})
 
 
 def update(folder: Path, **changes: object) -> BundleManifest:
     """Change fields of bundle.json."""
-    manifest = read_bundle(folder).model_copy(update=changes)
+    manifest = Bundle.open(folder).manifest.model_copy(update=changes)
     write_json(folder / "bundle.json", manifest)
     return manifest
 
 
 def change(folder: Path, artifact: str, **changes: object) -> None:
     """Change fields of an artifact's entry."""
-    entries = read_bundle(folder).artifacts
+    entries = Bundle.open(folder).manifest.artifacts
     update(folder, artifacts=tuple(e.model_copy(update=changes) if e.id == artifact else e for e in entries))
 
 
 def approve(folder: Path, artifact: str) -> None:
     """Make the manifest agree with the artifact's file as it is now."""
-    entry = next(e for e in read_bundle(folder).artifacts if e.id == artifact)
+    entry = next(e for e in Bundle.open(folder).manifest.artifacts if e.id == artifact)
     fresh: ArtifactManifest = artifact_of(folder, str(entry.file))
     change(folder, artifact, sha256=fresh.sha256, size_bytes=fresh.size_bytes)
 

@@ -15,7 +15,7 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
 from edgeformer.backends.tensorrt import state as tensorrt_state_module
 from edgeformer.backends.tensorrt.state import TensorRTState
-from edgeformer.bundle import Bundle, read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import Engine, Parity
 from edgeformer.machine.cuda_driver import Device
@@ -98,7 +98,7 @@ class TestFiles:
     @pytest.mark.parametrize("shared", ["onnx/model.onnx_data", "onnx/step_embed.onnx"])
     def test_shared_weights_and_parts_belong_to_the_artifact(self, bundle: Path, shared: str) -> None:
         (bundle / shared).write_bytes(b"weights")
-        update(bundle, files={**read_bundle(bundle).files, shared: "0" * 64})
+        update(bundle, files={**Bundle.open(bundle).manifest.files, shared: "0" * 64})
         weights = shared.endswith("_data")
         change(bundle, "model", weights_file=shared if weights else None, parts={} if weights else {"embed": shared})
         status, reason = status_of(verify(Bundle.open(bundle)))
@@ -218,7 +218,7 @@ class TestAnswers:
     def test_trimmed_artifacts_have_their_own_golden_inputs(self, bundle: Path) -> None:
         (bundle / "trimmed").mkdir()
         (bundle / "golden.npz").rename(bundle / "trimmed" / "golden.npz")
-        known = read_bundle(bundle).files["golden.npz"]
+        known = Bundle.open(bundle).manifest.files["golden.npz"]
         update(bundle, files={"trimmed/golden.npz": known})
         change(bundle, "model", trimmed=True)
         assert status_of(verify(Bundle.open(bundle)))[0] == "verified"

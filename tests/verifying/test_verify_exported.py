@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import Bundle, read_bundle
+from edgeformer.bundle import Bundle
 from edgeformer.stages.verifying.verify import verify
 from tests.exporting.language_run import exported_language_run
 
@@ -26,7 +26,7 @@ def test_classifier(finished_run: Path) -> None:
 def test_language_model(language_bundle: Path) -> None:
     found, built = verify(Bundle.open(language_bundle)), {}
     assert found.damaged == ()
-    for artifact in read_bundle(language_bundle).artifacts:
+    for artifact in Bundle.open(language_bundle).manifest.artifacts:
         built[artifact.id] = artifact.status == "built"
     checks = {check.artifact: check for check in found.artifacts}
     assert {id_: check.status for id_, check in checks.items()} == {
@@ -38,7 +38,7 @@ def test_language_model(language_bundle: Path) -> None:
 
 def test_the_largest_logits_show_what_all_of_them_show(language_bundle: Path) -> None:
     checks = {check.artifact: check.parity for check in verify(Bundle.open(language_bundle)).artifacts}
-    for artifact in read_bundle(language_bundle).artifacts:
+    for artifact in Bundle.open(language_bundle).manifest.artifacts:
         here, there = checks[artifact.id], artifact.parity
         if artifact.status != "built" or artifact.role == "decode":
             continue  # export decodes half of every window at once, verify all of it token by token
