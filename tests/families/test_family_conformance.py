@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_without_its_package_a_family_is_unknown() -> None:
     from edgeformer.families import family_of
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discovery.metadata, "entry_points", lambda group: [])
+        patch.setattr(metadata, "entry_points", lambda group: [])
         discovery._announced.cache_clear()
         with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is no family .*: crt, encoder"):
             family_of(recipe)

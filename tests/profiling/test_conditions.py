@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import counts_threads
+from edgeformer.backends import provider_facts
 from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.conditions import CpuReading, CpuUse, doubts, used_between
@@ -46,7 +46,7 @@ def test_what_makes_figures_that_cannot_be_had_again(changes: dict[str, object],
 
 def test_threads_of_a_provider_that_brings_its_own_are_not_counted() -> None:
     crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
-    assert counts_threads(CPU) and not counts_threads(CUDA)
+    assert provider_facts(CPU).counts_threads and not provider_facts(CUDA).counts_threads
     assert not crowd.disturbed(16, None)
     assert crowd.warnings(None) == []
     assert crowd.disturbed(16, 1)
