@@ -17,8 +17,6 @@ from edgeformer.backends.onnxruntime.providers import (
 )
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ONNX
-from edgeformer.machine import cuda_driver
-from edgeformer.machine.capability import ask_installed
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -84,6 +82,9 @@ class OnnxRuntimeBackend(Backend):
         import edgeformer.backends.onnxruntime.steps  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        from edgeformer.machine import cuda_driver
+        from edgeformer.machine.capability import ask_installed
+
         answers = ask_installed(SCRIPTS, timeout_s)
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 

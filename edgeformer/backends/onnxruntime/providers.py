@@ -6,11 +6,12 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import Kind, ProviderFacts
-from edgeformer.machine import nvidia
-from edgeformer.machine.capability import Answer, Capability, installed_version
+
+if TYPE_CHECKING:
+    from edgeformer.machine.capability import Answer, Capability
 
 SUFFIX = "ExecutionProvider"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -54,6 +55,8 @@ def default_provider(kind: Kind | None = None) -> str:
     # Asking for cards takes as long as a small model's answer, so it is left where no provider could use one.
     if not {CUDA, RTX} & set(built_in) and util.find_spec(PLUGIN) is None:
         return CPU
+    from edgeformer.machine import nvidia
+
     cards = nvidia.gpus()
     if not cards:
         return CPU
@@ -148,6 +151,8 @@ def facts_of(provider: str) -> ProviderFacts | None:
 
 
 def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None) -> Capability:
+    from edgeformer.machine.capability import Capability
+
     known = _KNOWN.get(name, _Known("used only where it is asked for"))
     version, remedy, works = None, None, False
     if name == RTX and plugin is not None and not built_in:
@@ -178,6 +183,8 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
         driver: why CUDA's driver cannot be used; None when it can.
         plugin: what the probe of onnxruntime-ep-nv-tensorrt-rtx said; None where it is not installed.
     """
+    from edgeformer.machine.capability import Capability, installed_version
+
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:

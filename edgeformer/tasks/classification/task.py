@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.prepare import encode_file, prepare, prepare_test
-from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
 from edgeformer.formats.golden import GoldenError
@@ -65,18 +63,26 @@ class Classification(Task):
     few: ClassVar[str] = f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
 
     def prepare(self, recipe: ClassificationRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
+        from edgeformer.data.prepare import prepare  # answering from a bundle reads no data sets
+
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
+        from edgeformer.data.sources import local_parts
+
         return local_parts(data, folder)
 
     def set_name(self, data: DataConfig, split: str) -> str:
         return data.split if split == "test" else split
 
     def read_set(self, data: DataConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
+        from edgeformer.data.prepare import prepare_test
+
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
+        from edgeformer.data.prepare import encode_file
+
         return encode_file(path, data.labels, reader.tokenizer, data.max_length)
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
