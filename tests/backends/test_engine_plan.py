@@ -13,8 +13,8 @@ from edgeformer.backends.tensorrt.builders import (
     TensorRTBuilder,
     TorchTensorRTBuilder,
     Unavailable,
-    text_shapes,
 )
+from edgeformer.backends.tensorrt.engine import text_shapes
 from edgeformer.backends.tensorrt.state import TensorRTState, judge
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import install_hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,29 +25,8 @@ from edgeformer.tasks.parity import TOLERANCES
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
 
-LARGEST_BATCH = 16
-BEST_LENGTH = 128
-"""Tokens at which latency is judged (the budgets' shape); engines are tuned for it where the text gets so long."""
-
 _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
-
-
-Shapes = Mapping[str, tuple[int, int, int]]
-"""Dynamic axis, as a graph calls it → the smallest size that the engine takes, the one it is tuned for, the largest."""
-
-
-def text_shapes(max_length: int, max_positions: int) -> Shapes:
-    """The one rule: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 tokens or the longest text.
-
-    The largest sequence is at least 128 where the model can take that: latency is judged there.
-
-    Args:
-        max_length: tokens of the longest text of the recipe.
-        max_positions: tokens that the model can take.
-    """
-    longest = min(max_positions, max(max_length, BEST_LENGTH))
-    return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:

@@ -11,7 +11,7 @@ import importlib
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.backends.backend import BuildJob, Target
-from edgeformer.backends.tensorrt.builders import text_shapes
 from edgeformer.backends.tensorrt.log import (
     PARTS,
     Layers,
@@ -43,6 +42,13 @@ from edgeformer.machine.cuda_driver import devices
 SIZE_BAR = 1.2
 """An engine's weights (or, where their size is unknown, the engine) against its graph."""
 
+LARGEST_BATCH = 16
+BEST_LENGTH = 128
+"""Tokens at which latency is judged (the budgets' shape); engines are tuned for it where the text gets so long."""
+
+Shapes = Mapping[str, tuple[int, int, int]]
+"""Dynamic axis, as a graph calls it → the smallest size that the engine takes, the one it is tuned for, the largest."""
+
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
 
 
@@ -59,6 +65,19 @@ class BuiltEngine:
     engine: Engine
     built_for: dict[str, str]
     reason: str | None
+
+
+def text_shapes(max_length: int, max_positions: int) -> Shapes:
+    """The one rule: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 tokens or the longest text.
+
+    The largest sequence is at least 128 where the model can take that: latency is judged there.
+
+    Args:
+        max_length: tokens of the longest text of the recipe.
+        max_positions: tokens that the model can take.
+    """
+    longest = min(max_positions, max(max_length, BEST_LENGTH))
+    return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
 def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> BuiltEngine:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edgeformer.backends.backend import BuildJob, Target
-from edgeformer.backends.tensorrt.builders import text_shapes
+from edgeformer.backends.tensorrt.engine import text_shapes
 from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import replacing
