@@ -15,7 +15,7 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.tensorrt.state import Package, describe, judge
 from edgeformer.cli import doctor
 from edgeformer.formats.errors import InputError, install_hint
-from edgeformer.machine import nvidia
+from edgeformer.machine import capability, nvidia
 from edgeformer.machine.capability import Answer, Capability, installed_version
 from edgeformer.machine.cuda_driver import Device
 
@@ -146,7 +146,7 @@ def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.Monke
 
 
 def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "installed_version", lambda name: "1" if name in WHEELS else None)
+    monkeypatch.setattr(capability, "installed_version", lambda name: "1" if name in WHEELS else None)
     names = ["CPUExecutionProvider", "CUDAExecutionProvider"]
     found = providers.describe(Answer({"version": "1.31", "providers": names}), "no driver")
     assert "onnxruntime and onnxruntime-gpu are both installed" in found[0].detail

@@ -96,6 +96,16 @@ def test_a_data_centre_card_takes_tensorrt_on_itself_only(plan: Plan) -> None:
     assert isinstance(no_card, Unavailable) and "here device: no NVIDIA GPU is present" in no_card.reason
 
 
+@pytest.mark.parametrize("gpu", [Device(0, "NVIDIA H100 80GB HBM3", "9.0"), Device(0, "NVIDIA H200", "10.0")])
+def test_neither_the_name_nor_the_capability_alone_makes_a_card_the_target(gpu: Device, plan: Plan) -> None:
+    """An H100 has the capability of an H200, and kernels that were chosen by its bandwidth."""
+    for builder, name in ((TensorRTBuilder(), "tensorrt"), (TorchTensorRTBuilder(), "torch-tensorrt")):
+        here = judge(name, Answer({"version": "11.0.0.1", "builder": True}), None, [gpu])
+        refused = plan("h200", RTX, here, builder=builder)
+        assert isinstance(refused, Unavailable)
+        assert f"GPU is {gpu.name} with compute capability {gpu.compute_capability}" in refused.reason
+
+
 def test_tensorrt_without_strongly_typed_networks_is_too_old(plan: Plan) -> None:
     old = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])
     refused = plan("h200", RTX, old)

@@ -45,6 +45,15 @@ def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> No
     assert not list((run / "bundle" / "onnx").glob("*fp16.onnx")), "a client would open it by its name"
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_activations_that_are_no_numbers_are_an_overflow(run: Path, broken: float) -> None:
+    """NaN loses every comparison: taken as it is, it would be no larger than anything."""
+    model = load_model(run)
+    with torch.no_grad():
+        model.layers[0].attention.qkv.weight[0, 0] = broken
+    assert largest_activation(model, np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)) == float("inf")
+
+
 def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itself(run: Path) -> None:
     model = load_model(run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)

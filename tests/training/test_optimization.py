@@ -15,7 +15,7 @@ from edgeformer.formats.recipe import (
     PlateauSchedule,
     Schedule,
 )
-from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+from edgeformer.stages.training.optimization import LearningRate, build_optimizer, resolve_precision
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 
@@ -87,3 +87,14 @@ def test_weight_decay_spares_vectors() -> None:
     optimizer = build_optimizer(nn.Linear(3, 2), OptimizerConfig(lr=1.0, weight_decay=0.1))
     groups = [([p.ndim for p in g["params"]], g["weight_decay"]) for g in optimizer.param_groups]
     assert groups == [([2], 0.1), ([1], 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((8, 6), "bf16"), ((9, 0), "bf16")]
+)
+def test_auto_is_bf16_from_ampere_on(
+    capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert resolve_precision("auto", "cuda") == expected
+    assert resolve_precision("fp16", "cuda") == "fp16"
