@@ -79,12 +79,14 @@ class Bundle:
 
     @cached_property
     def loops(self) -> int:
-        """How often a step artifact's loop graph is run: to a language model's last exit, or a classifier's iterations.
+        """How often a step artifact's loop graph is run until the last answer.
 
         Raises:
-            ArtifactError: the configuration is missing, damaged, or does not say it.
+            ArtifactError: an older bundle, whose configuration is missing, damaged, or does not say it.
         """
-        return self.manifest.exits[-1] if self.manifest.exits else self._config_number(CONFIG_FILE, "iterations")
+        # Bundles made before `loops` was written: a language model's last exit, or a classifier's iterations.
+        older = self.manifest.exits[-1] if self.manifest.exits else None
+        return self.manifest.loops or older or self._config_number(CONFIG_FILE, "iterations")
 
     # Artifacts
 

@@ -46,6 +46,11 @@ def test_every_weight_is_stored_once(finished_run: Path, artifacts: dict[str, Ar
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
 
 
+def test_the_manifest_says_how_often_the_shared_part_runs(finished_run: Path) -> None:
+    bundle = Bundle.open(finished_run / "bundle")
+    assert bundle.manifest.loops == 2 == bundle.loops
+
+
 def test_audit_sees_a_weight_that_was_copied(finished_run: Path, tmp_path: Path) -> None:
     graph = onnx.load(str(finished_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
     unique = read_run(finished_run).parameters

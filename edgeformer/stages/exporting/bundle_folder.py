@@ -98,6 +98,7 @@ def bundle_manifest(
         created=now(),
         **facts,
         exits=subject.family.trained_exits(recipe.model),
+        loops=subject.family.loops(recipe.model),
         leaks=subject.leaks,
         max_positions=recipe.model.max_positions,
         parameters=manifest.parameters,
