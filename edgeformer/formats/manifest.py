@@ -239,9 +239,7 @@ class BundleManifest(Frozen):
     created: str
     labels: tuple[str, ...] = Field((), strict=False, description="classification: names of the classes")
     exits: tuple[int, ...] = Field((), strict=False, description="language modelling: loops with a head")
-    loops: int | None = Field(
-        None, description="how often the shared part runs to the last answer; None: older bundles"
-    )
+    loops: int | None = Field(None, description="how often the shared part runs; None: older bundles")
     leaks: bool = Field(False, description="language modelling: sees what it is asked to predict")
     max_length: int
     max_positions: int
