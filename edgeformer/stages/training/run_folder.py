@@ -113,7 +113,7 @@ class RunRecord:
         )
         self._write(manifest)
 
-    def resume(self, precision: str) -> None:
+    def resume(self, precision: str, progress: Progress) -> None:
         """Restore the state of a run that goes on. Raises InputError where data or precision have changed."""
         old = read_run(self.folder)
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
@@ -123,7 +123,7 @@ class RunRecord:
                 f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
                 f"add --set training.precision={old.precision} and train anew, or resume where it began"
             )
-        self._loop.resume()
+        self._loop.resume(progress)
         self._write(old.model_copy(update={"status": "running", "reason": None}))
 
     def _progressed(self) -> RunManifest:
@@ -151,6 +151,8 @@ class RunRecord:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
         trained = self._progressed()  # before scoring adds to the peak
         model, objective, position = self._loop.plain_model, self._objective, self._loop.position
+        if position.best_value is None:
+            raise ArtifactError(f"{self._loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self._loop.checkpoints.best)
         tests: dict[str, Score] = {}
         with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):

@@ -22,8 +22,9 @@ from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.run import free_folder
 from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
+from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import free_bytes, predict_peak
+from edgeformer.stages.training.metrics_log import MetricsLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
@@ -69,10 +70,10 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
     if resumed is None:
         record.begin(precision, memory)
     else:
-        record.resume(precision)
+        record.resume(precision, progress)
     _announce(record.manifest, loop, progress)
     try:
-        with _stop_on_interrupt() as stop, closing(MetricsLog(folder, loop.position.step)) as log:
+        with _stop_on_interrupt() as stop, closing(MetricsLog(folder, loop.position)) as log:
             finished = loop.run(stop, log, progress, options.max_steps)
         step = loop.position.step
         if not finished:
@@ -81,10 +82,7 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
-        if (folder / "checkpoints" / "last").is_dir():
-            hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
-        else:
-            hint = f"interrupted before the first checkpoint; nothing in {folder} can be resumed"
+        hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
         record.stop("failed", f"{type(error).__name__}: {error}")
