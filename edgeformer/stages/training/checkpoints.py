@@ -8,6 +8,7 @@ are a hard link where the file system has them, so that no weights are written t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -54,6 +55,9 @@ class Position:
     batch_size: int = 0
     window: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
+    skipped: int = 0  # steps that fp16 scaling could not use
+    skipped_in_a_row: int = 0
+    losses: list[float] = field(default_factory=list)  # of the last steps, to tell a spike by
     records: int | None = None  # of the log; None: an earlier version did not count them
 
 
@@ -82,9 +86,10 @@ class Checkpoints:
 
         Raises:
             EdgeformerError: it cannot be written; the states before are as they were.
+            FileNotFoundError: the run's folder was removed.
         """
         if not self._run.is_dir():
-            raise EdgeformerError(f"{self._run}: was removed while it was being trained; nothing is left to go on from")
+            raise FileNotFoundError(errno.ENOENT, "was removed", str(self._run))
         number = max((_number(path) for path in self._states()), default=0) + 1
         path = self._folder / f"{number:06d}-step-{position.step}"
         with self._explained(path), replacing_folder(path) as folder:

@@ -16,6 +16,7 @@ from torch import nn
 
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Progress, bar
+from edgeformer.stages.training import health
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.memory import is_out_of_memory
 from edgeformer.stages.training.metrics_log import Meter, MetricsLog
@@ -38,14 +39,16 @@ class TrainingLoop:
         recipe, model = objective.recipe, objective.model
         self._recipe, self._config, self._objective = recipe, recipe.training, objective
         self._accelerator = accelerator
-        optimizer = build_optimizer(model, self._config.optimizer)
-        self._model, self._optimizer = accelerator.prepare(model, optimizer)
         self._rows = len(objective.prepared.train)
         self._steps = -(-self._rows // self._config.effective_batch)  # of an epoch
         self.total_steps = self._steps * self._config.epochs
+        optimizer = build_optimizer(model, self._config.optimizer)
+        # Before Accelerate keeps the optimizer's step method, which a schedule marks as its own.
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
+        self._model, self._optimizer = accelerator.prepare(model, optimizer)
         self.position = Position(batch_size=self._config.batch_size)
         self._window = self._meter()  # steps since the last log line
+        self._saved_at = time.monotonic()
         self.device: torch.device = accelerator.device
 
     @property
@@ -70,7 +73,7 @@ class TrainingLoop:
 
     def run(self, stop: threading.Event, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
-        limit = min(self.total_steps, max_steps or self.total_steps)
+        limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
         while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
             complete = self._epoch(stop, log, progress, limit)
             if stop.is_set():
@@ -88,8 +91,11 @@ class TrainingLoop:
         return True
 
     def _save(self, *, best: bool = False) -> None:
+        if not health.weights_are_finite(self._model):  # the last step spoiled them
+            raise EdgeformerError(health.divergence(self._model, self.position.step, "the weights are not finite"))
         self.position.window = asdict(self._window)
         self.checkpoints.save(self._accelerator, self._rate, self.position, self.plain_model if best else None)
+        self._saved_at = time.monotonic()
 
     def _epoch(self, stop: threading.Event, log: MetricsLog, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
@@ -116,9 +122,38 @@ class TrainingLoop:
                 if position.step % self._config.log_every == 0:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
+                self._watch(step, log, progress)
                 if stop.is_set() or position.step >= limit:
                     break
+                if time.monotonic() - self._saved_at >= 60 * self._config.checkpoint_minutes:
+                    self._save()
+                    mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return position.batch == self._steps
+
+    def _watch(self, step: Meter, log: MetricsLog, progress: Progress) -> None:
+        """Report a step that was skipped, or whose loss leapt; so many skipped ones in a row end training."""
+        position = self.position
+        if step.skipped:
+            position.skipped += 1
+            position.skipped_in_a_row += 1
+            log.record("skipped", position.step, self._passes(), {"skipped_steps": float(position.skipped)})
+            progress.message(
+                f"step {position.step} skipped: fp16 cannot hold its gradient ({position.skipped} skipped so far); "
+                "the scaling factor is halved"
+            )
+            if position.skipped_in_a_row >= health.SKIPPED_IN_A_ROW:
+                raise EdgeformerError(
+                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}: no scaling "
+                    "makes the gradient finite; the best weights and the last checkpoint are kept; use "
+                    "training.precision: bf16 or fp32"
+                )
+            return
+        position.skipped_in_a_row = 0
+        if health.is_spike(step.loss, position.losses):
+            usual = math.fsum(position.losses) / len(position.losses)
+            log.record("spike", position.step, self._passes(), {"loss": step.loss, "usual_loss": usual})
+            progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
+        position.losses = [*position.losses, step.loss][-health.HISTORY :]
 
     def _meter(self) -> Meter:
         return Meter(per_token=self._objective.task.unit == "tokens")
@@ -172,18 +207,30 @@ class TrainingLoop:
             step.loss_sum += float(losses.total.detach())
             for name, value in losses.parts.items():
                 step.part_sums[name] = step.part_sums.get(name, 0.0) + float(value.detach())
-        if not math.isfinite(step.loss_sum):
-            raise EdgeformerError(
-                f"training diverged after step {self.position.step}: the loss is {step.loss_sum}; "
-                "lower training.optimizer.lr or training.clip_norm"
-            )
+        scaler, norm = self._accelerator.scaler, 0.0
         if self._config.clip_norm is not None:
-            self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
+            norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm))
+        elif scaler is None:
+            norm = health.gradient_norm(self._model)
+        finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
+        if scaler is None and not finite:
+            raise self._diverged(step)
+        scale = scaler.get_scale() if scaler is not None else 0.0
         self._optimizer.step()
-        if not self._accelerator.optimizer_step_was_skipped:
+        # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
+        if scaler is not None and scaler.get_scale() < scale:
+            step = self._meter()
+            step.rows_sum, step.skipped = len(rows), 1
+        elif not finite:
+            raise self._diverged(step)
+        else:
             self._rate.after_step()
         self._optimizer.zero_grad()
         return step
+
+    def _diverged(self, step: Meter) -> EdgeformerError:
+        found = "the gradient is not finite" if math.isfinite(step.loss_sum) else f"the loss is {step.loss_sum}"
+        return EdgeformerError(health.divergence(self._model, self.position.step + 1, found))
 
     def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> bool:
         """Score the weights as they are; True where they are the best so far, which the next checkpoint keeps.
@@ -201,7 +248,7 @@ class TrainingLoop:
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.task.record(result)})
         value = objective.task.criterion(result, self._config)
-        better = position.best_value is None or value < position.best_value
+        better = math.isfinite(value) and (position.best_value is None or value < position.best_value)
         if better:
             position.best_epoch, position.best_value = position.epoch + 1 if complete else None, value
             position.validation = result.model_dump()

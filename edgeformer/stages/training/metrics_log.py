@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from edgeformer.formats.files import write_text
 from edgeformer.stages.training.checkpoints import Position
+
+METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Meter:
     weight_sum: int = 0
     rows_sum: int = 0
     seconds_sum: float = 0.0
+    skipped: int = 0
 
     def add(self, step: Meter) -> None:
         """Count one step."""
@@ -31,6 +35,7 @@ class Meter:
         self.weight_sum += step.weight_sum
         self.rows_sum += step.rows_sum
         self.seconds_sum += step.seconds_sum
+        self.skipped += step.skipped
 
     @property
     def loss(self) -> float:
@@ -47,7 +52,8 @@ class Meter:
     def averages(self) -> dict[str, float]:
         """Everything, by the names of metrics.jsonl."""
         parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
-        return {"loss": self.loss, **parts, **self.speed()}
+        skipped = {"skipped": float(self.skipped)} if self.skipped else {}
+        return {"loss": self.loss, **parts, **self.speed(), **skipped}
 
 
 class MetricsLog:
@@ -61,7 +67,7 @@ class MetricsLog:
     """
 
     def __init__(self, run: Path, position: Position) -> None:
-        self._path, self._position = run / "metrics.jsonl", position
+        self._path, self._position = run / METRICS_FILE, position
         kept = self._kept()
         position.records = len(kept)
         write_text(self._path, "".join(line + "\n" for line in kept))
@@ -87,4 +93,5 @@ class MetricsLog:
     def close(self) -> None:
         """End the files."""
         self._file.close()
-        self._board.close()
+        with contextlib.suppress(OSError):  # what it could not write is in metrics.jsonl, or that has failed as well
+            self._board.close()
