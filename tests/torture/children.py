@@ -18,7 +18,7 @@ from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # importing torch takes longer than what is trained here
-_CONTEXT.set_forkserver_preload(["edgeformer.stages.training.train"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "edgeformer.families.encoder.network", "tests.torture.children"])
 COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")
 """What changes names on the disk, and what makes sure that it did."""
 
