@@ -56,7 +56,8 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import SILENT
     from edgeformer.stages.training.checkpoints import Checkpoints
-    from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
+    from edgeformer.stages.training.loop import TrainingLoop
+    from edgeformer.stages.training.metrics_log import MetricsLog
     from edgeformer.stages.training.objective import Objective
     from edgeformer.stages.training.optimization import resolve_precision
     from edgeformer.tasks import task_named
@@ -70,7 +71,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)
     loop = TrainingLoop(Objective(recipe, folder, Place("cpu", precision), SILENT), accelerator)
     loop.checkpoints = Checkpoints(folder)
-    with closing(MetricsLog(folder, 0)) as log:
+    with closing(MetricsLog(folder, loop.position)) as log:
         loop.run(Event(), log, SILENT, steps)
 
 

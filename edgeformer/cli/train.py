@@ -46,7 +46,8 @@ def command(
     Before the first step its peak memory is predicted and compared with what is free (see edgeformer plan). A language
     model is probed for leaks: outputs must not depend on later tokens.
 
-    Ctrl-C stops after the current step and leaves a run that --resume continues (exit code 130).
+    Ctrl-C, SIGTERM or a closed terminal stop after the current step and leave a run that --resume continues (exit code
+    130). A killed one goes on from its last checkpoint: one per epoch, and every training.checkpoint_minutes.
     Bad input writes nothing (exit code 2).
 
     Examples:

@@ -90,6 +90,7 @@ class RunManifest(Frozen):
     precision: str = Field(description="what training computed in")
     attention: AttentionUse
     data: DataSummary
+    tokenizer_fingerprint: str | None = Field(None, description="sha256 of all that the tokenizer is")
     best_epoch: int | None = None
     validation: AnyScore | None = None
     test: AnyScore | None = None
@@ -99,6 +100,7 @@ class RunManifest(Frozen):
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step, however many at a time")
     batch_size: int | None = Field(None, description="rows at a time at the end; smaller than asked for after an OOM")
+    skipped_steps: int = Field(0, description="steps whose gradient fp16 could not hold; they changed no weight")
     versions: dict[str, str]
     code_version: str
     host: dict[str, Any]

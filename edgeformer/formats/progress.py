@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, Protocol
 
 
@@ -33,6 +34,22 @@ class Silent:
 
 
 SILENT = Silent()
+
+
+class Lasting:
+    """Another progress, which cannot end the work: when nobody reads it any more, the work goes on in silence."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+
+    def _show(self, method: str, *given: Any, **fields: Any) -> None:
+        try:
+            getattr(self._shown, method)(*given, **fields)
+        except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a closed stream
+            self._shown = SILENT
+
+    start, advance = partialmethod(_show, "start"), partialmethod(_show, "advance")
+    finish, message = partialmethod(_show, "finish"), partialmethod(_show, "message")
 
 
 @contextmanager

@@ -94,6 +94,9 @@ class TrainingConfig(Frozen):
     )
     early_stopping: EarlyStopping | None = None
     log_every: PositiveInt = 50
+    checkpoint_minutes: PositiveFloat = Field(
+        10.0, description="a state to resume from is saved this often within an epoch too; decides nothing else"
+    )
 
     @property
     def effective_batch(self) -> int:
@@ -142,6 +145,7 @@ class Recipe(Frozen):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
-        """sha256 of the resolved recipe; equal recipes are the same run."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
+        decisive = self.model_dump(mode="json", exclude={"training": {"checkpoint_minutes"}})
+        text = json.dumps(decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

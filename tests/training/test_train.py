@@ -111,11 +111,11 @@ def test_interrupted_and_resumed_is_the_same_run(
 def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
     with pytest.raises(InterruptedRun):
         train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
-    weights_file = next(tmp_path.glob("*/checkpoints/last/model.safetensors"))
+    weights_file = next(tmp_path.glob("*/checkpoints/*/model.safetensors"))
     content = bytearray(weights_file.read_bytes())
     content[-1] ^= 1
     weights_file.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors: damaged"):
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: damaged .*no good checkpoint is left"):
         train(small_recipe, TrainOptions(tmp_path, resume=True))
 
 
@@ -172,7 +172,7 @@ FEW = ["data.parts.train.0.rows=400", "training.epochs=2"]
 
 def state_of(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Where training stood at its last checkpoint, and its schedule."""
-    folder = run / "checkpoints" / "last"
+    folder = max((run / "checkpoints").iterdir())
     return json.loads((folder / "state.json").read_text(encoding="utf-8")), torch.load(folder / "schedule.pt")
 
 
@@ -265,7 +265,7 @@ class TestBf16:
 
 def test_diverged_training_is_a_failure_not_a_result(tmp_path: Path) -> None:
     recipe = load_recipe("quickstart", [*SMALL, "training.optimizer.lr=1e30", "training.clip_norm=null"])
-    with pytest.raises(EdgeformerError, match=r"diverged after step .* lower training\.optimizer\.lr"):
+    with pytest.raises(EdgeformerError, match=r"diverged at step .* lower training\.optimizer\.lr"):
         train(recipe, TrainOptions(tmp_path, name="run"))
     assert read_run(tmp_path / "run").status == "failed"
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import threading
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
-from edgeformer.families.saving import save_weights
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Progress, bar
+from edgeformer.stages.training import health
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.memory import is_out_of_memory
+from edgeformer.stages.training.metrics_log import Meter, MetricsLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 
@@ -42,14 +39,16 @@ class TrainingLoop:
         recipe, model = objective.recipe, objective.model
         self._recipe, self._config, self._objective = recipe, recipe.training, objective
         self._accelerator = accelerator
-        optimizer = build_optimizer(model, self._config.optimizer)
-        self._model, self._optimizer = accelerator.prepare(model, optimizer)
         self._rows = len(objective.prepared.train)
         self._steps = -(-self._rows // self._config.effective_batch)  # of an epoch
         self.total_steps = self._steps * self._config.epochs
+        optimizer = build_optimizer(model, self._config.optimizer)
+        # Before Accelerate keeps the optimizer's step method, which a schedule marks as its own.
         self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
+        self._model, self._optimizer = accelerator.prepare(model, optimizer)
         self.position = Position(batch_size=self._config.batch_size)
         self._window = self._meter()  # steps since the last log line
+        self._saved_at = time.monotonic()
         self.device: torch.device = accelerator.device
 
     @property
@@ -62,33 +61,41 @@ class TrainingLoop:
         plain.__dict__.pop("forward", None)
         return plain
 
-    def resume(self) -> None:
-        """Go on from the last checkpoint. Raises ArtifactError."""
-        self.position = self.checkpoints.restore(self._accelerator, self._rate)
-        self._window = Meter(**self.position.window)
+    def resume(self, progress: Progress) -> None:
+        """Go on from the last checkpoint that is not damaged; from the beginning, if there is none yet.
+
+        Raises:
+            ArtifactError: all checkpoints are damaged, or do not fit.
+        """
+        position = self.checkpoints.restore(self._accelerator, self._rate, progress.message)
+        if position is not None:
+            self.position, self._window = position, Meter(**position.window)
 
     def run(self, stop: threading.Event, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
-        limit = min(self.total_steps, max_steps or self.total_steps)
+        limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
         while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
             complete = self._epoch(stop, log, progress, limit)
             if stop.is_set():
                 self._save()
                 return False
-            self._validate(log, progress, complete=complete)
+            better = self._validate(log, progress, complete=complete)
             if complete:
                 self.position.epoch += 1
                 self.position.batch, self.position.epoch_loss_sum, self.position.epoch_weight = 0, 0.0, 0
-            self._save()
+            self._save(best=better)
             if not complete:
                 break
         if self._stagnates():
             progress.message("stopping early: validation loss no longer improves")
         return True
 
-    def _save(self) -> None:
+    def _save(self, *, best: bool = False) -> None:
+        if not health.weights_are_finite(self._model):  # the last step spoiled them
+            raise EdgeformerError(health.divergence(self._model, self.position.step, "the weights are not finite"))
         self.position.window = asdict(self._window)
-        self.checkpoints.save(self._accelerator, self._rate, self.position)
+        self.checkpoints.save(self._accelerator, self._rate, self.position, self.plain_model if best else None)
+        self._saved_at = time.monotonic()
 
     def _epoch(self, stop: threading.Event, log: MetricsLog, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
@@ -115,9 +122,38 @@ class TrainingLoop:
                 if position.step % self._config.log_every == 0:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
+                self._watch(step, log, progress)
                 if stop.is_set() or position.step >= limit:
                     break
+                if time.monotonic() - self._saved_at >= 60 * self._config.checkpoint_minutes:
+                    self._save()
+                    mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return position.batch == self._steps
+
+    def _watch(self, step: Meter, log: MetricsLog, progress: Progress) -> None:
+        """Report a step that was skipped, or whose loss leapt; so many skipped ones in a row end training."""
+        position = self.position
+        if step.skipped:
+            position.skipped += 1
+            position.skipped_in_a_row += 1
+            log.record("skipped", position.step, self._passes(), {"skipped_steps": float(position.skipped)})
+            progress.message(
+                f"step {position.step} skipped: fp16 cannot hold its gradient ({position.skipped} skipped so far); "
+                "the scaling factor is halved"
+            )
+            if position.skipped_in_a_row >= health.SKIPPED_IN_A_ROW:
+                raise EdgeformerError(
+                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}: no scaling "
+                    "makes the gradient finite; the best weights and the last checkpoint are kept; use "
+                    "training.precision: bf16 or fp32"
+                )
+            return
+        position.skipped_in_a_row = 0
+        if health.is_spike(step.loss, position.losses):
+            usual = math.fsum(position.losses) / len(position.losses)
+            log.record("spike", position.step, self._passes(), {"loss": step.loss, "usual_loss": usual})
+            progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
+        position.losses = [*position.losses, step.loss][-health.HISTORY :]
 
     def _meter(self) -> Meter:
         return Meter(per_token=self._objective.task.unit == "tokens")
@@ -171,21 +207,33 @@ class TrainingLoop:
             step.loss_sum += float(losses.total.detach())
             for name, value in losses.parts.items():
                 step.part_sums[name] = step.part_sums.get(name, 0.0) + float(value.detach())
-        if not math.isfinite(step.loss_sum):
-            raise EdgeformerError(
-                f"training diverged after step {self.position.step}: the loss is {step.loss_sum}; "
-                "lower training.optimizer.lr or training.clip_norm"
-            )
+        scaler, norm = self._accelerator.scaler, 0.0
         if self._config.clip_norm is not None:
-            self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
+            norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm))
+        elif scaler is None:
+            norm = health.gradient_norm(self._model)
+        finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
+        if scaler is None and not finite:
+            raise self._diverged(step)
+        scale = scaler.get_scale() if scaler is not None else 0.0
         self._optimizer.step()
-        if not self._accelerator.optimizer_step_was_skipped:
+        # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
+        if scaler is not None and scaler.get_scale() < scale:
+            step = self._meter()
+            step.rows_sum, step.skipped = len(rows), 1
+        elif not finite:
+            raise self._diverged(step)
+        else:
             self._rate.after_step()
         self._optimizer.zero_grad()
         return step
 
-    def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> None:
-        """Score the weights as they are, and keep them if they are the best so far.
+    def _diverged(self, step: Meter) -> EdgeformerError:
+        found = "the gradient is not finite" if math.isfinite(step.loss_sum) else f"the loss is {step.loss_sum}"
+        return EdgeformerError(health.divergence(self._model, self.position.step + 1, found))
+
+    def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> bool:
+        """Score the weights as they are; True where they are the best so far, which the next checkpoint keeps.
 
         Args:
             complete: an epoch has ended; where --max-steps stops in the middle of one, schedule, early stopping and
@@ -200,11 +248,10 @@ class TrainingLoop:
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         log.record("epoch", position.step, self._passes(), {"train_loss": train_loss, **objective.task.record(result)})
         value = objective.task.criterion(result, self._config)
-        better = position.best_value is None or value < position.best_value
+        better = math.isfinite(value) and (position.best_value is None or value < position.best_value)
         if better:
             position.best_epoch, position.best_value = position.epoch + 1 if complete else None, value
             position.validation = result.model_dump()
-            save_weights(self.plain_model, self.checkpoints.best)
         where = f"epoch {position.epoch + 1}" if complete else f"step {position.step}"
         described = objective.task.describe(result)
         progress.message(f"{where}: train loss {train_loss:.4f}, {described}{' (best so far)' if better else ''}")
@@ -214,74 +261,8 @@ class TrainingLoop:
                 position.stopping_loss, position.epochs_without_improvement = result.loss, 0
             else:
                 position.epochs_without_improvement += 1
+        return better
 
     def _stagnates(self) -> bool:
         stopping = self._config.early_stopping
         return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
-
-
-@dataclass
-class Meter:
-    """Sums over one optimizer step, or several. ``per_token``: the weight counts tokens, not rows."""
-
-    per_token: bool
-    loss_sum: float = 0.0
-    part_sums: dict[str, float] = field(default_factory=dict)
-    weight_sum: int = 0
-    rows_sum: int = 0
-    seconds_sum: float = 0.0
-
-    def add(self, step: Meter) -> None:
-        """Count one step."""
-        self.loss_sum += step.loss_sum
-        for name, value in step.part_sums.items():
-            self.part_sums[name] = self.part_sums.get(name, 0.0) + value
-        self.weight_sum += step.weight_sum
-        self.rows_sum += step.rows_sum
-        self.seconds_sum += step.seconds_sum
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per row or token."""
-        return self.loss_sum / max(1, self.weight_sum)
-
-    def speed(self) -> dict[str, float]:
-        """samples_per_s, and tokens_per_s where tokens are what is counted."""
-        if not self.seconds_sum:
-            return {}
-        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
-        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
-
-    def averages(self) -> dict[str, float]:
-        """Everything, by the names of metrics.jsonl."""
-        parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
-        return {"loss": self.loss, **parts, **self.speed()}
-
-
-class MetricsLog:
-    """One JSON object per record in ``metrics.jsonl``; its numbers also as TensorBoard scalars.
-
-    A resumed run drops the records of steps that were lost with the process and writes them again.
-    """
-
-    def __init__(self, run: Path, resume_step: int) -> None:
-        self._path = run / "metrics.jsonl"
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        # A killed process may leave half a line.
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= resume_step]
-        write_text(self._path, "".join(line + "\n" for line in kept))
-        self._file = self._path.open("a", encoding="utf-8", newline="\n")
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
-
-    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Append one record: ``kind`` is "step" or "epoch", ``epoch`` counts passes over the data (fractional)."""
-        document = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
-        self._file.write(json.dumps(document) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        """End the files."""
-        self._file.close()
-        self._board.close()

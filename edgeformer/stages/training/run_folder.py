@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from edgeformer.backends import library_versions
+from edgeformer.data.tokenization import fingerprint
 from edgeformer.families import read_recipe_of
 from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.network import count_parameters
@@ -22,18 +25,11 @@ from edgeformer.formats.scores import Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import free_folder, read_run, run_folders
+from edgeformer.stages.training.checkpoints import Checkpoints, remove
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import measured_peak
+from edgeformer.stages.training.metrics_log import METRICS_FILE
 from edgeformer.stages.training.objective import Objective
-
-
-def new_folder(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
-    """Make a folder, see :func:`free_folder`; a run is never overwritten. Raises InputError."""
-    while True:
-        folder = free_folder(artifacts, name, recipe.name)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            folder.mkdir(parents=True)
-            return folder
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -68,6 +64,14 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes began to write. Only whoever holds the run's lock may ask for it."""
+    Checkpoints(folder).remove_leftovers()
+    names = (RUN_FILE, RECIPE_FILE, METRICS_FILE, MODEL_FOLDER)
+    for path in [path for name in names for end in ("tmp*", "old") for path in folder.glob(f".{name}.*.{end}")]:
+        remove(path)
+
+
 def _flat(value: object, path: str = "") -> dict[str, object]:
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in _flat(item, f"{path}.{key}".strip(".")).items()}
@@ -78,21 +82,45 @@ class RunRecord:
     """The folder of one run, from its beginning to its end."""
 
     manifest: RunManifest
+    folder: Path
 
-    def __init__(self, folder: Path, objective: Objective, loop: TrainingLoop) -> None:
-        self.folder, self._recipe, self._objective, self._loop = folder, objective.recipe, objective, loop
+    def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
+        self._recipe, self._objective, self._loop = objective.recipe, objective, loop
+
+    def _is_in(self, folder: Path) -> None:
+        self.folder, self._loop.checkpoints = folder, Checkpoints(folder)
 
     def _write(self, manifest: RunManifest) -> None:
         self.manifest = manifest
         write_json(self.folder / RUN_FILE, manifest)
 
-    def begin(self, precision: str, memory: MemoryUse) -> None:
-        """Write recipe and manifest of a new run that computes in ``precision``."""
+    def begin(self, artifacts: Path, name: str | None, precision: str, memory: MemoryUse) -> None:
+        """Make the folder of a new run that computes in ``precision``, see :func:`free_folder`. Raises InputError.
+
+        It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
+        """
+        artifacts.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-run.", dir=artifacts) as around:
+            while True:
+                folder = free_folder(artifacts, name, self._recipe.name)
+                beginning = Path(around) / folder.name
+                beginning.mkdir()
+                self._begin(beginning, precision, memory)
+                try:
+                    beginning.rename(folder)
+                    break
+                except OSError:
+                    if not folder.exists():
+                        raise
+                    shutil.rmtree(beginning)  # another process was faster
+        self._is_in(folder)
+
+    def _begin(self, folder: Path, precision: str, memory: MemoryUse) -> None:
         recipe, objective = self._recipe, self._objective
         header = "# The resolved recipe of this run; training it again is the same run.\n"
-        write_text(self.folder / RECIPE_FILE, header + recipe.to_yaml())
-        manifest = RunManifest(
-            run=self.folder.name,
+        write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
+        self.manifest = RunManifest(
+            run=folder.name,
             status="running",
             task=recipe.task,
             recipe=recipe.name,
@@ -103,6 +131,7 @@ class RunRecord:
             precision=precision,
             attention=objective.attention,
             data=objective.prepared.summary,
+            tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
             leaks=objective.causality is not None and objective.causality.leaks,
             causality=objective.causality,
             memory=memory,
@@ -111,11 +140,23 @@ class RunRecord:
             code_version=code_version(),
             host={**describe_host(), "accelerator": str(self._loop.device), "threads": torch.get_num_threads()},
         )
-        self._write(manifest)
+        write_json(folder / RUN_FILE, self.manifest)
 
-    def resume(self, precision: str) -> None:
-        """Restore the state of a run that goes on. Raises InputError where data or precision have changed."""
-        old = read_run(self.folder)
+    def resume(self, folder: Path, precision: str, progress: Progress) -> None:
+        """Restore the state of a run that goes on.
+
+        Raises:
+            InputError: data, tokenizer or precision have changed.
+            ArtifactError: its checkpoints are damaged.
+        """
+        self._is_in(folder)
+        old = read_run(folder)
+        known = old.tokenizer_fingerprint  # earlier versions recorded none
+        if known is not None and known != fingerprint(self._objective.prepared.tokenizer):
+            raise InputError(
+                f"{folder}: the tokenizer changed since this run began; restore {self._tokenizer_file()}, or train "
+                "again without --resume"
+            )
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
             raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
         if old.precision != precision:
@@ -123,8 +164,11 @@ class RunRecord:
                 f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
                 f"add --set training.precision={old.precision} and train anew, or resume where it began"
             )
-        self._loop.resume()
+        self._loop.resume(progress)
         self._write(old.model_copy(update={"status": "running", "reason": None}))
+
+    def _tokenizer_file(self) -> str:
+        return str(getattr(self._recipe.tokenizer, "path", "the tokenizer that the recipe names"))
 
     def _progressed(self) -> RunManifest:
         position, memory = self._loop.position, self.manifest.memory
@@ -138,19 +182,26 @@ class RunRecord:
             "steps": position.step,
             "epochs": position.epoch,
             "batch_size": position.batch_size,
+            "skipped_steps": position.skipped,
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
             "memory": memory,
         }
         return self.manifest.model_copy(update=update)
 
     def stop(self, status: Literal["interrupted", "failed"], reason: str) -> None:
-        """Record that the run did not finish."""
-        self._write(self._progressed().model_copy(update={"status": status, "reason": reason, "finished": now()}))
+        """Record that the run did not finish, where that can still be written."""
+        update = {"status": status, "reason": reason, "finished": now()}
+        # What ended the run is what the user must hear of: not that a full disk takes no note of it either.
+        with contextlib.suppress(OSError):
+            if self.folder.is_dir():  # a folder that was removed must not come back without its checkpoints
+                self._write(self._progressed().model_copy(update=update))
 
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
         trained = self._progressed()  # before scoring adds to the peak
         model, objective, position = self._loop.plain_model, self._objective, self._loop.position
+        if position.best_value is None:
+            raise ArtifactError(f"{self._loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self._loop.checkpoints.best)
         tests: dict[str, Score] = {}
         with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):

@@ -5,29 +5,31 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from typing_extensions import Self
 
 from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import InputError, InterruptedRun
+from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.manifest import MemoryUse, RunManifest
-from edgeformer.formats.progress import SILENT, Progress
+from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
+from edgeformer.machine.lock import locked
 from edgeformer.run import free_folder
-from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.loop import MetricsLog, TrainingLoop
+from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import free_bytes, predict_peak
+from edgeformer.stages.training.metrics_log import MetricsLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
-from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, new_folder
+from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, remove_leftovers
 
 
 @dataclass(frozen=True)
@@ -53,67 +55,96 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory; nothing was written.
-        InterruptedRun: Ctrl-C; the run can be resumed.
+        ArtifactError: nothing can be resumed, or another process trains that run.
+        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the run can be resumed.
     """
-    resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
-    if resumed is None:
-        free_folder(options.artifacts, options.name, recipe.name)
-    accelerator, precision = _accelerator(recipe, options)
-    memory = _memory(recipe, options, accelerator.device.type, precision)
-    cache = options.artifacts / ".cache" / "tokens"
-    objective = Objective(recipe, cache, Place(accelerator.device.type, precision), progress)
-    loop = TrainingLoop(objective, accelerator)
-    folder = resumed or new_folder(recipe, options.artifacts, options.name)
-    loop.checkpoints = Checkpoints(folder)
-    record = RunRecord(folder, objective, loop)
-    if resumed is None:
-        record.begin(precision, memory)
-    else:
-        record.resume(precision)
-    _announce(record.manifest, loop, progress)
+    progress = Lasting(progress)
+    with StopSignals() as signals, ExitStack() as held:
+        resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
+        if resumed is None:
+            free_folder(options.artifacts, options.name, recipe.name)
+        else:
+            held.enter_context(locked(resumed, "is being trained"))
+            remove_leftovers(resumed)
+        accelerator, precision = _accelerator(recipe, options)
+        memory = _memory(recipe, options, accelerator.device.type, precision)
+        cache = options.artifacts / ".cache" / "tokens"
+        objective = Objective(recipe, cache, Place(accelerator.device.type, precision), progress)
+        loop = TrainingLoop(objective, accelerator)
+        record = RunRecord(objective, loop)
+        if resumed is None:
+            record.begin(options.artifacts, options.name, precision, memory)
+            held.enter_context(locked(record.folder, "is being trained"))
+        else:
+            record.resume(resumed, precision, progress)
+        _announce(record.manifest, loop, progress)
+        _run(record, loop, signals, progress, options.max_steps)
+    return record.folder
+
+
+def _run(
+    record: RunRecord, loop: TrainingLoop, signals: StopSignals, progress: Progress, max_steps: int | None
+) -> None:
+    """Train to the end, and write down how it ended."""
+    folder = record.folder
     try:
-        with _stop_on_interrupt() as stop, closing(MetricsLog(folder, loop.position.step)) as log:
-            finished = loop.run(stop, log, progress, options.max_steps)
+        with signals.deferred() as stop, closing(MetricsLog(folder, loop.position)) as log:
+            finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
             raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {folder.name}")
-        cut = step == options.max_steps and step < loop.total_steps
+        cut = step == max_steps and step < loop.total_steps
         record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
-        if (folder / "checkpoints" / "last").is_dir():
-            hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
-        else:
-            hint = f"interrupted before the first checkpoint; nothing in {folder} can be resumed"
+        hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
+        if not folder.is_dir():
+            raise EdgeformerError(f"{folder}: was removed while it was being trained; nothing is left of it") from error
+        if isinstance(error, OSError) and error.filename is None:  # the system names no file when a disk is full
+            error.filename = str(folder)
         record.stop("failed", f"{type(error).__name__}: {error}")
         raise
-    return folder
 
 
-@contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """Turn the first SIGINT (or SIGTERM, where the system has it) into a flag that the loop looks at after each step.
+class StopSignals:
+    """Ctrl-C, and what systems send to a process that shall end or whose terminal is gone, end training cleanly.
 
-    A second one stops at once. Outside the main thread signals cannot be caught; then the flag is never set.
+    They stop at once (KeyboardInterrupt), but while :meth:`deferred` the first one is a flag that the loop looks at
+    after each step. Outside the main thread signals cannot be caught; then nothing of this happens.
     """
-    request = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
 
-    def on_signal(number: int, frame: object) -> None:
-        if request.is_set():
-            raise KeyboardInterrupt
-        request.set()
+    def __init__(self) -> None:
+        self._stop: threading.Event | None = None
+        self._before: dict[int, Any] = {}
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            # nohup has it ignored; Windows knows none.
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._stop is None or self._stop.is_set():
+            raise KeyboardInterrupt
+        self._stop.set()
+
+    @contextmanager
+    def deferred(self) -> Iterator[threading.Event]:
+        """Within, the first signal sets the event, and only a second one stops at once."""
+        self._stop = threading.Event()
+        try:
+            yield self._stop
+        finally:
+            self._stop = None
 
 
 def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:

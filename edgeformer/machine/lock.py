@@ -1,0 +1,126 @@
+"""One writer per folder: a lock file that names its owner, and that the system holds for as long as the owner lives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.machine.host import now
+
+LOCK_FILE = ".lock"
+_SAME_START_S = 2.0  # processes start at whole clock ticks, after a boot whose moment is estimated
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _FAR = 1 << 30  # bytes that are locked cannot be read: those that name the owner must not be among them
+
+    def _take(handle: int) -> None:
+        os.lseek(handle, _FAR, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _take(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, work: str) -> Iterator[None]:
+    """Be the only process that does ``work`` in ``folder``; a lock whose owner is dead is taken over.
+
+    Raises:
+        ArtifactError: another process does it; the message names it.
+    """
+    path = folder / LOCK_FILE
+    handle = _acquire(path, work)
+    try:
+        yield
+    finally:
+        # While it is held, or another process could have it between the two; Windows removes no open file.
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, 0)
+            path.unlink()
+        os.close(handle)
+
+
+def _acquire(path: Path, work: str) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            held = _is_held(handle)
+            owner = _read(handle)
+            if held or _lives_elsewhere(owner):
+                raise ArtifactError(_refusal(path, owner, work, held))
+            if not _is_at(handle, path):  # its owner removed it after we opened it
+                os.close(handle)
+                continue
+            me = {"pid": os.getpid(), "host": platform.node(), "process_started": psutil.Process().create_time()}
+            os.ftruncate(handle, 0)
+            os.lseek(handle, 0, os.SEEK_SET)
+            os.write(handle, json.dumps({**me, "since": now()}).encode())
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _is_held(handle: int) -> bool:
+    """Take the system's lock; True where another process has it."""
+    try:
+        _take(handle)
+    except OSError as error:
+        # A file system without locks leaves what the file says of its owner.
+        return error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+    return False
+
+
+def _read(handle: int) -> dict[str, Any]:
+    os.lseek(handle, 0, os.SEEK_SET)
+    try:
+        found = json.loads(os.read(handle, 4096))
+    except ValueError:  # empty: its owner was killed before it wrote its name
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lives_elsewhere(owner: dict[str, Any]) -> bool:
+    """Whether the process that the file names is another one, and alive; on another host nobody here can know."""
+    if not owner or owner.get("pid") == os.getpid():
+        return False
+    if owner.get("host") != platform.node():
+        return True
+    try:
+        started = psutil.Process(int(owner["pid"])).create_time()
+        return abs(started - float(owner["process_started"])) < _SAME_START_S
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _refusal(path: Path, owner: dict[str, Any], work: str, held: bool) -> str:
+    name = "another process"
+    if owner:
+        name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
+    remedy = "stop it first" if held else f"stop it first; if it is gone, remove {path}"
+    return f"{path.parent}: {work} by {name}; wait for it, or {remedy}"

@@ -1,0 +1,97 @@
+"""What training counts from step to step, and the log it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from edgeformer.formats.files import write_text
+from edgeformer.stages.training.checkpoints import Position
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass
+class Meter:
+    """Sums over one optimizer step, or several. ``per_token``: the weight counts tokens, not rows."""
+
+    per_token: bool
+    loss_sum: float = 0.0
+    part_sums: dict[str, float] = field(default_factory=dict)
+    weight_sum: int = 0
+    rows_sum: int = 0
+    seconds_sum: float = 0.0
+    skipped: int = 0
+
+    def add(self, step: Meter) -> None:
+        """Count one step."""
+        self.loss_sum += step.loss_sum
+        for name, value in step.part_sums.items():
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + value
+        self.weight_sum += step.weight_sum
+        self.rows_sum += step.rows_sum
+        self.seconds_sum += step.seconds_sum
+        self.skipped += step.skipped
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per row or token."""
+        return self.loss_sum / max(1, self.weight_sum)
+
+    def speed(self) -> dict[str, float]:
+        """samples_per_s, and tokens_per_s where tokens are what is counted."""
+        if not self.seconds_sum:
+            return {}
+        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
+        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
+
+    def averages(self) -> dict[str, float]:
+        """Everything, by the names of metrics.jsonl."""
+        parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
+        skipped = {"skipped": float(self.skipped)} if self.skipped else {}
+        return {"loss": self.loss, **parts, **self.speed(), **skipped}
+
+
+class MetricsLog:
+    """One JSON object per record in ``metrics.jsonl``; its numbers also as TensorBoard scalars.
+
+    A resumed run drops the records that were lost with the process and writes them again.
+
+    Args:
+        run: the run's folder.
+        position: where training stands; it counts the records, so that a checkpoint knows which are its own.
+    """
+
+    def __init__(self, run: Path, position: Position) -> None:
+        self._path, self._position = run / METRICS_FILE, position
+        kept = self._kept()
+        position.records = len(kept)
+        write_text(self._path, "".join(line + "\n" for line in kept))
+        self._file = self._path.open("a", encoding="utf-8", newline="\n")
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
+
+    def _kept(self) -> list[str]:
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        if self._position.records is not None:
+            return lines[: self._position.records]
+        # Without a count the steps decide; a killed process may leave half a line.
+        return [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= self._position.step]
+
+    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Append one record: ``kind`` is "step" or "epoch", ``epoch`` counts passes over the data (fractional)."""
+        document = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
+        self._file.write(json.dumps(document) + "\n")
+        self._file.flush()
+        self._position.records = (self._position.records or 0) + 1
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """End the files."""
+        self._file.close()
+        with contextlib.suppress(OSError):  # what it could not write is in metrics.jsonl, or that has failed as well
+            self._board.close()

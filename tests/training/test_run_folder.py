@@ -1,0 +1,195 @@
+"""One writer, the same tokenizer, nothing left of killed processes, and a clear end whatever happens to the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeformer.families import load_recipe
+from edgeformer.formats.data_config import FileTokenizer
+from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.progress import Silent
+from edgeformer.run import read_run
+from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from tests.cli.run_cli import edgeformer
+from tests.torture.children import OFTEN, TINY, kill, start
+from tests.training.test_checkpoints import states
+from tests.training.test_train import StopAfter
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ClassificationRecipe:
+    recipe = load_recipe("quickstart", TINY)
+    assert isinstance(recipe, ClassificationRecipe)
+    return recipe
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, recipe: ClassificationRecipe) -> Path:
+    with pytest.raises(InterruptedRun):
+        train(recipe, TrainOptions(tmp_path / "artifacts", name="run"), StopAfter(3))
+    return tmp_path / "artifacts" / "run"
+
+
+class At(Silent):
+    """Does something after some training batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self.left -= "loss" in fields
+        if self.left == 0:
+            self.left = -1
+            self.happen()
+
+    def happen(self) -> None:
+        raise NotImplementedError
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(tmp_path: Path) -> None:
+    artifacts = tmp_path / "artifacts"
+    child = start(artifacts, overrides=[*OFTEN, "training.epochs=5000"])
+    try:
+        while not list(artifacts.glob("run/checkpoints/*")):
+            time.sleep(0.05)
+            assert child.is_alive()
+        recipe = str(artifacts / "run" / "recipe.yaml")
+        log = artifacts / "run" / "metrics.jsonl"
+        before = log.stat().st_ino
+        outcome = edgeformer("train", recipe, "--resume", "--name", "run", cwd=tmp_path)
+        assert outcome.code == 2
+        assert f"is being trained by process {child.pid} on " in outcome.err
+        assert child.is_alive() and log.stat().st_ino == before
+    finally:
+        kill(child)
+    outcome = edgeformer("train", recipe, "--resume", "--name", "run", "--max-steps", "1", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert not (artifacts / "run" / ".lock").exists()
+
+
+def test_a_changed_tokenizer_is_noticed(tmp_path: Path, stopped: Path, recipe: ClassificationRecipe) -> None:
+    """The run is made to have begun with this very tokenizer from a file, which then changes."""
+    done = train(recipe, TrainOptions(tmp_path / "other", name="run"))
+    file = tmp_path / "tokenizer.json"
+    shutil.copy(done / "model" / "tokenizer.json", file)
+    from_file = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(file))})
+    options = TrainOptions(tmp_path / "mine", name="run")
+    with pytest.raises(InterruptedRun):
+        train(from_file, options, StopAfter(3))
+    content = file.read_text(encoding="utf-8")
+    words = json.loads(content)["model"]["vocab"]
+    one, two = [word for word in words if len(word) == 2 and word.isalpha()][:2]
+    changed = content.replace(f'"{one}": {words[one]}', f'"{two}": {words[one]}', 1)
+    changed = changed.replace(f'"{two}": {words[two]}', f'"{one}": {words[two]}', 1)
+    assert changed != content
+    file.write_text(changed, encoding="utf-8")
+    again = TrainOptions(tmp_path / "mine", name="run", resume=True)
+    with pytest.raises(InputError, match="tokenizer changed since this run began"):
+        train(from_file, again)
+    file.write_text(content, encoding="utf-8")
+    assert read_run(train(from_file, again)).status == "finished"
+
+
+def test_a_run_of_an_earlier_version_is_resumed(stopped: Path, recipe: ClassificationRecipe) -> None:
+    """It knows neither its tokenizer nor how often it saves."""
+    manifest = json.loads((stopped / "run.json").read_text(encoding="utf-8"))
+    del manifest["tokenizer_fingerprint"]
+    (stopped / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    lines = (stopped / "recipe.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if "checkpoint_minutes" not in line]
+    assert len(kept) == len(lines) - 1
+    (stopped / "recipe.yaml").write_text("".join(kept), encoding="utf-8")
+    run = train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
+    assert read_run(run).status == "finished"
+
+
+def test_how_often_it_is_saved_decides_nothing_and_may_change(stopped: Path, recipe: ClassificationRecipe) -> None:
+    other = load_recipe("quickstart", [*TINY, *OFTEN])
+    assert other.fingerprint() == recipe.fingerprint() != load_recipe("quickstart", [*TINY, "seed=3"]).fingerprint()
+    run = train(other, TrainOptions(stopped.parent, name="run", resume=True))
+    assert len({path.name for path in states(run)}) == 2
+
+
+@pytest.mark.parametrize(("often", "saved"), [(True, ["000003-step-3", "000004-step-4"]), (False, ["000001-step-4"])])
+def test_states_are_saved_within_an_epoch(
+    tmp_path: Path, recipe: ClassificationRecipe, often: bool, saved: list[str]
+) -> None:
+    recipe = load_recipe("quickstart", [*TINY, *(OFTEN if often else []), "training.epochs=1"])
+    run = train(recipe, TrainOptions(tmp_path, name="run"))
+    assert [path.name for path in states(run)] == saved
+
+
+def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: ClassificationRecipe) -> None:
+    inside = stopped / "checkpoints"
+    for folder in (inside / ".last.abc.tmp", inside / ".000009-step-9.abc.tmp", stopped / ".model.abc.old"):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x")
+    for file in (inside / ".best.safetensors.abc.tmp.safetensors", stopped / ".run.json.abc.tmp.json"):
+        file.write_bytes(b"x")
+    others = [stopped / ".bundle.abc.tmp", inside / "mine"]
+    for folder in others:
+        folder.mkdir()
+    train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
+    hidden = list(stopped.rglob(".*"))
+    assert hidden == [others[0]] and others[1].is_dir()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signals_end_a_training_that_goes_on_later(tmp_path: Path, recipe: ClassificationRecipe, name: str) -> None:
+    if not hasattr(signal, name):
+        pytest.skip(f"no {name} here")
+
+    class Sends(At):
+        def happen(self) -> None:
+            signal.raise_signal(getattr(signal, name))
+
+    with pytest.raises(InterruptedRun, match="after step 3"):
+        train(recipe, TrainOptions(tmp_path, name="run"), Sends(3))
+    assert read_run(tmp_path / "run").status == "interrupted"
+    assert [path.name for path in states(tmp_path / "run")] == ["000001-step-3"]
+    assert read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True))).status == "finished"
+
+
+def test_interrupted_before_the_first_checkpoint_begins_anew(tmp_path: Path, recipe: ClassificationRecipe) -> None:
+    class Twice(At):
+        def happen(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(InterruptedRun, match="--resume --name run"):
+        train(recipe, TrainOptions(tmp_path, name="run"), Twice(2))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True))).steps == 8
+
+
+def test_nobody_reads_the_progress_any_more(tmp_path: Path, recipe: ClassificationRecipe) -> None:
+    class Closed(At):
+        said = 0
+
+        def happen(self) -> None:
+            raise BrokenPipeError
+
+        def message(self, text: str) -> None:
+            self.said += self.left < 0
+
+    progress = Closed(2)
+    assert read_run(train(recipe, TrainOptions(tmp_path, name="run"), progress)).status == "finished"
+    assert progress.said == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+def test_a_removed_folder_is_said_and_does_not_come_back(tmp_path: Path, recipe: ClassificationRecipe) -> None:
+    class Removes(At):
+        def happen(self) -> None:
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(EdgeformerError, match="was removed while it was being trained"):
+        train(recipe, TrainOptions(tmp_path, name="run"), Removes(2))
+    assert not (tmp_path / "run").exists()
