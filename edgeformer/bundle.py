@@ -20,7 +20,14 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, MOST_JSON_BYTES, REMEDY, TOKENIZER_FILE, read_manifest
+from edgeformer.formats.workspace import (
+    BUNDLE_FILE,
+    CONFIG_FILE,
+    MOST_JSON_BYTES,
+    REMEDY,
+    TOKENIZER_FILE,
+    read_manifest,
+)
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:

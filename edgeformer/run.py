@@ -198,7 +198,9 @@ def run_folders(artifacts: Path) -> list[Path]:
 
     def started(folder: Path) -> tuple[str, str]:
         try:
-            return str(json.loads(read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES))["started"]), folder.name
+            return str(
+                json.loads(read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES))["started"]
+            ), folder.name
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "", folder.name
 

@@ -148,7 +148,7 @@ def _check_parquet(path: Path) -> None:
     size = path.stat().st_size
     if unpacked > max(_SMALL_PARQUET, MOST_RATIO * size) or found.num_rows > _MOST_ROWS_PER_BYTE * size:
         raise DataError(
-            f"{path}: holds {found.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, which no text does; "
+            f"{path}: holds {found.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text does; "
             "it is not read; if you trust it, write it anew as JSONL"
         )
 

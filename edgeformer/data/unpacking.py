@@ -57,7 +57,7 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked where its suffix says so. Raises DataError for a bomb, or what the packer raises."""
+    """The bytes of a file, unpacked where its suffix says so. Raises DataError for a bomb, else as the packer does."""
     if path.suffix.lower() not in COMPRESSIONS:
         with path.open("rb") as file:
             yield file
@@ -71,7 +71,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def raw_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Number from 1, and bytes with their end, of every line: only ``\\n`` ends one. Raises DataError for a huge one."""
+    """Number from 1, and bytes with their end, of every line: only ``\\n`` ends one. DataError for a huge one."""
     number = 0
     while raw := file.readline(MOST_LINE_BYTES + 1):
         number += 1

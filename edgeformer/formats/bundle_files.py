@@ -106,7 +106,7 @@ class BundleFiles:
                 name = (PurePosixPath(graph).parent / location).as_posix()
                 # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.
                 if PurePosixPath(location).as_posix() != location or not location:
-                    raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, which is no file name")
+                    raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
                 self.path(name)
                 self.intact(name, f"{graph} reads weights from {name}")
 

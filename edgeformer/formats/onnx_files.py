@@ -2,7 +2,7 @@
 
 A graph keeps large weights in files beside it and names them itself, and a runtime reads whatever it names. ONNX
 Runtime 1.31 refuses absolute names, ``..`` and links that lead out of the graph's folder, but reads every file inside
-of it, whether the bundle lists it or not; releases up to 1.20, which edgeformer also takes, check less. So the names are
+of it, whether the bundle lists it or not (measured); what older releases refuse was not measured. So the names are
 compared with the bundle's manifest here. The package ``onnx`` is not installed on edge devices; of Protocol Buffers
 only lengths and field numbers are needed.
 """

@@ -15,6 +15,7 @@ from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.sources import local_parts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
+from edgeformer.formats.escaping import markdown
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
@@ -192,7 +193,7 @@ class Classification(Task):
         }
 
     def card_lines(self, recipe: ClassificationRecipe) -> list[str]:
-        return [f"**Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens"]
+        return [f"**Labels:** {', '.join(map(markdown, recipe.data.labels))}; at most {recipe.data.max_length} tokens"]
 
     def selected_by(self, training: TrainingConfig) -> str:
         return str(getattr(training, "select_by", "loss"))
