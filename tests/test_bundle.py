@@ -266,7 +266,7 @@ class TestExternalData:
         secret = folder.parent / "secret.bin"
         secret.write_bytes(weights_of_head())
         bundle = self.bundle(folder, str(secret) if location == "ABSOLUTE" else location, {})
-        with pytest.raises(ArtifactError, match="outside the bundle|no file name|not listed"):
+        with pytest.raises(ArtifactError, match=r"outside the bundle|no file name|not listed"):
             bundle.session(bundle.artifact("model"))
         secret.unlink()
 
@@ -319,7 +319,9 @@ class TestExternalData:
         assert "secret.bin, which is not listed" in (outcome.out + outcome.err), outcome
 
 
-@pytest.mark.parametrize("path", sorted(OLD.glob("*/bundle/onnx/*.onnx")), ids=lambda path: f"{path.parts[-4]}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(OLD.glob("*/bundle/onnx/*.onnx")), ids=lambda path: f"{path.parts[-4]}-{path.stem}"
+)
 def test_locations_are_those_that_the_onnx_package_sees(path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     tensors = [tensor for tensor in model.graph.initializer if external_data_helper.uses_external_data(tensor)]
@@ -327,7 +329,9 @@ def test_locations_are_those_that_the_onnx_package_sees(path: Path) -> None:
     assert external_files(path) == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x3a\xff\xff\xff\xff\x0f", b"\x3b\x3c", b"\x3a\x05abc", b"\x08"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 20, b"\x3a\xff\xff\xff\xff\x0f", b"\x3b\x3c", b"\x3a\x05abc", b"\x08"]
+)
 def test_bytes_that_are_no_graph(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)

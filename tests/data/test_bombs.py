@@ -38,7 +38,8 @@ data:
   labels: [bad, good]
   parts:
     train: [{kind: file, path: PATH}]
-model: {kind: encoder, vocab_size: 60, iterations: 1, hidden_size: 32, layers: 1, heads: 2, ffn_size: 64, residual_scale: 0.5}
+model: {kind: encoder, vocab_size: 60, iterations: 1, hidden_size: 32, layers: 1, heads: 2, ffn_size: 64,
+  residual_scale: 0.5}
 training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: constant}}
 """
 
@@ -64,7 +65,7 @@ def bomb(path: Path, suffix: str) -> Path:
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_four_gigabytes_in_short_lines(tmp_path: Path, suffix: str) -> None:
     path, started = bomb(tmp_path / f"bomb.tsv{suffix}", suffix), time.process_time()
-    with pytest.raises(DataError, match="200 times its size.*unpack it"):
+    with pytest.raises(DataError, match=r"200 times its size.*unpack it"):
         rows(path)
     assert time.process_time() - started < 5
 
