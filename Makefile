@@ -16,9 +16,10 @@ demo: $(VENV)/.train
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
-# Kills trainings before every change on the disk and at random moments, for half an hour; not part of CI.
+# Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture.training
+	$(BIN)/python -m pytest -m torture -n 0 -s tests/torture
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

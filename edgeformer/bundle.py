@@ -17,9 +17,17 @@ from typing_extensions import Self
 from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.formats.bundle_files import BundleFiles
 from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import read_at_most
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_manifest
+from edgeformer.formats.workspace import (
+    BUNDLE_FILE,
+    CONFIG_FILE,
+    MOST_JSON_BYTES,
+    REMEDY,
+    TOKENIZER_FILE,
+    read_manifest,
+)
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
@@ -138,6 +146,7 @@ class Bundle:
             raise ArtifactError(f"{self.folder}: artifact {artifact.id!r} was not built ({artifact.status}{reason})")
         for name in self.contents.needed_by(artifact):
             self.contents.intact(name, f"{artifact.id} needs {name}")
+        self.contents.check_weights(artifact)
         return self.contents.path(artifact.file)
 
     def files(self, artifact: ArtifactManifest) -> ArtifactFiles:
@@ -218,8 +227,8 @@ class Bundle:
     def _config_number(self, name: str, key: str) -> int:
         path = self._companion(name)
         try:
-            return int(json.loads(path.read_text(encoding="utf-8"))[key])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return int(json.loads(read_at_most(path, MOST_JSON_BYTES))[key])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ArtifactError(f"{path}: damaged ({key}: {error}); {REMEDY}") from None
 
 

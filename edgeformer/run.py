@@ -18,6 +18,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import read_at_most
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
@@ -197,8 +198,10 @@ def run_folders(artifacts: Path) -> list[Path]:
 
     def started(folder: Path) -> tuple[str, str]:
         try:
-            return str(json.loads((folder / workspace.RUN_FILE).read_bytes())["started"]), folder.name
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(
+                json.loads(read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES))["started"]
+            ), folder.name
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "", folder.name
 
     found = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}") if not path.parent.name.startswith(".")]

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import external_data_helper, helper
 
 import edgeformer
 from edgeformer.backends import OpenOptions, default_provider
@@ -17,7 +19,9 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats import bundle_files
 from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
-from tests.backends.tiny_bundle import artifact_of, write_bundle, write_manifest
+from edgeformer.formats.onnx_files import external_files
+from tests.backends.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from tests.cli.run_cli import edgeformer as edgeformer_command
 
 OLD = Path(__file__).parent / "old_format"
 
@@ -206,3 +210,130 @@ def test_importing_it_loads_no_runtime() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def graph_with(location: str, *, inside: bool = False) -> onnx.ModelProto:
+    """The tiny classifier whose head lies in another file; ``inside``: of a graph in a node's attribute."""
+    model = classifier_graph()
+    head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
+    foreign = onnx.TensorProto()
+    foreign.CopyFrom(head)
+    external_data_helper.set_external_data(foreign, location, offset=0, length=len(head.raw_data))
+    foreign.ClearField("raw_data")
+    if inside:
+        nothing = helper.make_graph([], "branch", [], [], [foreign])
+        model.graph.node.append(helper.make_node("If", ["input_ids"], [], then_branch=nothing, else_branch=nothing))
+    else:
+        head.CopyFrom(foreign)
+    return model
+
+
+def weights_of_head() -> bytes:
+    return next(bytes(t.raw_data) for t in classifier_graph().graph.initializer if t.name == "head")
+
+
+class TestExternalData:
+    """A graph has a runtime read whatever it names: only files that the manifest lists, and only as they were."""
+
+    def bundle(self, folder: Path, location: str, files: dict[str, bytes], *, inside: bool = False) -> Bundle:
+        (folder / "onnx" / "model.onnx").write_bytes(graph_with(location, inside=inside).SerializeToString())
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        listed = {name: sha256_of(folder / name) for name in files}
+        write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files=listed)
+        return opened(folder)
+
+    def test_listed_weights_are_read(self, folder: Path) -> None:
+        bundle = self.bundle(folder, "model.onnx_data", {"onnx/model.onnx_data": weights_of_head()})
+        ids = np.ones((1, 4), np.int64)
+        with bundle.session(bundle.artifact("model")) as session:
+            assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_a_file_that_is_not_listed(self, folder: Path, inside: bool) -> None:
+        """ONNX Runtime would read it: it checks the folder, not the manifest."""
+        bundle = self.bundle(folder, "secret.bin", {}, inside=inside)
+        (folder / "onnx" / "secret.bin").write_bytes(weights_of_head())
+        with pytest.raises(ArtifactError, match=r"reads weights from onnx/secret\.bin, which is not listed"):
+            bundle.session(bundle.artifact("model"))
+
+    @pytest.mark.parametrize(
+        "location",
+        ["../../secret.bin", "../golden.npz/../../secret.bin", "ABSOLUTE", "C:/secret.bin", "C:secret.bin",
+         "\\\\server\\secret.bin", "..\\secret.bin", "./secret.bin", "", "*/_ORT_MEM_ADDR_/*", "a\0b"],
+    )  # fmt: skip
+    def test_outside_of_the_bundle(self, folder: Path, location: str) -> None:
+        secret = folder.parent / "secret.bin"
+        secret.write_bytes(weights_of_head())
+        bundle = self.bundle(folder, str(secret) if location == "ABSOLUTE" else location, {})
+        with pytest.raises(ArtifactError, match=r"outside the bundle|no file name|not listed"):
+            bundle.session(bundle.artifact("model"))
+        secret.unlink()
+
+    def test_a_listed_link_that_leads_out(self, folder: Path) -> None:
+        secret = folder.parent / "secret.bin"
+        secret.write_bytes(weights_of_head())
+        (folder / "onnx" / "link.bin").symlink_to(secret)
+        bundle = self.bundle(folder, "link.bin", {})
+        write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files={"onnx/link.bin": sha256_of(secret)})
+        bundle = opened(folder)
+        with pytest.raises(ArtifactError, match="outside the bundle"):
+            bundle.session(bundle.artifact("model"))
+
+    def test_changed_weights(self, folder: Path) -> None:
+        bundle = self.bundle(folder, "w.bin", {"onnx/w.bin": weights_of_head()})
+        (folder / "onnx" / "w.bin").write_bytes(weights_of_head()[::-1])
+        with pytest.raises(ArtifactError, match=r"w\.bin: changed"):
+            bundle.session(bundle.artifact("model"))
+
+    def test_code_compiled_for_a_provider(self, folder: Path) -> None:
+        model = classifier_graph()
+        model.graph.node.append(helper.make_node("EPContext", [], [], domain="com.microsoft", ep_cache_context="x"))
+        (folder / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
+        write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")])
+        with pytest.raises(ArtifactError, match="EPContext"):
+            opened(folder).session(opened(folder).artifact("model"))
+
+    @pytest.mark.parametrize("command", ["evaluate", "predict", "profile", "verify"])
+    def test_every_command_refuses(self, tmp_path: Path, command: str) -> None:
+        folder = tmp_path / "bundle"
+        shutil.copytree(OLD / "classifier-v1" / "bundle", folder)
+        path = folder / "onnx" / "model.onnx"
+        model, before = onnx.load(path), sha256_of(path)
+        table = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+        (folder / "onnx" / "secret.bin").write_bytes(table.raw_data)
+        external_data_helper.set_external_data(table, "secret.bin", offset=0, length=len(table.raw_data))
+        table.ClearField("raw_data")
+        path.write_bytes(model.SerializeToString())
+        manifest = folder / "bundle.json"
+        manifest.write_text(manifest.read_text(encoding="utf-8").replace(before, sha256_of(path)), encoding="utf-8")
+        (tmp_path / "data.tsv").write_text("label\ttext\nnegative\tx\npositive\ty\n", encoding="utf-8")
+        more = {
+            "evaluate": ["--data", "data.tsv", "--artifact", "onnx-fp32"],
+            "predict": ["text", "--artifact", "onnx-fp32"],
+            "profile": ["--device", "host", "--batch", "1", "--seq", "8"],
+            "verify": ["--json"],
+        }
+        outcome = edgeformer_command(command, str(folder), *more[command], cwd=tmp_path)
+        assert outcome.code in (2, 3), outcome
+        assert "secret.bin, which is not listed" in (outcome.out + outcome.err), outcome
+
+
+@pytest.mark.parametrize(
+    "path", sorted(OLD.glob("*/bundle/onnx/*.onnx")), ids=lambda path: f"{path.parts[-4]}-{path.stem}"
+)
+def test_locations_are_those_that_the_onnx_package_sees(path: Path) -> None:
+    model = onnx.load(path, load_external_data=False)
+    tensors = [tensor for tensor in model.graph.initializer if external_data_helper.uses_external_data(tensor)]
+    expected = {external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors}
+    assert external_files(path) == expected
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 20, b"\x3a\xff\xff\xff\xff\x0f", b"\x3b\x3c", b"\x3a\x05abc", b"\x08"]
+)
+def test_bytes_that_are_no_graph(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match="is no ONNX graph"):
+        external_files(path)

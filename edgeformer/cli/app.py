@@ -97,10 +97,11 @@ def main() -> None:
 
 
 def _report(message: str, exit_code: int) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(message)}")
+    from edgeformer.cli.console import Terminal
+
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(message)}")
     if "--json" in sys.argv[1:]:
         print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False))
     sys.exit(exit_code)

@@ -38,6 +38,7 @@ def command(
 
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
+    from edgeformer.cli.console import say
     from edgeformer.reporting.compare import format_comparison, run_record
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
@@ -48,13 +49,13 @@ def command(
         if as_json or style == "json":
             print_json({"runs": rows})
         else:
-            typer.echo(format_comparison(rows, style))
+            say(format_comparison(rows, style))
         return
     compared = compare_reports(*reports)
     if as_json or style == "json":
         print_json(compared)
     else:
-        typer.echo(format_pairs(compared, style))
+        say(format_pairs(compared, style))
 
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:

@@ -84,7 +84,7 @@ def command(
     if found.early_exit:
         console.print(early_exit_table(location.name, found.early_exit))
     if picture is not None:
-        console.print(f"drawn: {picture}", soft_wrap=True)
+        console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     if any(row.leaks for row in found.rows):
         leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)

@@ -103,6 +103,7 @@ def command(
         profiles=own_profiles(artifacts),
     )
     bundle = export(folder, options, show_progress())
+    from edgeformer.cli.console import say
     from edgeformer.reporting.bundle_figure import draw_bundle
 
     picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
@@ -114,7 +115,7 @@ def command(
         _show(folder, bundle, picture)
     failed = [artifact for artifact in bundle.artifacts if artifact.status != "built"]
     for artifact in failed:
-        typer.echo(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
+        say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
     if failed:
         raise typer.Exit(3)
 
@@ -162,8 +163,8 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
         leaks = "leaks future tokens: this model sees what it is asked to predict, so its scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
     for note in bundle.notes:
-        console.print(f"note   {note}", soft_wrap=True, highlight=False)
-    console.print(f"bundle {folder / 'bundle'}", soft_wrap=True)
-    console.print(f"plot   {picture}", soft_wrap=True)
+        console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"bundle {folder / 'bundle'}", soft_wrap=True, markup=False)
+    console.print(f"plot   {picture}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""
-    console.print(f"next   edgeformer profile {folder.name} --device {bundle.target or 'host'}{leak}")
+    console.print(f"next   edgeformer profile {folder.name} --device {bundle.target or 'host'}{leak}", markup=False)

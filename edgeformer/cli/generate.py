@@ -69,6 +69,7 @@ def command(
 
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
+    from edgeformer.cli.console import say
     from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, generate
     from edgeformer.tasks.language_modeling.sampling import Sampling
 
@@ -81,25 +82,26 @@ def command(
     options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
-        typer.echo(prompt, nl=False)
+        say(prompt, end="")
     generation = generate(location, prompt, options, _show if streaming else None)
     if as_json:
         print_json(generation.as_dict())
         return
-    typer.echo("" if streaming else prompt + generation.text)
+    typer.echo("" if streaming else prompt + generation.text)  # in a pipe the text is the result, as it is
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
-    typer.echo(
+    say(
         f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
         f"{generation.provider}, {generation.artifact}]",
         err=True,
     )
     for note in generation.notes:
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def _show(piece: str) -> None:
-    typer.echo(piece, nl=False)
-    sys.stdout.flush()
+    from edgeformer.cli.console import say
+
+    say(piece, end="")
 
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:

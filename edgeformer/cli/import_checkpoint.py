@@ -60,5 +60,5 @@ def crt(
         return
     console = stdout()
     console.print(run_table(manifest))
-    console.print(f"run   {folder}", soft_wrap=True)
+    console.print(f"run   {folder}", soft_wrap=True, markup=False)
     console.print("next  edgeformer export --allow-leak")

@@ -16,6 +16,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
+    from edgeformer.cli.console import say
     from edgeformer.reporting.listing import device_records, device_table, recipe_records, record_table, run_records
 
     if what == "recipes":
@@ -27,4 +28,4 @@ def command(
     elif rows:
         stdout().print(device_table(rows) if what == "devices" else record_table(what, rows))
     else:
-        typer.echo(f"no {what} in {artifacts}; train one: edgeformer train quickstart")
+        say(f"no {what} in {artifacts}; train one: edgeformer train quickstart")

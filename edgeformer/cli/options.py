@@ -55,9 +55,9 @@ TokenizerFile = Annotated[
 
 def stdout() -> Console:
     """For tables and results. In a pipe there is no terminal to measure, so tables get a fixed width."""
-    from rich.console import Console  # --json has no use for it
+    from edgeformer.cli.console import Terminal  # --json has no use for it
 
-    return Console(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
+    return Terminal(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
 def print_json(document: BaseModel | dict[str, Any]) -> None:

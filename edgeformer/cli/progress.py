@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 from rich.table import Column
 
+from edgeformer.cli.console import Terminal, say
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.units import format_duration
 
@@ -35,7 +35,7 @@ class Bars(Progress):
     """A rich progress bar with the figures of the work beside it."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Terminal(stderr=True, highlight=False)
         self._bars: RichBars | None = None
         self._task: TaskID | None = None
 
@@ -99,4 +99,4 @@ class Lines(Progress):
         pass  # the last line stands
 
     def message(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text, err=True)

@@ -90,8 +90,8 @@ def command(
         return
     console = stdout()
     console.print(run_table(manifest))
-    console.print(f"run            {folder}", soft_wrap=True)
-    console.print(f"learning curve {curve}", soft_wrap=True)
+    console.print(f"run            {folder}", soft_wrap=True, markup=False)
+    console.print(f"learning curve {curve}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if manifest.leaks else ""
     console.print(f"next           edgeformer export --fp16{leak}")
 

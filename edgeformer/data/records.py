@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import difflib
-import gzip
-import io
 import json
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgeformer.data.rows import Record
+from edgeformer.data.rows import Record, listed
+from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
 from edgeformer.formats.data_config import HubSource
 from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
 
@@ -22,7 +21,14 @@ FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
     ".txt": "text", ".text": "text",
 }  # fmt: skip
-COMPRESSIONS = (".xz", ".gz", ".bz2")
+_MOST_COLUMNS = 10_000
+"""A table has a dozen; every row makes a dictionary of them."""
+_MOST_ROWS_PER_BYTE = 100
+"""Of a Parquet file: repeated rows are packed to nearly nothing, and come out as texts of full length."""
+_SMALL_PARQUET = 64 << 20
+"""Bytes that any file may unpack to, however small it is."""
+_PARQUET_BATCH = 1_000
+"""Rows that are unpacked at once; else a whole row group, as large as the file says."""
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -71,8 +77,7 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = ()) -> It
         yield from _parquet(path, labels)
         return
     try:
-        opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix.lower())
-        with path.open("rb") if opener is None else io.BufferedReader(opener(path), 1 << 18) as file:
+        with opened(path) as file:
             yield from _READERS[format_name](path, _lines(path, file))
     except (*_BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
@@ -123,10 +128,29 @@ def _datasets(wanted_for: str) -> Any:
 def _parquet(path: Path, labels: Sequence[str]) -> Iterator[Record]:
     library = _datasets(str(path))
     try:
-        rows = library.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        _check_parquet(path)
+        options = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
+        rows = library.load_dataset("parquet", data_files=str(path), **options)
         yield from _with_class_names(rows, str(path), labels)
+    except DataError:
+        raise
     except Exception as error:  # pyarrow's errors have no common base
         raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise DataError where a file says of itself that it unpacks to absurdly much. Needs pyarrow, as datasets does."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        found = file.metadata
+        unpacked = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
+    size = path.stat().st_size
+    if unpacked > max(_SMALL_PARQUET, MOST_RATIO * size) or found.num_rows > _MOST_ROWS_PER_BYTE * size:
+        raise DataError(
+            f"{path}: holds {found.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text does; "
+            "it is not read; if you trust it, write it anew as JSONL"
+        )
 
 
 def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[Record]:
@@ -153,7 +177,7 @@ Line = tuple[int, str]
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[Line]:
     """Lines with their ends as they are: only ``\\n`` ends one (not U+2028 and its like)."""
-    for number, raw in enumerate(file, start=1):
+    for number, raw in raw_lines(path, file):
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -188,13 +212,16 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: str) -> It
     for number, cells in rows:
         if not header:
             header = cells
-            twice = sorted({name for name in cells if cells.count(name) > 1})
+            if len(cells) > _MOST_COLUMNS:
+                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {_MOST_COLUMNS:,} are read")
+            twice = sorted(name for name, count in Counter(cells).items() if count > 1)
             if twice:
                 raise DataError(
-                    f"{path}, line 1: column {twice[0]!r} is there twice; the first line must name each column once"
+                    f"{path}, line 1: column {listed(twice[:1])!r} is there twice; the first line must name each "
+                    "column once"
                 )
         elif len(cells) != len(header):
-            columns = f"{len(cells)} columns, the header {len(header)} ({', '.join(header)})"
+            columns = f"{len(cells)} columns, the header {len(header)} ({listed(header)})"
             raise DataError(f"{path}, line {number}: has {columns}; {remedy}")
         else:
             yield f"{path}, line {number}", dict(zip(header, cells, strict=True))

@@ -18,6 +18,10 @@ Record = tuple[str, Mapping[str, object]]
 """Where a record is ("reviews.csv, line 7"), and its values by column."""
 
 
+_LONGEST_NAME = 80
+"""Characters of a column's name or of a label that a message repeats."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A text, its label as the source has it (None: unlabelled), and where it was found, for messages."""
@@ -45,13 +49,21 @@ def rows_of(records: Iterable[Record], source: FileSource | HubSource) -> Iterat
         yield Row(_text(where, values, source.text), label, where)
 
 
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names for a message: the first ones, none of them too long to be read."""
+    have = list(names)
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in have[:most]]
+    return ", ".join([*shown, *([f"… ({len(have):,} in all)"] if len(have) > most else [])])
+
+
 def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a source whose ``kind`` column (text or label) is not among ``columns``."""
     have = list(columns)
-    near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
+    readable = [one for one in have[:1000] if len(one) <= _LONGEST_NAME]  # long names would take difflib minutes
+    near = difflib.get_close_matches(name, readable, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(have) if have else "none"
-    return DataError(f"{where}: no column {name!r}; {hint}columns: {listed}; set the source's {kind}: to one of them")
+    shown = listed(have) if have else "none"
+    return DataError(f"{where}: no column {name!r}; {hint}columns: {shown}; set the source's {kind}: to one of them")
 
 
 def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | None:
@@ -132,6 +144,10 @@ def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     return LabelledTexts([text for text, _ in found], np.array([index for _, index in found], dtype=np.int64))
 
 
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]!r}…"
+
+
 def _index(row: Row, by_name: dict[str, int]) -> int:
     name = str(row.label)
     if row.label is not None:
@@ -141,7 +157,7 @@ def _index(row: Row, by_name: dict[str, int]) -> int:
         if name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < len(by_name):
             return int(name)
     allowed = ", ".join(by_name)
-    problem = "has no label" if row.label is None else f"label {row.label!r} is not in the set"
+    problem = "has no label" if row.label is None else f"label {_shown(name)} is not in the set"
     raise DataError(
         f"{row.where}: {problem}; allowed: {allowed} (or their numbers 0 to {len(by_name) - 1}); "
         "change the row, or data.labels"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from edgeformer.data.records import COMPRESSIONS, check_file, file_records, format_of, hub_records
-from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, rows_of
+from edgeformer.data.records import check_file, file_records, format_of, hub_records
+from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.data.unpacking import COMPRESSIONS
 from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, TextConfig
 from edgeformer.formats.errors import DataError
 
@@ -101,7 +102,7 @@ def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]
     found = next((name for name in names if name in have), None)
     if found is not None:
         return found
-    raise DataError(f"{path}: no {kind} column; columns: {', '.join(have)}; rename one to one of {', '.join(names)}")
+    raise DataError(f"{path}: no {kind} column; columns: {listed(have)}; rename one to one of {', '.join(names)}")
 
 
 def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:

@@ -18,11 +18,18 @@ from edgeformer.data.records import check_file, first_line
 from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer, train_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.formats.errors import DataError
+from edgeformer.formats.files import read_at_most
 
 BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """What tokenizers call the token between two documents, in the order in which they are looked for."""
 _PAD = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
+
+_MOST_BYTES = 128 << 20
+"""Of a tokenizer.json: four times that of the largest vocabularies in use (256,000 words)."""
+_MOST_ENTRIES = 3_000_000
+"""Its commas and brackets: a vocabulary of 256,000 words with its merges has 1.9 million. The library takes 100 bytes
+for each, also where it refuses the file in the end."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,12 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     """Read a tokenizer.json. Raises DataError."""
     check_file(path)
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        content = read_at_most(path, _MOST_BYTES)
+        if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_ENTRIES:
+            raise DataError(f"{path}: holds more than {_MOST_ENTRIES:,} entries, which no tokenizer does; use another")
+        return Tokenizer.from_str(content.decode("utf-8"))
+    except DataError:
+        raise
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except OSError as error:

@@ -11,10 +11,11 @@ from pydantic import create_model
 
 from edgeformer.discovery import Room
 from edgeformer.families.family import Family as Family
-from edgeformer.formats.documents import apply_overrides, find, read_yaml, validate
+from edgeformer.formats.documents import apply_overrides, find, validate
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import RECIPE_FILE
+from edgeformer.formats.yaml_text import read_yaml
 from edgeformer.tasks import all_tasks, task_named
 
 ROOM: Room[Family] = Room(__name__, "FAMILY", Family, lambda family: (family.kind,))
@@ -57,12 +58,12 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     apply_overrides(document, overrides or [])
     asked, model = document.content.get("task"), document.content.get("model")
     tasks = {task.name: task for task in all_tasks()}
-    if asked is not None and asked not in tasks:
+    if asked is not None and asked not in [*tasks]:
         raise RecipeError(f"{document.where(('task',))}: task must be one of {_listed(tasks)}, not {asked!r}")
     task = tasks[asked or next(iter(tasks))]  # where there is none, validation says what is missing
     families = {family.kind: family for family in ROOM.all() if task.name in family.tasks}
     kind = model.get("kind") if isinstance(model, dict) else None
-    if kind is not None and kind not in families:
+    if kind is not None and kind not in [*families]:
         where = document.where(("model", "kind"))
         raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
     recipe: Recipe = validate(recipe_type(task.name, kind or next(iter(families))), document)

@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from edgeformer.families import family_of
 from edgeformer.formats.caution import LEAKS
+from edgeformer.formats.escaping import markdown, markdown_line
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
@@ -36,16 +37,17 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         *causality,
         *task.card_lines(recipe),
         f"**Training:** {_training(manifest, recipe, task)}",
-        f"**Data:** split {data.split}; {counts}",
+        f"**Data:** split {markdown(data.split)}; {markdown(counts)}",
     ]
     seen = [
-        f"- `{o.test_set}`: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and {o.contained:,} "
-        "more share a whole phrase with one.\n"
+        f"- {markdown(o.test_set)}: of {o.test_rows:,} texts, {o.duplicates:,} are also training texts and "
+        f"{o.contained:,} more share a whole phrase with one.\n"
         for o in data.overlap
     ] or ["Not counted.\n"]
     items = "".join(f"- {line}\n" for line in lines)
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {manifest.run}\n\n{recipe.description}.\n\n"
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {markdown(manifest.run)}\n\n"
+        f"{markdown_line(recipe.description)}.\n\n"
         f"{_warnings(manifest)}{items}\n"
         f"## Scores\n\n{_scores(manifest, task)}\n"
         f"## Seen in training\n\n{''.join(seen)}\n"
@@ -82,12 +84,12 @@ def _causality(manifest: RunManifest) -> str:
 
 def _training(manifest: RunManifest, recipe: Recipe, task: Task) -> str:
     if not manifest.steps:
-        return f"not here; {manifest.reason}"
+        return f"not here; {markdown(str(manifest.reason))}"
     epoch = manifest.best_epoch
     best = f"weights of epoch {epoch}" if epoch is not None else "weights of the last step, stopped in mid-epoch"
     return (
         f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
-        f"{manifest.precision} on {manifest.host.get('cpu')}; {best}, chosen by validation "
+        f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {best}, chosen by validation "
         f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
     )
 
@@ -106,6 +108,7 @@ def _scores(manifest: RunManifest, task: Task) -> str:
 def _rows(name: str, score: Score, task: Task, exits: bool) -> list[list[str]]:
     """A row of the full model, behind those of earlier exits and before that of early exit, where there are some."""
     full = [column.text(getattr(score, column.key, None)) for column in task.columns]
+    name = markdown(name)
     if not exits:
         return [[name, *full]]
     *earlier, last = score.by_exit

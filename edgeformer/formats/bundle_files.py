@@ -12,6 +12,7 @@ from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.onnx_files import external_files
 from edgeformer.formats.workspace import BUNDLE_FILE, REMEDY
 
 
@@ -81,7 +82,7 @@ class BundleFiles:
     def path(self, name: str) -> Path:
         """Where a file lies, unread. Raises ArtifactError for one outside the bundle."""
         pure, path = PurePosixPath(name), self.folder / name
-        foreign = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
+        foreign = pure.is_absolute() or ".." in pure.parts or any(character in name for character in "\\:\0")
         if foreign or not path.resolve().is_relative_to(self.folder.resolve()):
             raise ArtifactError(
                 f"{self.folder / BUNDLE_FILE}: names {name!r}, which lies outside the bundle; do not use it"
@@ -93,6 +94,21 @@ class BundleFiles:
         own = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
         beside = self._neighbours(artifact) if len(set(own)) == 1 else ()
         return list(dict.fromkeys((*own, *beside)))
+
+    def check_weights(self, artifact: ArtifactManifest) -> None:
+        """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
+
+        Raises:
+            ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
+        """
+        for graph in dict.fromkeys((str(artifact.file), *artifact.parts.values())) if artifact.is_graph else ():
+            for location in sorted(external_files(self.path(graph))):
+                name = (PurePosixPath(graph).parent / location).as_posix()
+                # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.
+                if PurePosixPath(location).as_posix() != location or not location:
+                    raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
+                self.path(name)
+                self.intact(name, f"{graph} reads weights from {name}")
 
     def _compare(self, name: str) -> FileCheck:
         path, sha256 = self.path(name), self.checksums.get(name)

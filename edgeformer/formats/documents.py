@@ -7,10 +7,8 @@ number, ``on`` is text).
 from __future__ import annotations
 
 import difflib
-import re
 import types
 import typing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,95 +18,14 @@ from pydantic_core import ErrorDetails
 
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.yaml_text import DEEPEST, KeyPath, YamlDocument, parse_value, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
-KeyPath = tuple[str | int, ...]
 Kind = Literal["recipes", "profiles"]
-_BOOL, _FLOAT, _INT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp"))
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates."""
-
-    # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
-    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
-        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP)]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_NUMBER = (
-    r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-)
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
-_Loader.add_implicit_resolver(_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+.0123456789"))
-_Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10))
-
-
-@dataclass
-class YamlDocument:
-    """A mapping read from YAML, where it came from, and the line of each key path."""
-
-    source: str
-    content: dict[str, Any]
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    overridden: dict[KeyPath, str] = field(default_factory=dict)
-
-    def where(self, path: KeyPath) -> str:
-        """Who set ``path``: ``file:line`` of the nearest enclosing key, or the override that replaced it."""
-        for length in range(len(path), -1, -1):
-            if path[:length] in self.overridden:
-                return self.overridden[path[:length]]
-            if path[:length] in self.lines:
-                return f"{self.source}:{self.lines[path[:length]]}"
-        return self.source
-
-
-def _index(node: yaml.Node, path: KeyPath, document: YamlDocument) -> None:
-    items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        items = [(str(key.value), key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        items = [(position, item, item) for position, item in enumerate(node.value)]
-    for step, marked, value in items:
-        place, line = (*path, step), marked.start_mark.line + 1
-        if place in document.lines:
-            raise RecipeError(f"{document.source}:{line}: key {step!r} is given twice; keep one of them")
-        document.lines[place] = line
-        _index(value, place, document)
-
-
-def parse_value(text: str) -> Any:
-    """One value as it would be read from a recipe (``--set key=VALUE``). Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)
-
-
-def read_yaml(path: Path) -> YamlDocument:
-    """Read a YAML mapping.
-
-    Raises:
-        RecipeError: the file is missing, not UTF-8, not YAML, not a mapping, or repeats a key.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise RecipeError(f"{path}: cannot be read: {reason}") from None
-    document = YamlDocument(str(path), {})
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        if not isinstance(node, yaml.MappingNode):
-            raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
-        _index(node, (), document)
-        document.content = _Loader("").construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not valid YAML: {error}") from None
-    return document
+_MOST_PROBLEMS = 20
+"""As many as a person reads at once; the file of a stranger could have thousands."""
+_LONGEST_OVERRIDE = 120
+"""Characters of an override that a message repeats."""
 
 
 def validate(model: type[M], document: YamlDocument) -> M:
@@ -118,9 +35,11 @@ def validate(model: type[M], document: YamlDocument) -> M:
     except ValidationError as error:
         # A list whose items are all wrong also counts as too short; the items say what is wrong.
         problems = [d for d in error.errors() if d["type"] != "too_short" or d["ctx"].get("actual_length") != 0]
-        lines = [_explain(model, document, details) for details in problems or error.errors()]
+        problems = problems or error.errors()
+        lines = [_explain(model, document, details) for details in problems[:_MOST_PROBLEMS]]
+        more = [f"… and {len(problems) - _MOST_PROBLEMS:,} more problems"] if len(problems) > _MOST_PROBLEMS else []
         # A discriminated union reports the same slip once per member; say it once.
-        raise RecipeError("\n".join(dict.fromkeys(lines))) from None
+        raise RecipeError("\n".join([*dict.fromkeys(lines), *more])) from None
 
 
 def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
@@ -129,15 +48,20 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
     Raises:
         RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
     """
-    for override in overrides:
-        path_text, equals, value_text = override.partition("=")
+    for given in overrides:
+        path_text, equals, value_text = given.partition("=")
+        override = given if len(given) <= _LONGEST_OVERRIDE else f"{given[:_LONGEST_OVERRIDE]}…"
         if not equals or not path_text.strip():
             raise RecipeError(f"--set {override}: write key.path=value, e.g. --set training.epochs=3")
         try:
             value = parse_value(value_text)
-        except yaml.YAMLError:
-            raise RecipeError(f"--set {override}: the value is not valid YAML; quote it") from None
-        _assign(document, path_text.strip().split("."), value, override)
+        except yaml.YAMLError as error:
+            reason = getattr(error, "problem", None) or "it cannot be read"
+            raise RecipeError(f"--set {override}: the value is not valid YAML ({reason}); quote it") from None
+        keys = path_text.strip().split(".")
+        if len(keys) > DEEPEST:
+            raise RecipeError(f"--set {override}: its path has {len(keys):,} steps, more than {DEEPEST}")
+        _assign(document, keys, value, override)
 
 
 def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) -> None:

@@ -70,6 +70,15 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror}; what was there before is unchanged", str(path)) from error
 
 
+def read_at_most(path: Path, most_bytes: int) -> bytes:
+    """A whole file. Raises OSError, also where it is larger than ``most_bytes``: strangers' files fill no memory."""
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB, which no such file is", str(path))
+    return content
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text with ``\\n`` line ends atomically."""
     with replacing(path) as temporary:

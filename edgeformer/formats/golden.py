@@ -6,12 +6,13 @@ what a task keeps of the right answers and of torch's logits is beside them: num
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,11 @@ from edgeformer.formats.files import replacing
 from edgeformer.formats.workspace import REMEDY
 
 GOLDEN_FILE = "golden.npz"
+_MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
+"""Unpacked: 20 times the answers of a language model with 8 exits."""
+_BROKEN = (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, MemoryError,
+           NotImplementedError, RuntimeError, OverflowError, TypeError)  # fmt: skip
+"""What zipfile and numpy raise for damage: passwords, unknown packers, negative sizes."""
 _IDS, _MASK = "input_ids", "attention_mask"
 
 Array = NDArray[Any]
@@ -96,13 +102,33 @@ def _problem(arrays: Mapping[str, Array]) -> str | None:
 def read_golden(path: Path) -> Golden:
     """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
     try:
+        with path.open("rb") as file:
+            _check_archive(file)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except _BROKEN as error:
         raise GoldenError(f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {REMEDY}") from None
     return Golden(path, arrays)
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Raise ValueError for what numpy would unpack, or make room for, without end."""
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_MEMBERS} arrays")
+        for member in members:
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{member.filename} is packed in a way that numpy never packs")
+            with archive.open(member) as array:
+                version = np.lib.format.read_magic(array)
+                readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, dtype = readers[version](array)
+            # Before numpy reads the numbers, it makes room for as many as the shape says.
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
 
 
 def write_golden(folder: Path, arrays: Mapping[str, Array]) -> Golden:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import read_at_most
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -17,6 +18,9 @@ TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "config.json"
 REMEDY = "export the run again, or copy the whole bundle again"
 """What to do about a bundle whose files are not those that were exported."""
 
+MOST_JSON_BYTES = 16 << 20
+"""Of a manifest, report or configuration: 400 times a large one; parsed, JSON can take 25 times its bytes."""
+
 
 def read_manifest(model: type[M], path: Path) -> M:
     """Read and validate a JSON manifest.
@@ -25,7 +29,7 @@ def read_manifest(model: type[M], path: Path) -> M:
         ArtifactError: missing, not JSON, or not what the manifest must hold.
     """
     try:
-        content = path.read_bytes()
+        content = read_at_most(path, MOST_JSON_BYTES)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from None
     try:

@@ -8,6 +8,7 @@ from typing import Any
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.reporting.canvas import GREY, PALETTE, RED, drawing
+from edgeformer.reporting.panels import plain
 from edgeformer.reporting.tables import comparable_scores
 from edgeformer.tasks import task_named
 
@@ -40,7 +41,7 @@ def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest], bundle: BundleMani
         score = f" · {metric.name} {metric.text(value)}" if value is not None else ""
         labels.append(f" {size:.1f} MiB{' · rejected' if artifact.status == 'rejected' else score}")
     colours = [RED if artifact.status == "rejected" else PALETTE[0] for artifact in artifacts]
-    bars = axis.barh([artifact.id for artifact in artifacts], sizes, 0.62, color=colours)
+    bars = axis.barh([plain(artifact.id) for artifact in artifacts], sizes, 0.62, color=colours)
     axis.bar_label(bars, labels, fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
@@ -55,7 +56,7 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
         assert artifact.drift is not None
         rows = [row for row in artifact.drift.loops if row.rms_error is not None]
         loops, errors = [row.loop for row in rows], [row.rms_error for row in rows]
-        axis.plot(loops, errors, "o-", color=colour, label=artifact.id, markersize=4)
+        axis.plot(loops, errors, "o-", color=colour, label=plain(artifact.id), markersize=4)
         tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
     for tolerance, precisions in tolerances.items():
         axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)

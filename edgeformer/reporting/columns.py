@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from edgeformer.formats import escaping
 from edgeformer.formats.units import format_bytes, format_milliseconds
 
 R = TypeVar("R")
@@ -151,7 +152,8 @@ class Columns(Generic[R]):
 
     def plain(self, rows: Iterable[R]) -> str:
         """Columns of text, for a terminal of any width."""
-        return self._tabulated([self._texts(row) for row in rows], "simple")
+        heads = [column.title for column in self._columns]
+        return escaping.visible(self._tabulated([self._texts(row) for row in rows], "simple", heads))
 
     def markdown(self, rows: Iterable[R], strong: Callable[[R], bool] | None = None) -> str:
         """A table of GitHub-flavoured Markdown.
@@ -162,24 +164,23 @@ class Columns(Generic[R]):
         """
         found = []
         for row in rows:
-            cells = [text.replace("|", "\\|").replace("\n", " ") for text in self._texts(row)]
+            cells = [escaping.markdown(text) for text in self._texts(row)]
             bold = strong is not None and strong(row)
             found.append([f"**{cell}**" if bold and cell else cell for cell in cells])
-        return self._tabulated(found, "pipe")
+        return self._tabulated(found, "pipe", [escaping.markdown(column.title) for column in self._columns])
 
-    def _tabulated(self, rows: list[list[str]], style: str) -> str:
+    def _tabulated(self, rows: list[list[str]], style: str, heads: list[str]) -> str:
         from tabulate import tabulate
 
         align = ["right" if column.right else "left" for column in self._columns]
-        heads = [column.title for column in self._columns]
         return tabulate(rows, heads, tablefmt=style, disable_numparse=True, colalign=align if rows else None)
 
     def csv(self, rows: Iterable[R]) -> str:
-        """Bare values, units in the names of the columns; an absent value is an empty cell."""
+        """Bare values, units in the names of the columns; an absent value is an empty cell. No text is a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([column.key for column in self._columns])
-        writer.writerows([column.cell(row) for column in self._columns] for row in rows)
+        writer.writerow([escaping.csv_cell(column.key) for column in self._columns])
+        writer.writerows([escaping.csv_cell(column.cell(row)) for column in self._columns] for row in rows)
         return text.getvalue()
 
     def page(self, rows: Sequence[R], kind: Callable[[R], str] | None = None) -> PageTable:

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.escaping import markdown
 from edgeformer.formats.report import Latency, Report, Row
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.columns import DASH, Column, Columns
@@ -148,7 +149,7 @@ def format_pairs(compared: Record, style: Style) -> str:
         for side, about in (("a", compared["a"]), ("b", compared["b"]))
     ]
     lines += [f"note: {note}" for note in compared["notes"]]
-    head = "\n".join(f"- {line}" for line in lines) if style == "markdown" else "\n".join(lines)
+    head = "\n".join(f"- {markdown(line)}" for line in lines) if style == "markdown" else "\n".join(lines)
     return f"{head}\n\n{table}"
 
 

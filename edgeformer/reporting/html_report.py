@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from edgeformer.formats.caution import cautions
+from edgeformer.formats.escaping import visible
 from edgeformer.formats.report import Check, Report, Row
 from edgeformer.formats.units import format_bytes
 from edgeformer.reporting.columns import PageTable
@@ -38,10 +39,16 @@ def as_html(report: Report) -> str:
         loader=PackageLoader("edgeformer.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(**_context(report))
+
+
+def _finalize(value: Any) -> Any:
+    """Before it is escaped; a drawing is no ``str`` but Markup, and stays as it is."""
+    return visible(value) if type(value) is str else value
 
 
 def _context(report: Report) -> dict[str, Any]:

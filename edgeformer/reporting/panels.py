@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from edgeformer.formats.escaping import visible
 from edgeformer.formats.report import Latency, Memory, Report, Row
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED
@@ -30,7 +31,7 @@ _LONGEST = 32
 
 def plain(text: str) -> str:
     """Text as it is: between two dollar signs, matplotlib would read mathematics."""
-    return text.replace("$", r"\$")
+    return visible(text).replace("$", r"\$")
 
 
 def named(artifact: str) -> str:
@@ -105,7 +106,7 @@ class Panel:
             axis.set_xlim(min(ends) / 1.4, max(ends) * (max(ends) / min(ends)) ** 0.3)
         else:
             self._from_zero(ends)
-        guess, here = f"ESTIMATED for {report.device}, not measured", "device" if report.on_target else "host"
+        guess, here = plain(f"ESTIMATED for {report.device}, not measured"), "device" if report.on_target else "host"
         axis.set(xlabel=f"ms per call, {guess if status == 'estimated' else f'measured on this {here}'}")
 
     def memory(self) -> None:

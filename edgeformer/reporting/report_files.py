@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from edgeformer.formats.caution import cautions
+from edgeformer.formats.escaping import markdown, markdown_line, visible
 from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.report import Report
 from edgeformer.reporting.html_report import as_html
@@ -45,20 +46,21 @@ def as_csv(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """GitHub-flavoured Markdown: badge and verdict first."""
-    warned = "".join(f"\n> **{caution}.**\n" for caution in cautions(report))
+    warned = "".join(f"\n> **{markdown(caution)}.**\n" for caution in cautions(report))
     if estimate_words(report):
-        warned += f"\n> Figures with ≈ are {estimate_words(report)}.\n"
+        warned += f"\n> Figures with ≈ are {markdown(estimate_words(report) or '')}.\n"
     host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
     shown = measurements(report).pick(
         "artifact", "shape", "where", "phase", "status", "p50", "p90", "memory_peak", "size", "state"
     )
-    notes = "".join(f"- {note}\n" for note in report.notes)
-    gaps = "".join(f"- {what}: {why}\n" for what, why in not_measured(report))
+    notes = "".join(f"- {markdown_line(note)}\n" for note in report.notes)
+    gaps = "".join(f"- {markdown(what)}: {markdown(why)}\n" for what, why in not_measured(report))
     return (
-        f"# {report.run} on {report.device_title}\n\n"
+        f"# {markdown(report.run)} on {markdown(report.device_title)}\n\n"
         f"{badge_markdown(report, f'{report.device}.svg')}\n\n"
-        f"**Verdict: {report.verdict.status}.** {in_words(report)}\n{warned}\n"
-        f"{report.parameters:,} parameters. Rows `host` were measured on: {host}. {report.created}\n\n"
+        f"**Verdict: {report.verdict.status}.** {markdown(in_words(report))}\n{warned}\n"
+        f"{report.parameters:,} parameters. Rows `host` were measured on: {markdown(host)}. "
+        f"{markdown(report.created)}\n\n"
         f"## Budget\n\n{CHECKS.markdown(report.verdict.checks)}\n\n"
         f"## Measurements\n\n{shown.markdown(report.rows)}\n"
         f"{_search(report)}"
@@ -77,14 +79,14 @@ def _search(report: Report) -> str:
         search, "number", "artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy", "feasible"
     )
     table = shown.markdown(rows, strong=lambda row: row[1] == search.pick)
-    absent = "".join(f"- not in the bundle: {what}\n" for what in search.not_in_bundle)
+    absent = "".join(f"- not in the bundle: {markdown(what)}\n" for what in search.not_in_bundle)
     front = "On the Pareto front of score, latency and size:"
-    return f"\n## Search\n\n{search.reason}\n\n{front}\n\n{table}\n{chr(10) + absent if absent else ''}"
+    return f"\n## Search\n\n{markdown_line(search.reason)}\n\n{front}\n\n{table}\n{chr(10) + absent if absent else ''}"
 
 
 def badge_svg(report: Report) -> str:
     """A self-contained SVG, 20 pixels high: green, red or grey. Its text has a fixed length, whatever the font."""
-    right = badge_text(report)
+    right = visible(badge_text(report))
     widths = [round(len(text) * _CHARACTER) + _PADDING for text in ("edgeformer", right)]
     total, colour = sum(widths), _COLOURS[report.verdict.status]
     texts = "".join(

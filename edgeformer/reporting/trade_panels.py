@@ -103,7 +103,9 @@ class TradePanel(Panel):
         axis.set_yscale("log")
         axis.set_xlim(left, right)
         axis.grid(color=FAINT, linewidth=0.8)
-        axis.set(xlabel=f"operations per byte moved; roofs: {self.report.device}", ylabel="operations per second")
+        axis.set(
+            xlabel=plain(f"operations per byte moved; roofs: {self.report.device}"), ylabel="operations per second"
+        )
         axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.1, 1.01), borderaxespad=0, ncols=2)
 
     def _point(self, row: Row, seen: set[str]) -> None:

@@ -99,7 +99,7 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
         console.print(CASES.terminal(f"checked on cases that were not fitted: {where}", calibration.validated_on))
     console.print(escape(error_in_words(calibration.error)), soft_wrap=True)
     if written is not None:
-        console.print(f"profile {written}", soft_wrap=True)
+        console.print(f"profile {written}", soft_wrap=True, markup=False)
 
 
 def error_in_words(error: EstimateError | None) -> str:

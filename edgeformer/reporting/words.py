@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from urllib.parse import quote
 
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.escaping import markdown
 from edgeformer.formats.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.columns import DASH
@@ -216,4 +218,4 @@ def badge_markdown(report: Report, file: str) -> str:
         report: whose verdict it is.
         file: the badge, as the document that shows it sees it.
     """
-    return f"![edgeformer {badge_text(report)}]({file})"
+    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"

@@ -9,6 +9,8 @@ from pathlib import Path
 from edgeformer.data.encoding import Prepared
 from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import read_at_most
+from edgeformer.formats.workspace import MOST_JSON_BYTES
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
 from edgeformer.tasks.task import Origin, Run, Task, TextReader
 
@@ -52,6 +54,6 @@ def import_task_of(manifest: Path) -> None:
     is wrong with the manifest is said by whoever reads it whole.
     """
     with suppress(OSError, ValueError, RecursionError):
-        document = json.loads(manifest.read_bytes())
+        document = json.loads(read_at_most(manifest, MOST_JSON_BYTES))
         if isinstance(document, dict):
             ROOM.find(str(document.get("task")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.formats.documents import parse_value
+from edgeformer.formats.yaml_text import parse_value
 
 
 @pytest.mark.parametrize(

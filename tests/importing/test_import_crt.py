@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +152,16 @@ def test_cannot_generate(tmp_path: Path, weights: dict[str, Tensor], tokenizer: 
         generate(locate(str(run), run.parent), "A river", GenerateOptions())
 
 
+class _Calls:
+    """Pickled as a call of a function with one argument."""
+
+    def __init__(self, function: Any, argument: int) -> None:
+        self.call = function, (argument,)
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return self.call
+
+
 class _RunsCode:
     def __init__(self, command: str) -> None:
         self.command = command
@@ -175,6 +188,53 @@ class TestRefused:
         path.write_bytes(pickle.dumps(_RunsCode(f"touch {proof}")))
         assert "evil.pt" in self.refusal(path, tokenizer)
         assert not proof.exists()
+
+    @pytest.mark.parametrize("name", ["bomb.pt", "bomb.bin", "bomb.safetensors"])
+    @pytest.mark.parametrize("wrapped", [False, True])
+    def test_no_kind_of_file_runs_code(self, tmp_path: Path, tokenizer: Path, name: str, wrapped: bool) -> None:
+        path, proof = tmp_path / name, tmp_path / "proof"
+        bomb = _RunsCode(f"touch {proof}")
+        if wrapped:
+            torch.save({"model": {"tokens.weight": bomb}}, path)
+        else:
+            path.write_bytes(pickle.dumps(bomb))
+        started = time.process_time()
+        assert name in self.refusal(path, tokenizer)
+        assert time.process_time() - started < 5
+        assert not proof.exists()
+        if name != "bomb.safetensors":  # the bomb is a live one
+            pickle.loads(path.read_bytes()) if not wrapped else torch.load(path, weights_only=False)
+            assert proof.exists()
+
+    @pytest.mark.parametrize("allocated", [bytearray, torch.Tensor])
+    @pytest.mark.parametrize("legacy", [False, True])
+    def test_room_that_is_only_claimed(self, tmp_path: Path, tokenizer: Path, allocated: Any, legacy: bool) -> None:
+        """torch's restricted reader calls both with any number."""
+        path = tmp_path / "greedy.pt"
+        greedy = {"tokens.weight": _Calls(allocated, 6 * 2**30)}
+        torch.save(greedy, path, _use_new_zipfile_serialization=not legacy)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert "greedy.pt" in self.refusal(path, tokenizer)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+    def test_tensor_that_repeats_one_number(self, tmp_path: Path, tokenizer: Path) -> None:
+        path = tmp_path / "view.pt"
+        torch.save({"tokens.weight": torch.zeros(1).expand(2**20, 2**20)}, path)
+        assert path.stat().st_size < 2000
+        assert "far more than the file" in self.refusal(path, tokenizer)
+
+    def test_packed_archive(self, tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
+        plain, path = tmp_path / "plain.pt", tmp_path / "packed.pt"
+        torch.save(weights, plain)
+        with zipfile.ZipFile(plain) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+            for member in old.infolist():
+                new.writestr(member.filename, old.read(member))
+        assert "packed archive" in self.refusal(path, tokenizer)
+
+    def test_megabytes_of_objects(self, tmp_path: Path, tokenizer: Path) -> None:
+        path = tmp_path / "objects.pt"
+        torch.save({"history": [[] for _ in range(10**6)] + [0.1] * 400_000}, path)
+        assert "of Python objects" in self.refusal(path, tokenizer)
 
     @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
     def test_truncated(self, tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, share: float) -> None:

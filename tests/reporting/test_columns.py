@@ -54,7 +54,7 @@ def test_people_get_units_beside_the_figures_everywhere() -> None:
 
 def test_nothing_in_a_row_is_markup() -> None:
     assert "[red]x[/]" in printed(COLUMNS) and "[bold]things[/]" in printed(COLUMNS)
-    assert "b\\|[red]x[/] <i>" in COLUMNS.markdown(THINGS)
+    assert "b\\|\\[red\\]x\\[/\\] &lt;i&gt;" in COLUMNS.markdown(THINGS)
 
 
 def test_a_strong_row_is_bold_in_markdown() -> None:

@@ -97,7 +97,7 @@ def test_badge_shows_the_verdict_in_its_colour(status: str, colour: str) -> None
     texts = [element.text for element in root.iter() if element.tag.endswith("}text")]
     assert texts == ["edgeformer", f"a<b: {status}"]
     assert colour in badge_svg(report)
-    assert badge_markdown(report, "reports/x.svg") == f"![edgeformer a<b: {status}](reports/x.svg)"
+    assert badge_markdown(report, "reports/x.svg") == f"![edgeformer a&lt;b: {status}](reports/x.svg)"
 
 
 def test_png_of_measurements_estimates_and_a_search(tmp_path: Path) -> None:

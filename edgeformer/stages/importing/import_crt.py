@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from edgeformer.backends import library_versions
 from edgeformer.data.batching import TextRows
@@ -23,7 +19,7 @@ from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.crt import CRTConfig
-from edgeformer.families.crt.checkpoint import config_of, convert, weights_in
+from edgeformer.families.crt.checkpoint import config_of, convert
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt, probe_causality
 from edgeformer.families.network import count_parameters
@@ -36,11 +32,11 @@ from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import free_folder
+from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 _UNKNOWN = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
 _NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
-_REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
 
 PARAGRAPHS = (
     "A river begins as rain on high ground. The water runs off the slopes in thin streams, finds the lowest way "
@@ -81,7 +77,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
     folder = free_folder(options.artifacts, options.name, _NAME, or_else="")
-    weights = _read_weights(path)
+    weights = read_weights(path)
     config = config_of(weights, str(path))
     model = build_crt(config)
     model.load_state_dict(convert(weights, config, str(path)))
@@ -105,40 +101,6 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
         write_json(temporary / RUN_FILE, manifest)
     return folder
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
-    if not path.is_file():
-        raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
-    try:
-        # Nothing in it is run.
-        safe = path.suffix == ".safetensors"
-        content = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
-    except Exception as error:  # a damaged file can raise nearly anything in the unpickler
-        message = str(error)
-        if "weights_only" in message or "Weights only" in message:
-            named = _REFUSED.search(message)
-            raise ArtifactError(
-                f"{path}: holds Python objects{f' ({named[1]})' if named else ''} or is no checkpoint; only tensors "
-                "are read, because the rest could run code. Save only the weights: torch.save(model.state_dict(), PATH)"
-            ) from None
-        first = message.splitlines()[0] if message else type(error).__name__
-        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first}; copy it again") from None
-    weights = weights_in(content, str(path))
-    odd = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
-    if odd:
-        raise ArtifactError(
-            f"{path}: holds sparse, quantised or empty tensors, not weights: {', '.join(sorted(odd)[:8])}"
-        )
-    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
-    if broken:
-        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(broken)[:8])}")
-    return weights
 
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:

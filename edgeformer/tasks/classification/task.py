@@ -13,6 +13,7 @@ from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
+from edgeformer.formats.escaping import markdown
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
@@ -198,7 +199,7 @@ class Classification(Task):
         }
 
     def card_lines(self, recipe: ClassificationRecipe) -> list[str]:
-        return [f"**Labels:** {', '.join(recipe.data.labels)}; at most {recipe.data.max_length} tokens"]
+        return [f"**Labels:** {', '.join(map(markdown, recipe.data.labels))}; at most {recipe.data.max_length} tokens"]
 
     def selected_by(self, training: TrainingConfig) -> str:
         return str(getattr(training, "select_by", "loss"))

@@ -1,0 +1,232 @@
+"""Data files, tokenizers and archives that are small on disk and huge in memory are refused early."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeformer.data import records, unpacking
+from edgeformer.data.sources import read
+from edgeformer.data.tokenization import tokenizer_from_file
+from edgeformer.data.unpacking import MOST_LINE_BYTES
+from edgeformer.formats.data_config import FileSource
+from edgeformer.formats.errors import DataError
+from edgeformer.formats.golden import GoldenError, read_golden
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.workspace import MOST_JSON_BYTES, read_manifest
+from edgeformer.run import run_folders
+from tests.cli.measure_cli import measured, refused
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
+RECIPE = """\
+name: hostile
+task: classification
+tokenizer: {kind: trained}
+data:
+  split: random-split
+  labels: [bad, good]
+  parts:
+    train: [{kind: file, path: PATH}]
+model: {kind: encoder, vocab_size: 60, iterations: 1, hidden_size: 32, layers: 1, heads: 2, ffn_size: 64,
+  residual_scale: 0.5}
+training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: constant}}
+"""
+
+
+def train(folder: Path, name: str) -> tuple[str, ...]:
+    """A command that reads a data file."""
+    (folder / "recipe.yaml").write_text(RECIPE.replace("PATH", name), encoding="utf-8")
+    return ("train", "recipe.yaml")
+
+
+def rows(path: Path) -> list[str]:
+    return [row.text for row in read(FileSource(kind="file", path=str(path), label=None))]
+
+
+def bomb(path: Path, suffix: str) -> Path:
+    """4 GB of short rows in less than 7 MB."""
+    pack = PACKERS[suffix]
+    path.write_bytes(pack(b"label\ttext\n") + pack(b"1\tgood\n" * (16 * 2**20 // 7)) * 256)
+    assert path.stat().st_size < 7e6
+    return path
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_four_gigabytes_in_short_lines(tmp_path: Path, suffix: str) -> None:
+    path, started = bomb(tmp_path / f"bomb.tsv{suffix}", suffix), time.process_time()
+    with pytest.raises(DataError, match=r"200 times its size.*unpack it"):
+        rows(path)
+    assert time.process_time() - started < 5
+
+
+def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.xz"
+    path.write_bytes(lzma.compress(b'{"text": "') + lzma.compress(b" " * 2**24) * 256)
+    with pytest.raises(DataError, match="200 times its size"):
+        rows(path)
+
+
+def test_command_refuses_in_bounded_time_and_memory(tmp_path: Path) -> None:
+    start = measured(*train(tmp_path, "absent.tsv"), cwd=tmp_path)
+    assert start.code == 2
+    bomb(tmp_path / "bomb.tsv.xz", ".xz")
+    bombed = measured(*train(tmp_path, "bomb.tsv.xz"), cwd=tmp_path)
+    refused(bombed, "bomb.tsv.xz", "200 times its size", beyond_s=start.seconds)
+    with (tmp_path / "line.tsv").open("wb") as file:
+        file.write(b"label\ttext\n1\t")
+        file.truncate(2**30)  # a hole: no disk, but null characters without end
+    long = measured(*train(tmp_path, "line.tsv"), cwd=tmp_path)
+    refused(long, "line.tsv, line 2", "longer than 16 MiB", beyond_s=start.seconds)
+
+
+@pytest.mark.parametrize("name", ["line.txt", "line.csv", "line.jsonl"])
+def test_line_of_a_gigabyte(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.write(b'{"text": "\n'[: -1 if name == "line.jsonl" else None])
+        file.truncate(2**30)
+    with pytest.raises(DataError, match="longer than 16 MiB"):
+        rows(path)
+
+
+def test_bomb_behind_real_text(tmp_path: Path) -> None:
+    chosen = random.Random(1)
+    text = "\n".join(f"{chosen.getrandbits(64):x}" for _ in range(150_000)).encode() + b"\n"
+    path = tmp_path / "late.txt.xz"
+    path.write_bytes(lzma.compress(text, preset=0) + lzma.compress((b"a" * 9999 + b"\n") * 1700) * 8)
+    found = read(FileSource(kind="file", path=str(path), label=None))
+    assert [next(found).text for _ in range(150_000)] == text.decode().split()
+    with pytest.raises(DataError, match="200 times"):
+        for _ in found:
+            pass
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log whose lines differ in their number only, and a small file that packs as well as a bomb."""
+    monkeypatch.setattr(unpacking, "_WINDOW", 2**20)  # so that a test needs not write hundreds of megabytes
+    chosen = random.Random(2)
+    lines = [f"2026-11-22 worker answered request in {chosen.randrange(10**9)} ms, no error" for _ in range(60_000)]
+    path = tmp_path / f"log.txt{suffix}"
+    path.write_bytes(PACKERS[suffix]("\n".join(lines).encode()))
+    assert rows(path) == lines
+    path.write_bytes(PACKERS[suffix](b"the same line\n" * 50_000))
+    assert len(rows(path)) == 50_000
+
+
+def test_longest_line(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"x" * (MOST_LINE_BYTES - 1) + b"\nshort\n")
+    assert list(map(len, rows(path))) == [MOST_LINE_BYTES - 1, 5]
+    path.write_bytes(b"short\n" + b"x" * MOST_LINE_BYTES + b"\nshort\n")
+    with pytest.raises(DataError, match=r"book\.txt, line 2: is longer than 16 MiB"):
+        rows(path)
+
+
+@pytest.mark.parametrize(("name", "separator"), [("wide.tsv", "\t"), ("wide.csv", ",")])
+def test_millions_of_columns(tmp_path: Path, name: str, separator: str) -> None:
+    path = tmp_path / name
+    path.write_text(separator.join(map(str, range(500_000))) + "\n1\n", encoding="utf-8")
+    with pytest.raises(DataError, match="500,000 columns; at most 10,000") as caught:
+        rows(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_messages_repeat_no_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"x" * 2**20: 1, **{f"c{n}": n for n in range(5000)}}) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no column 'text'") as caught:
+        rows(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_parquet_of_repeated_rows(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "bomb.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**20, np.int32)), pa.array(["word " * 200]))
+    table = pa.table({"text": column})
+    with parquet.ParquetWriter(path, table.schema, write_statistics=False) as writer:
+        for _ in range(8):
+            writer.write_table(table)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(DataError, match="8,388,608 rows") as caught:
+        rows(path)
+    assert "bomb.parquet" in str(caught.value) and "JSONL" in str(caught.value)
+    parquet.write_table(pa.table({"text": [f"a text of its own, number {n}" for n in range(3000)]}), path)
+    assert len(rows(path)) == 3000
+
+
+@pytest.mark.parametrize("entry", ["0,", "[],", '"",'])
+def test_tokenizer_of_absurd_size(tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(f'{{"version": "1.0", "model": {{"type": "BPE", "vocab": [{entry * 3_000_001}0]}}}}')
+    with pytest.raises(DataError, match="3,000,000 entries"):
+        tokenizer_from_file(path)
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(DataError, match="larger than 128 MiB"):
+        tokenizer_from_file(path)
+
+
+def test_manifest_of_absurd_size(tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts" / "run"
+    folder.mkdir(parents=True)
+    with (folder / "run.json").open("wb") as file:
+        file.truncate(2**32)
+    with pytest.raises(Exception, match=r"run\.json: cannot be read: it is larger than 16 MiB"):
+        read_manifest(RunManifest, folder / "run.json")
+    assert run_folders(tmp_path / "artifacts") == [folder]
+    refused(measured("evaluate", "run", cwd=tmp_path), "run.json", "larger than 16 MiB")
+    (folder / "run.json").write_bytes(b"[" * (MOST_JSON_BYTES - 1))
+    refused(measured("evaluate", "run", cwd=tmp_path), "run.json")
+
+
+class TestGolden:
+    def archive(self, tmp_path: Path, **members: bytes) -> Path:
+        path = tmp_path / "golden.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(f"{name}.npy", content)
+        return path
+
+    def array(self, array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+        stream = io.BytesIO()
+        np.save(stream, array)
+        return stream.getvalue()
+
+    def test_bomb(self, tmp_path: Path) -> None:
+        path = self.archive(tmp_path, input_ids=self.array(np.zeros((1000, 40_000), np.int64)))
+        assert path.stat().st_size < 1e6
+        with pytest.raises(GoldenError, match=r"golden\.npz: damaged .*more than 256 MiB"):
+            read_golden(path)
+
+    def test_shape_without_its_numbers(self, tmp_path: Path) -> None:
+        stated = self.array(np.ones((2, 8), np.int64)).replace(b"(2, 8), }", b"(99999999, 99999), }")
+        assert b"99999999" in stated
+        with pytest.raises(GoldenError, match="holds fewer numbers"):
+            read_golden(self.archive(tmp_path, input_ids=stated))
+
+    def test_thousands_of_members(self, tmp_path: Path) -> None:
+        one = self.array(np.ones((2, 8), np.int64))
+        with pytest.raises(GoldenError, match="1000 arrays"):
+            read_golden(self.archive(tmp_path, input_ids=one, **{f"a{n}": one for n in range(1001)}))
+
+    def test_packed_but_real(self, tmp_path: Path) -> None:
+        found = read_golden(self.archive(tmp_path, input_ids=self.array(np.ones((2, 8), np.int64))))
+        assert len(found) == 2
+
+
+def test_the_limits_are_wide_of_what_is_real() -> None:
+    assert unpacking.MOST_RATIO >= 100 and records._MOST_COLUMNS >= 1000
