@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EDGEFORMER := $(BIN)/edgeformer
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test torture lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -15,6 +15,10 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# What is too long for every day: kills at every place, flipped bytes, full disks.
+torture: $(VENV)/.dev
+	$(BIN)/python -m pytest -m torture -n 0 tests/torture
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
