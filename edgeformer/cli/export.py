@@ -127,8 +127,7 @@ def command(
 
         picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
     if as_json:
-        found = bundle.model_dump(mode="json")
-        told = {key: found[key] for key in ("leaks", "notes", "artifacts")}
+        told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture)})
     else:
         _show(folder, bundle, picture)
