@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
+from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 
@@ -127,16 +128,16 @@ class Run(runs.Run):
         return Bundle.open(folder) if folder is not None else None
 
     def export(self, **options: Any) -> Bundle:
-        """Write its bundle, as ``edgeformer export``. Needs torch.
+        """Write its bundle, or add to it, as ``edgeformer export``. Needs torch.
 
         Args:
-            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, exits…
+            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, exits, replace…
 
         Returns:
             The bundle; an artifact that was rejected says so in its ``status``.
 
         Raises:
-            InputError: unusable options, or a model that leaks.
+            InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set.
             ArtifactError: an unfinished or damaged run.
             MissingDependencyError: torch is not installed.
         """
@@ -168,6 +169,7 @@ def open(path: str | Path) -> Bundle | Run:
         ArtifactError: there is neither, or it is damaged.
     """
     folder = Path(path)
+    restore_folder(folder)
     if (folder / RUN_FILE).is_file():
         return Run.open(folder)
     if (folder / BUNDLE_FILE).is_file():

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.formats.bundle_files import BundleFiles
+from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
@@ -54,7 +55,11 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the manifest of the bundle in ``folder``. Raises ArtifactError where it is missing or damaged."""
+        """Read the manifest of the bundle in ``folder``. Raises ArtifactError where it is missing or damaged.
+
+        One that a killed export had moved aside is put back.
+        """
+        restore_folder(folder)
         import_task_of(folder / BUNDLE_FILE)
         return cls(folder, read_manifest(BundleManifest, folder / BUNDLE_FILE))
 

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
+from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
@@ -182,8 +183,12 @@ class Location:
 
 
 def bundle_in(run: Path) -> Path | None:
-    """The bundle's folder in a run's; None before anything was exported."""
+    """The bundle's folder in a run's; None before anything was exported.
+
+    One that a killed export had moved aside is put back. Raises OSError where it cannot be.
+    """
     folder = run / workspace.BUNDLE_FOLDER
+    restore_folder(folder)
     return folder if (folder / workspace.BUNDLE_FILE).is_file() else None
 
 
@@ -255,6 +260,8 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         have = f"{len(folders)} unfinished" if folders else "none"
         raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
     for candidate in (Path(argument), artifacts / argument):
+        if candidate.name == workspace.BUNDLE_FOLDER:
+            restore_folder(candidate)
         if not is_there(candidate):
             continue
         if (candidate / workspace.RUN_FILE).is_file():

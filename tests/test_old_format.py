@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.report import Report
@@ -103,7 +104,11 @@ def test_a_run_is_exported_again(workplace: Path) -> None:
     bundle = workplace / "artifacts" / "classifier-v1" / "bundle"
     before = Bundle.open(OLD / "classifier-v1" / "bundle")
     found = document("export", "classifier-v1", cwd=workplace)
-    assert [artifact["id"] for artifact in found["artifacts"]] == ["onnx-fp32"]
+    # It does not say what it was made of, but its golden inputs and answers do.
+    assert [(artifact["id"], artifact["kept"]) for artifact in found["artifacts"]] == [
+        (artifact.id, artifact.id != "onnx-fp32") for artifact in before.artifacts
+    ]
+    assert {check["status"] for check in document("verify", "classifier-v1", cwd=workplace)["files"]} == {"intact"}
     after = Bundle.open(bundle)
     assert after.manifest.labels == before.manifest.labels and after.name == before.name
     now, then = (one.artifact("onnx-fp32").sharing for one in (after, before))
@@ -114,3 +119,13 @@ def test_a_run_is_exported_again(workplace: Path) -> None:
         assert np.allclose(array, new[key], atol=1e-5) if "logits" in key else (array == new[key]).all()
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert after.name in card
+
+
+def test_a_bundle_of_other_weights_is_not_taken_for_the_runs(workplace: Path) -> None:
+    run = workplace / "artifacts" / "language-v1"
+    tensors = load_file(run / "model" / "model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, run / "model" / "model.safetensors")
+    outcome = edgeformer("export", cwd=workplace)
+    assert outcome.code == 2 and "onnx-fp16, " in outcome.err and "--replace" in outcome.err
+    assert "made of another model, as its golden inputs and answers say" in outcome.err
+    assert outcome.err.startswith(f"exporting {Path('artifacts') / run.name}, the newest finished run")

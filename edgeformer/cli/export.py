@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
-from edgeformer.formats.errors import InputError, needs_extra
+from edgeformer.formats.errors import InputError, InterruptedRun, needs_extra
 
 if TYPE_CHECKING:
     from edgeformer.formats.manifest import BundleManifest
@@ -52,6 +55,12 @@ def command(
     vocab_trim: Annotated[
         bool, typer.Option("--vocab-trim", help="Also write graphs whose table keeps only what the training text uses.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Make the bundle from nothing: what it holds and is not asked for again is deleted."
+        ),
+    ] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Build what comes after a rejected artifact too.")
     ] = False,
@@ -67,6 +76,10 @@ def command(
     the validation split, and the parameters that its file stores are counted. An artifact that fails is listed as
     rejected and left out of the bundle (exit code 3), and nothing after it is built unless --keep-going.
 
+    Export adds: what the bundle holds already and is not asked for again stays, if it was made of the same weights,
+    tokenizer, golden inputs and recipe and its files are intact. What cannot stay is listed and the bundle left as it
+    was (exit code 2), unless --replace makes it from nothing.
+
     Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
     loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model also
     gets a decode graph with caches, with which [b]generate[/b] writes without torch. How the error of FP16 and INT8
@@ -80,44 +93,83 @@ def command(
 
       edgeformer export --fp16 --trt --target rtx4050
 
+      edgeformer export --int8                        (adds INT8 to what the first line wrote)
+
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import own_profiles
+    from edgeformer.formats.workspace import BUNDLE_FOLDER
     from edgeformer.run import locate
 
-    folder = locate(run, artifacts).require_run()
-    with needs_extra("train", "exporting"):
-        from edgeformer.stages.exporting.export import export
-        from edgeformer.stages.exporting.variants import ExportOptions
-    options = ExportOptions(
-        fp16=fp16,
-        int8=int8,
-        build=_builders(trt, trt_via, build or []),
-        exits=_exits(exits),
-        target=target,
-        vocab_trim=vocab_trim,
-        keep_going=keep_going,
-        allow_leak=allow_leak,
-        cache=artifacts / ".cache" / "tokens",
-        profiles=own_profiles(artifacts),
-    )
-    bundle = export(folder, options, show_progress())
-    from edgeformer.cli.console import say
-    from edgeformer.reporting.bundle_figure import draw_bundle
+    folder, progress = locate(run, artifacts).require_run(), show_progress()
+    if run is None:
+        progress.message(f"exporting {folder}, the newest finished run")
+    with _telling_what_is_left(folder / BUNDLE_FOLDER):
+        with needs_extra("train", "exporting"):
+            from edgeformer.stages.exporting.export import export
+            from edgeformer.stages.exporting.variants import ExportOptions
+        options = ExportOptions(
+            fp16=fp16,
+            int8=int8,
+            build=_builders(trt, trt_via, build or []),
+            exits=_exits(exits),
+            target=target,
+            vocab_trim=vocab_trim,
+            replace=replace,
+            keep_going=keep_going,
+            allow_leak=allow_leak,
+            cache=artifacts / ".cache" / "tokens",
+            profiles=own_profiles(artifacts),
+        )
+        bundle = export(folder, options, progress)
+        from edgeformer.cli.console import say
+        from edgeformer.reporting.bundle_figure import draw_bundle
 
-    picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
+        picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
     if as_json:
-        found = bundle.model_dump(mode="json")
-        told = {key: found[key] for key in ("leaks", "notes", "artifacts")}
+        told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture)})
     else:
         _show(folder, bundle, picture)
-    failed = [artifact for artifact in bundle.artifacts if artifact.status != "built"]
+    # What is kept and has a reason could not be made again; what is kept and was not built was not asked for.
+    failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
         say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
     if failed:
         raise typer.Exit(3)
+
+
+@contextmanager
+def _telling_what_is_left(bundle: Path) -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a closed terminal into an error that says what lies there now.
+
+    Raises:
+        InterruptedRun: one of them came.
+    """
+    from edgeformer.formats.files import sha256_of
+    from edgeformer.formats.workspace import BUNDLE_FILE
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def manifest() -> str | None:
+        return sha256_of(bundle / BUNDLE_FILE) if (bundle / BUNDLE_FILE).is_file() else None
+
+    before = manifest()
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # Windows has two of them, POSIX three
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    previous = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = f"{bundle} is as it was before" if before is not None else f"there is no {bundle}"
+        if manifest() != before:
+            left = f"{bundle} was complete already"
+        raise InterruptedRun(f"interrupted; {left}") from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
@@ -164,6 +216,9 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
     for note in bundle.notes:
         console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
+    kept = [artifact.id for artifact in bundle.artifacts if artifact.kept]
+    if kept:
+        console.print(f"kept   {', '.join(kept)}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"bundle {folder / 'bundle'}", soft_wrap=True, markup=False)
     console.print(f"plot   {picture}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""

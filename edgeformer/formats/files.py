@@ -14,6 +14,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+ASIDE, TEMPORARY = ".old", ".tmp"
+"""How the names of folders end that :func:`replacing_folder` makes: for what was there before, and for what is new."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -34,27 +37,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole."""
+    """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole.
+
+    A process that is killed between the two renames leaves it aside: :mod:`edgeformer.formats.claims` puts it back.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
+    aside: Path | None = None
     try:
         with _naming(path):
             yield temporary
         temporary.chmod(0o777 & ~_umask())
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-            path.replace(old / path.name)
-            try:
-                temporary.replace(path)
-            except OSError:
-                (old / path.name).replace(path)
-                raise
-            finally:
-                if path.exists():
-                    shutil.rmtree(old)
-        else:
-            temporary.replace(path)
+            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=ASIDE, dir=path.parent))
+            path.replace(aside / path.name)
+        temporary.replace(path)
     finally:
+        if aside is not None:
+            if not path.exists() and (aside / path.name).exists():
+                (aside / path.name).replace(path)  # an error or a signal came between the two renames
+            # Renamed before anything is deleted in it: what is called .old is whole.
+            rubbish = aside.rename(aside.with_suffix(TEMPORARY))
+            shutil.rmtree(rubbish)
         if temporary.exists():
             shutil.rmtree(temporary)
 

@@ -199,6 +199,7 @@ class ArtifactManifest(Frozen):
     trimmed: bool = False
     status: Literal["built", "rejected", "unavailable"]
     reason: str | None = None
+    kept: bool = Field(False, description="the last export did not make it: it was in the bundle before")
     size_bytes: int | None = Field(None, description="with all parts and its share of weights that lie beside them")
     sha256: str | None = None
     inputs: dict[str, str] = Field({}, description="name → type[shape]")
@@ -251,6 +252,9 @@ class BundleManifest(Frozen):
     target: str | None = None
     data: AnyData = Field(description="how to find the test split again (evaluate)")
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
+    made_from: dict[str, str] = Field(
+        {}, description="file of the run → sha256: what its artifacts were made of. Empty: of an older bundle"
+    )
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
     notes: tuple[str, ...] = Field((), strict=False, description="what export found worth saying")

@@ -88,7 +88,7 @@ def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkey
 def test_what_cannot_be_made_does_no_harm_to_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 
-    def refuse(graphs: object) -> None:
+    def refuse(graphs: object, workplace: Path) -> None:
         calls.append(graphs)
         raise EdgeformerError("INT8: these weights would stay FP32: w")
 

@@ -34,6 +34,25 @@ def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_comes_between_the_two_renames_undoes_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    folder = tmp_path / "bundle"
+    write_text(folder / "one", "1")
+    replace = Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise error
+        return replace(self, target)
+
+    with pytest.raises(error), replacing_folder(folder) as temporary:
+        monkeypatch.setattr(Path, "replace", interrupted)
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    assert list(tmp_path.iterdir()) == [folder] and not temporary.exists()
+
+
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_reported_with_what_could_not_be_written(tmp_path: Path, full: int) -> None:
     folder = tmp_path / "bundle"

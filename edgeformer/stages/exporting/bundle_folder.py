@@ -26,7 +26,7 @@ from edgeformer.machine.host import code_version, now
 from edgeformer.stages.exporting.exportable import Exportable, read_json, with_references
 from edgeformer.tasks import TextReader
 
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def write_companions(folder: Path, run: Path, manifest: RunManifest, subject: Exportable) -> None:
@@ -41,7 +41,7 @@ def write_companions(folder: Path, run: Path, manifest: RunManifest, subject: Ex
     Raises:
         ArtifactError: a file of the run is missing or damaged.
     """
-    for name in (TOKENIZER_FILE, _TOKENIZER_CONFIG):
+    for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
         source = run / MODEL_FOLDER / name
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
@@ -88,7 +88,7 @@ def bundle_manifest(
         manifest: of its run.
         subject: the whole model.
         artifacts: what was built, and what was not.
-        facts: the task's, and ``notes``.
+        facts: the task's, ``notes`` and ``made_from``.
     """
     recipe, graphs = subject.recipe, {artifact.file for artifact in artifacts}
     others = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -204,8 +204,8 @@ def trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> No
         if key.endswith("_token_id") and old is not None:
             config[key] = renumbered(old, CONFIG_FILE, key)
     write_json(target / CONFIG_FILE, {**config, "vocab_size": len(trimmed.kept)})
-    described, key = read_json(model_folder / _TOKENIZER_CONFIG, dict), "added_tokens_decoder"
+    described, key = read_json(model_folder / TOKENIZER_CONFIG, dict), "added_tokens_decoder"
     if key in described:
-        described[key] = {str(renumbered(old, _TOKENIZER_CONFIG, key)): token for old, token in described[key].items()}
-    write_json(target / _TOKENIZER_CONFIG, described)
+        described[key] = {str(renumbered(old, TOKENIZER_CONFIG, key)): token for old, token in described[key].items()}
+    write_json(target / TOKENIZER_CONFIG, described)
     write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))

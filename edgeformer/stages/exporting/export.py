@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
-from edgeformer.backends.backend import ENGINES_FOLDER
+from edgeformer.backends.backend import ENGINES_FOLDER, Target
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.families.tracing import Graphs
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.claims import claiming, remove_leftovers
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.formats.workspace import BUNDLE_FILE, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
 from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import (
     TrimmedSubject,
@@ -33,6 +33,7 @@ from edgeformer.stages.exporting.exportable import Exportable, Validation, open_
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
 from edgeformer.stages.exporting.numerics import largest_activation
+from edgeformer.stages.exporting.previous import Asked, Previous, made_from
 from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, variants_of
 from edgeformer.tasks import Origin, TextReader
 
@@ -47,12 +48,12 @@ class _Export:
     """What every variant of one export is made and judged with."""
 
     folder: Path
+    previous: Previous
     options: ExportOptions
     subject: Exportable
     trimmed: TrimmedSubject | None
     validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
-    builders: tuple[Builder, ...]
-    device: DeviceProfile | None
+    plans: tuple[tuple[Builder, Target | Unavailable], ...]
     largest: float
     baseline: Baseline
     notes: list[str]
@@ -63,11 +64,13 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
     """Write ``run``'s bundle: FP32 ONNX always, the rest as ``options`` say, each checked against torch FP32.
 
     An artifact that fails its bar is listed as ``rejected`` with the reason, without a file, and nothing after it is
-    built unless ``keep_going``. The previous bundle is replaced only when the new one is complete.
+    built unless ``keep_going``. What the run's bundle holds already and ``options`` do not ask for stays in it, as long
+    as it was made of the same weights. The previous bundle is replaced only when the new one is complete.
 
     Raises:
         ArtifactError: the run is unfinished or damaged.
-        InputError: the model leaks future tokens, or has no such exit.
+        InputError: the model leaks future tokens, or has no such exit; something in the bundle would be lost, and
+            ``replace`` is not set; another process exports the same run.
     """
     options = options or ExportOptions()
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
@@ -75,14 +78,25 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
     opened = Run.open(run)
     opened.require_finished()
-    manifest, subject = opened.manifest, open_exportable(opened, allow_leak=options.allow_leak)
+    with claiming(run / BUNDLE_FOLDER):
+        remove_leftovers(run / BUNDLE_FOLDER)
+        return _export(opened, options, builders, progress)
+
+
+def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], progress: Progress) -> BundleManifest:
+    run, manifest = opened.folder, opened.manifest
+    subject = open_exportable(opened, allow_leak=options.allow_leak)
     if subject.parameters != manifest.parameters:
         raise EdgeformerError(
             f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
         )
-    exits = _exits(options, subject)
-    tokenizer = _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
-    device = _device(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
+    exits, tokenizer = _exits(options, subject), _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
+    plans = _plans(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
+    source, previous = made_from(run), Previous(run / BUNDLE_FOLDER)
+    if not options.replace:
+        asked = Asked(options, exits, [target for _, target in plans if isinstance(target, Target)])
+        previous = Previous.read(run, subject, source, asked)
+        previous.refuse_to_lose(but=previous.again)
     trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
@@ -96,16 +110,29 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
     if options.fp16:
         largest = largest_activation(subject.network.exits(subject.model), *subject.inputs.values())
         notes.append(_FP16_NOTE)
-    with replacing_folder(run / "bundle") as folder:
-        write_companions(folder, run, manifest, subject)
-        if trimmed is not None:
-            (folder / TRIMMED_FOLDER).mkdir()
-        job = _Export(folder, options, subject, trimmed, validations, builders, device, largest, {}, notes, progress)
-        artifacts = _build(job, exits)
-        if trimmed is not None:
-            complete_trimmed(folder / TRIMMED_FOLDER, run, trimmed, artifacts)
-        bundle = bundle_manifest(folder, manifest, subject, artifacts, {**facts, "notes": tuple(notes)})
-        write_json(folder / BUNDLE_FILE, bundle)
+    with replacing_folder(run / BUNDLE_FOLDER) as folder:
+        job = _Export(folder, previous, options, subject, trimmed, validations, plans, largest, {}, notes, progress)
+        facts |= {"made_from": source}
+        return _write(job, opened, exits, facts)
+
+
+def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> BundleManifest:
+    """Fill the new bundle's folder.
+
+    Args:
+        exits: that become graphs.
+        facts: for bundle.json.
+    """
+    write_companions(job.folder, run.folder, run.manifest, job.subject)
+    if job.trimmed is not None:
+        (job.folder / TRIMMED_FOLDER).mkdir()
+    artifacts = remove_rejected(job.folder, job.previous.with_made(_build(job, exits)))
+    if job.trimmed is not None:
+        complete_trimmed(job.folder / TRIMMED_FOLDER, run.folder, job.trimmed, artifacts)
+    job.previous.bring(artifacts, job.folder)
+    facts["notes"] = job.previous.with_notes(job.notes)
+    bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
+    write_json(job.folder / BUNDLE_FILE, bundle)
     return bundle
 
 
@@ -130,7 +157,7 @@ def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
 def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
     artifacts: list[ArtifactManifest] = []
     small = job.trimmed.subject if job.trimmed is not None else None
-    for variant, subject, graphs in variants_of(job.subject, small, job.options, job.progress):
+    for variant, subject, graphs in variants_of(job.subject, small, job.options, job.folder, job.progress):
         try:
             for artifact in _variant(job, variant, subject, graphs(), exits):
                 artifacts.append(artifact)
@@ -145,7 +172,7 @@ def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
             break
     else:
         artifacts += _engines(job, artifacts)
-    return remove_rejected(job.folder, artifacts)
+    return artifacts
 
 
 def _variant(
@@ -155,22 +182,28 @@ def _variant(
     wanted = [subject.last] if variant.trimmed else exits
     validation = job.validations[variant.trimmed]
     vocabulary = job.trimmed.vocabulary if job.trimmed is not None and variant.trimmed else None
-    with write_graphs(job.folder, variant, graphs, wanted, subject.last) as written:
+    with write_graphs(job.folder, variant, graphs, wanted, job.previous.graphs(variant)) as written:
+        job.previous.carry(variant, written, job.folder)
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
         yield from judge.all(written)
         if written.steps and len(subject.states) > 1:
             job.notes.append(judge.step_note(written))
 
 
-def _device(
+def _plans(
     builders: Sequence[Builder], options: ExportOptions, usual: str | None, profiles: Path
-) -> DeviceProfile | None:
-    """The device to build for, the recipe's ``usual`` one where none is named; None where nothing needs one."""
+) -> tuple[tuple[Builder, Target | Unavailable], ...]:
+    """What each builder can build for here: the device that was named, or else the recipe's ``usual`` one.
+
+    Raises:
+        InputError: one needs a device, and none is named.
+    """
     needing = next((builder for builder in builders if builder.needs_device), None)
     name = options.target or (usual if needing is not None else None)
     if name is None and needing is not None:
         raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    return load_profile(name, profiles) if name is not None else None
+    device = load_profile(name, profiles) if name is not None else None
+    return tuple((builder, builder.plan(device)) for builder in builders)
 
 
 def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:
@@ -186,8 +219,7 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[Artifa
         note=job.notes.append,
         module=lambda: job.subject.network.whole(job.subject.model).eval(),
     )
-    for builder in job.builders:
-        target = builder.plan(job.device)
+    for builder, target in job.plans:
         if isinstance(target, Unavailable):
             id_ = f"{target.format}-{request.precision}"
             yield _nothing(id_, target.format, request.precision, "unavailable", target.reason)

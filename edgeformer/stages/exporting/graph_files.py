@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +13,7 @@ import onnx
 import onnx_ir
 
 from edgeformer.families.tracing import Graphs, cut_out
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import replacing
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks.early_exit import exit_logits
@@ -87,36 +88,61 @@ LOOP = "loop"
 
 @dataclass(frozen=True)
 class Written:
-    """Files relative to the bundle, each with its size, shared weights included."""
+    """Files relative to the bundle, each with its size, shared weights included.
+
+    Attributes:
+        others: graphs that were there before, and are written anew for the sake of the shared weights → size.
+    """
 
     exits: dict[int, str]
     steps: dict[str, str]
     decode: str | None
     size_bytes: dict[str, int]
+    others: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager
-def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int], last: int) -> Iterator[Written]:
-    """Write the graphs of ``exits`` (the last one is the full graph), steps and decode.
+def write_graphs(
+    bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int], others: Mapping[str, Path]
+) -> Iterator[Written]:
+    """Write the graphs of ``exits`` (the first one is the full graph), steps and decode.
+
+    Args:
+        others: further graphs of the variant, name in the bundle → where they lie now. Where graphs share their
+            weights these are written anew, because their weights get another place.
 
     While the context lasts there is also :func:`probe_path`: the states after every loop as outputs.
     """
-    files = {exit_: variant.file("model" if exit_ == last else f"model_exit{exit_}") for exit_ in exits}
+    files = {exit_: variant.file("model" if exit_ == exits[0] else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
     decode = variant.file("decode") if graphs.decode is not None else None
     made = {file: cut_out(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
     made |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
         made[decode] = graphs.decode
+    carried = {}
+    if graphs.shared_weights:
+        carried = {file: _with_weights_of(variant, path) for file, path in others.items() if file not in made}
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = cut_out(graphs.exits, {name: name for name in states})
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
         sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in made.items()}
+        again = {file: write_graph(graph, bundle / file, weights) for file, graph in carried.items()}
         write_graph(probe, probe_path(bundle, variant), weights)
     try:
-        yield Written(files, steps, decode, sizes)
+        yield Written(files, steps, decode, sizes, again)
     finally:
         probe_path(bundle, variant).unlink(missing_ok=True)
+
+
+def _with_weights_of(variant: Variant, path: Path) -> onnx_ir.Model:
+    """The graph in ``path``. Raises ArtifactError where it names another weights file than its variant's."""
+    graph = onnx_ir.load(path)
+    for value in graph.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, onnx_ir.ExternalTensor) and tensor.location != Path(variant.weights).name:
+            raise ArtifactError(f"{path}: names {str(tensor.location)!r} as its weights, not {variant.weights}")
+    return graph
 
 
 def probe_path(bundle: Path, variant: Variant) -> Path:

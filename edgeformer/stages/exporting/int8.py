@@ -11,8 +11,13 @@ biases, rotary tables and whatever has few rows stay FP32. Only standard ONNX op
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +42,19 @@ _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0}
 """Operator → which of its inputs can be a weight stored in INT8."""
 
 
-def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
+def quantize(model: onnx_ir.Model, workplace: Path | None = None) -> onnx_ir.Model:
     """The graph in INT8: every MatMul and Gemm with a stored weight, every table; each tensor stored once.
 
     ``model`` is FP32, as :func:`~edgeformer.families.tracing.export_graph` and ``cut_out`` make it, with any number of
-    outputs. It is left unchanged. Raises EdgeformerError where some weight would stay FP32.
+    outputs. It is left unchanged.
+
+    Args:
+        workplace: folder for the quantizer's files, which take as much as the model; None: the system's.
+
+    Raises:
+        EdgeformerError: some weight would stay FP32.
     """
-    quantized = _quantize_products(prepare(model))
+    quantized = _quantize_products(prepare(model), workplace)
     RemoveUnusedNodesPass()(quantized)
     DeduplicateHashedInitializersPass()(quantized)
     left = _left_in_float(quantized)
@@ -52,12 +63,12 @@ def quantize(model: onnx_ir.Model) -> onnx_ir.Model:
     return quantized
 
 
-def quantized_graphs(graphs: Graphs) -> Graphs:
-    """All graphs of a model in INT8. Raises EdgeformerError as :func:`quantize`."""
+def quantized_graphs(graphs: Graphs, workplace: Path) -> Graphs:
+    """All graphs of a model in INT8; arguments and errors are those of :func:`quantize`."""
     return Graphs(
-        quantize(graphs.exits),
-        {part: quantize(graph) for part, graph in graphs.steps.items()},
-        quantize(graphs.decode) if graphs.decode is not None else None,
+        quantize(graphs.exits, workplace),
+        {part: quantize(graph, workplace) for part, graph in graphs.steps.items()},
+        quantize(graphs.decode, workplace) if graphs.decode is not None else None,
         graphs.shared_weights,
     )
 
@@ -161,10 +172,10 @@ def _replace(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
 
 
-def _quantize_products(model: onnx_ir.Model) -> onnx_ir.Model:
+def _quantize_products(model: onnx_ir.Model, workplace: Path | None) -> onnx_ir.Model:
     """Every MatMul with a stored weight as DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
     model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # or it warns through the root logger
-    with tempfile.TemporaryDirectory(prefix="edgeformer-int8-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".int8-", dir=workplace) as folder, _noticing_a_full_disk(Path(folder)):
         source, target = Path(folder, "fp32.onnx"), Path(folder, "int8.onnx")
         onnx_ir.save(model, source, external_data="fp32.data")
         quantize_dynamic(
@@ -179,6 +190,23 @@ def _quantize_products(model: onnx_ir.Model) -> onnx_ir.Model:
     quantized.metadata_props.clear()
     quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
     return quantized
+
+
+@contextmanager
+def _noticing_a_full_disk(folder: Path) -> Iterator[None]:
+    """onnx's own writer does not say that a disk is full: it cuts its file off, and whoever reads that fails.
+
+    Raises:
+        OSError: there is no room for a further file like those that are there.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if shutil.disk_usage(folder).free >= max((path.stat().st_size for path in folder.iterdir()), default=0):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
 
 
 def _left_in_float(model: onnx_ir.Model) -> list[str]:

@@ -29,6 +29,7 @@ class ExportOptions:
         target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
             are asked for, else of FP32.
+        replace: make the bundle from nothing; else what is not asked for again stays in it.
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that looks ahead; its bundle says so.
         cache: where encoded data is kept between runs.
@@ -41,6 +42,7 @@ class ExportOptions:
     exits: tuple[int, ...] | Literal["all"] = ()
     target: str | None = None
     vocab_trim: bool = False
+    replace: bool = False
     keep_going: bool = False
     allow_leak: bool = False
     cache: Path | None = None
@@ -73,12 +75,20 @@ class Variant:
         return "-".join(part for part in (ONNX, self.precision, what, "trim" if self.trimmed else "") if part)
 
 
+def variants_asked(options: ExportOptions) -> set[Variant]:
+    """What :func:`variants_of` yields with these options."""
+    asked: dict[Precision, bool] = {"fp32": True, "int8": options.int8, "fp16": options.fp16}
+    whole = {Variant(precision) for precision, wanted in asked.items() if wanted}
+    smaller = {Variant(variant.precision, True) for variant in whole if variant.precision != "fp32"}
+    return whole | ((smaller or {Variant("fp32", True)}) if options.vocab_trim else set())
+
+
 VariantSource = tuple[Variant, Exportable, Callable[[], Graphs]]
 """A variant, of which model it is, and how its graphs come to be: that may fail without harm to the others."""
 
 
 def variants_of(
-    subject: Exportable, small: Exportable | None, options: ExportOptions, progress: Progress
+    subject: Exportable, small: Exportable | None, options: ExportOptions, workplace: Path, progress: Progress
 ) -> Iterator[VariantSource]:
     """Every variant in turn.
 
@@ -88,17 +98,18 @@ def variants_of(
         subject: the whole model.
         small: the same model with a trimmed vocabulary, if it is wanted.
         options: of the export.
+        workplace: the new bundle's folder, on whose disk INT8 is made: the system's /tmp may be small.
         progress: reports tracing.
     """
     steps = options.exits == "all"
     graphs = _traced(subject, "FP32", steps, progress)
     yield Variant("fp32"), subject, lambda: graphs
     if options.int8:
-        yield Variant("int8"), subject, lambda: quantized_graphs(graphs)
+        yield Variant("int8"), subject, lambda: quantized_graphs(graphs, workplace)
     if small is not None:
         trimmed = _traced(small, "trimmed FP32", False, progress)
         if options.int8:
-            yield Variant("int8", True), small, lambda: quantized_graphs(trimmed)
+            yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, workplace)
         elif not options.fp16:
             yield Variant("fp32", True), small, lambda: trimmed
     if options.fp16:

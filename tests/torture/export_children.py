@@ -1,0 +1,106 @@
+"""Exports in processes of their own, killed before or after the k-th change that they make to names on the disk."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgeformer.bundle import Bundle
+from edgeformer.formats.workspace import BUNDLE_FOLDER
+from edgeformer.stages.verifying.verify import verify
+
+_CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")
+OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1"
+"""A tiny classifier of 7,618 parameters, with eleven artifacts in its bundle."""
+
+
+def copied_run(folder: Path) -> Path:
+    """The run with its bundle."""
+    return Path(shutil.copytree(OLD, folder / "artifacts" / "tiny"))
+
+
+def export_in_child(
+    run: Path,
+    *options: str,
+    kill: tuple[int | str, str] | None = None,
+    log: Path | None = None,
+    signalled: int | None = None,
+) -> int:
+    """Run ``edgeformer export`` in a process of its own; its exit status, negative for the signal that ended it.
+
+    Args:
+        kill: ``(5, "before")``: before the fifth change to names on the disk; ``("replace bundle", "after")``: right
+            after that one.
+        log: gets the name and the path of every change, and what the process prints.
+        signalled: send itself this signal at that change, not SIGKILL.
+    """
+    arguments = (run, options, kill, log or run.with_suffix(".log"), signalled or signal.SIGKILL, dict(os.environ))
+    process = _CONTEXT.Process(target=_export, args=arguments)
+    process.start()
+    process.join(timeout=300)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError("no end within 300 s")
+    return process.exitcode
+
+
+def _export(
+    run: Path,
+    options: tuple[str, ...],
+    kill: tuple[int | str, str] | None,
+    log: Path,
+    signalled: int,
+    environment: dict[str, str],
+) -> None:
+    os.environ.update(environment)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    numbers = itertools.count(1)
+
+    def counting(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            # Libraries have caches elsewhere; deleting a tree names its files relative to an open folder.
+            if not str(arguments[0]).startswith(str(run)) and named.get("dir_fd") is None:
+                return change(*arguments, **named)
+            number = next(numbers)
+            os.write(out, f"# {number} {name} {arguments[0]}\n".encode())
+            here = (number, f"{name} {os.path.relpath(arguments[0], run)}")
+            if kill is not None and kill[0] in here and kill[1] == "before":
+                os.kill(os.getpid(), signalled)
+            outcome = change(*arguments, **named)
+            if kill is not None and kill[0] in here and kill[1] == "after":
+                os.kill(os.getpid(), signalled)
+            return outcome
+
+        return counted
+
+    for name in COUNTED:
+        setattr(os, name, counting(name, getattr(os, name)))
+    sys.argv = ["edgeformer", "export", str(run), *options, "--artifacts", str(run.parent)]
+    from edgeformer.cli import main
+
+    main()
+
+
+def changes(log: Path) -> list[str]:
+    """What a process changed, in order."""
+    return [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+
+
+def assert_whole(run: Path) -> set[str]:
+    """The bundle opens, every file of it is intact and every artifact answers. Ids of those that were built."""
+    bundle = Bundle.open(run / BUNDLE_FOLDER)
+    found = verify(bundle)
+    assert {check.status for check in found.files} == {"intact"}
+    answers = {check.artifact: check.status for check in found.artifacts if check.status != "unavailable"}
+    assert set(answers.values()) == {"verified"}, answers
+    return set(answers)

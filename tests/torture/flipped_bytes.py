@@ -1,0 +1,107 @@
+"""One flipped bit in a file of a bundle, and what each command that opens bundles makes of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgeformer.bundle import Bundle
+from edgeformer.formats.documents import load_profile
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.run import Location
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.generating.generate import GenerateOptions, generate
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from edgeformer.stages.verifying.verify import verify
+
+OLD = Path(__file__).resolve().parents[1] / "old_format"
+ENGINE = "engines/model.reference.onnx"
+_FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.2, idle_s=0.01, energy_s=0.01)
+
+Command = Callable[[Path, str], None]
+"""Does something with an artifact of a bundle. Raises EdgeformerError."""
+
+
+def classifier(folder: Path) -> Path:
+    """A bundle with an artifact of another runtime too, which the package in tests/fakes/reference_backend opens."""
+    bundle = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", folder / "classifier"))
+    (bundle / "engines").mkdir()
+    shutil.copy(bundle / "onnx" / "model.onnx", bundle / ENGINE)
+    opened = Bundle.open(bundle)
+    told = {
+        "id": "onnx-reference-fp32",
+        "format": "onnx-reference",
+        "file": ENGINE,
+        "sha256": sha256_of(bundle / ENGINE),
+    }
+    engine = opened.artifact("onnx-fp32").model_copy(update=told)
+    manifest = opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)})
+    write_json(bundle / "bundle.json", manifest)
+    return bundle
+
+
+def language_model(folder: Path) -> Path:
+    """A bundle whose graphs share a file of weights."""
+    return Path(shutil.copytree(OLD / "language-v1" / "bundle", folder / "language"))
+
+
+@contextmanager
+def flipped(path: Path, place: int, bit: int = 0) -> Iterator[None]:
+    """A file with one bit of the byte at ``place`` changed, for as long as the context lasts."""
+    content = path.read_bytes()
+    harmed = bytearray(content)
+    harmed[place] ^= 1 << bit
+    path.write_bytes(harmed)
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
+
+
+def _verify(bundle: Path, artifact: str) -> None:
+    found = verify(Bundle.open(bundle), artifact)
+    bad = [file.file for file in found.files if file.status != "intact"]
+    if bad:
+        error = EdgeformerError(", ".join(bad))
+        error.exit_code = found.exit_code
+        raise error
+
+
+def _predict(bundle: Path, artifact: str) -> None:
+    predict(Location(None, bundle), ["the food was good"], artifact)
+
+
+def _generate(bundle: Path, artifact: str) -> None:
+    generate(Location(None, bundle), "a good", GenerateOptions(artifact=artifact, max_tokens=2))
+
+
+def _evaluate(bundle: Path, artifact: str) -> None:
+    evaluate(Location(None, bundle), EvaluateOptions(artifact=artifact))
+
+
+def _profile(bundle: Path, artifact: str) -> None:
+    options = ProfileOptions(batches=(1,), seqs=(8,), artifacts=(artifact,), rules=_FAST, threads=(1,))
+    profile_bundle(Location(None, bundle), load_profile("host"), options)
+
+
+COMMANDS: dict[str, Command] = {
+    "verify": _verify,
+    "predict": _predict,
+    "generate": _generate,
+    "evaluate": _evaluate,
+    "profile": _profile,
+}
+
+
+def outcome(command: str, bundle: Path, artifact: str) -> tuple[int, str]:
+    """Exit code and message of a command; anything but an EdgeformerError goes through."""
+    try:
+        COMMANDS[command](bundle, artifact)
+    except EdgeformerError as error:
+        return error.exit_code, str(error)
+    return 0, ""

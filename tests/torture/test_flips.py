@@ -1,0 +1,53 @@
+"""Random flipped bits in every file of two bundles: what uses the file says so, what does not works as before."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.install import installed
+from tests.torture.flipped_bytes import classifier, flipped, language_model, outcome
+
+pytestmark = pytest.mark.torture
+FLIPS = 300
+
+
+def test_random_flips(tmp_path: Path) -> None:
+    choose, counted = random.Random(0), Counter[str]()
+    bundles = {
+        classifier(tmp_path): ("onnx-fp32", "predict"),
+        language_model(tmp_path): ("onnx-fp32-decode", "generate"),
+    }
+    files = [
+        (b, path) for b in bundles for path in sorted(b.rglob("*")) if path.is_file() and path.name != "bundle.json"
+    ]
+    with installed("reference_backend"):
+        for number in range(FLIPS):
+            bundle, path = files[number % len(files)]
+            artifact, use = bundles[bundle]
+            name = path.relative_to(bundle).as_posix()
+            with flipped(path, choose.randrange(path.stat().st_size), choose.randrange(8)):
+                code, message = outcome("verify", bundle, artifact)
+                assert code == 2 and name in message, (name, code, message)
+                code, message = outcome(use, bundle, artifact)
+                assert (code == 2 and name in message) or (code, message) == (0, ""), (name, code, message)
+                counted[f"{use}: {'refused' if code else 'does not use the file'}"] += 1
+    print(f"{FLIPS} flips, all found by verify; {dict(counted)}")
+
+
+def test_random_flips_in_the_manifest(tmp_path: Path) -> None:
+    """bundle.json vouches for the others and nobody for it, so that a changed digit in a figure is a figure."""
+    choose, counted = random.Random(1), Counter[int]()
+    bundle = classifier(tmp_path)
+    with installed("reference_backend"):
+        for _ in range(FLIPS):
+            path = bundle / "bundle.json"
+            with flipped(path, choose.randrange(path.stat().st_size), choose.randrange(8)):
+                for command in ("verify", "predict"):
+                    code, message = outcome(command, bundle, "onnx-fp32")
+                    assert code in (0, 2) and (code == 0 or message), (code, message)
+                    counted[code] += 1
+    print(f"{FLIPS} flips in bundle.json, exit codes: {dict(counted)}")
