@@ -19,7 +19,7 @@ test: $(VENV)/.dev
 # Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture.training
-	$(BIN)/python -m pytest -m torture -n 0 -s tests/torture
+	$(BIN)/python -m pytest -m torture -n 0 -s
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

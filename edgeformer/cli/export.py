@@ -93,19 +93,18 @@ def command(
 
       edgeformer export --fp16 --trt --target rtx4050
 
-      edgeformer export --int8                        (adds INT8 to what the first line wrote)
+      edgeformer export --int8
 
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import own_profiles
-    from edgeformer.formats.workspace import BUNDLE_FOLDER
     from edgeformer.run import locate
 
     folder, progress = locate(run, artifacts).require_run(), show_progress()
     if run is None:
         progress.message(f"exporting {folder}, the newest finished run")
-    with _telling_what_is_left(folder / BUNDLE_FOLDER):
+    with _telling_what_is_left(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.stages.exporting.export import export
             from edgeformer.stages.exporting.variants import ExportOptions
@@ -141,14 +140,16 @@ def command(
 
 
 @contextmanager
-def _telling_what_is_left(bundle: Path) -> Iterator[None]:
+def _telling_what_is_left(run: Path) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and a closed terminal into an error that says what lies there now.
 
     Raises:
         InterruptedRun: one of them came.
     """
     from edgeformer.formats.files import sha256_of
-    from edgeformer.formats.workspace import BUNDLE_FILE
+    from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
+
+    bundle = run / BUNDLE_FOLDER
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -77,6 +77,7 @@ def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
         rows(path)
 
 
+@pytest.mark.torture
 def test_command_refuses_in_bounded_time_and_memory(tmp_path: Path) -> None:
     start = measured(*train(tmp_path, "absent.tsv"), cwd=tmp_path)
     assert start.code == 2

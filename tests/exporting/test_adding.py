@@ -52,6 +52,7 @@ def test_what_was_not_asked_for_again_stays(run: Path) -> None:
         assert_verified(run, set(artifacts))
 
 
+@pytest.mark.torture
 def test_graphs_that_share_weights_with_new_ones_stay(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Alone, the full graph and decode need fewer weights, which lie elsewhere in the file that all have together."""
     run = Path(shutil.copytree(exported_language_run(tmp_path_factory), tmp_path / "run"))
@@ -91,7 +92,7 @@ def strange_file(run: Path) -> str:
     return "notes.txt (bundle.json does not list it)"
 
 
-@pytest.mark.parametrize("harm", [other_weights, damaged_file, strange_file])
+@pytest.mark.parametrize("harm", [other_weights, pytest.param(damaged_file, marks=pytest.mark.torture), strange_file])
 def test_what_would_be_lost_is_listed_and_needs_replace(run: Path, harm: Callable[[Path], str]) -> None:
     reason = harm(run)
     before = contents(run)

@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("option", ["--fp16", "--int8"])
+@pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.torture)])
 def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> None:
     before = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
     sizes = {p.name: p.stat().st_size for p in (finished_run / "bundle").rglob("*") if p.is_file()}

@@ -133,7 +133,7 @@ def test_after_a_rejected_artifact_nothing_is_built(
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     monkeypatch.setitem(TOLERANCES, "fp32", ("absolute", 1e-12))
-    stopped = export(run, ExportOptions(fp16=True, int8=True, exits=(1,)))
+    stopped = export(run, ExportOptions(fp16=True, int8=True, exits=(1,), replace=True))
     assert [artifact.id for artifact in stopped.artifacts] == ["onnx-fp32"]
     assert stopped.artifacts[0].status == "rejected"
     assert "above the tolerance" in str(stopped.artifacts[0].reason)

@@ -56,6 +56,7 @@ def on_small_disk(disk: Path, *command: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.torture
 def test_a_full_disk_ends_training_and_the_run_goes_on_later(disk: Path) -> None:
     long = "training.epochs=4000"  # it must not end before the disk is full
     done = on_small_disk(disk, sys.executable, "-c", _DRIVER, str(disk), *TINY, *OFTEN, long)
