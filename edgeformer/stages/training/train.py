@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -148,6 +149,13 @@ class StopSignals:
 
 
 def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:
+    # As torchrun and accelerate launch say it. Each process would train a run of its own, on all rows.
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise InputError(
+            f"started as one of {processes} processes (WORLD_SIZE), but a run is trained by one process so far; start "
+            "edgeformer train without torchrun or accelerate launch"
+        )
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
