@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,25 +23,28 @@ class Cost:
     bytes: int
 
 
+# A process counts as its own peak that of the one that started it, pytest's for instance: so a small one starts it.
+_STARTER = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024]))
+"""
+
+
 def measured(*arguments: str, cwd: Path, stop_after_s: float = 60.0) -> Cost:
     """Run ``python -m edgeformer ARGUMENTS`` in ``cwd``."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
-    with (cwd / "stderr.txt").open("w+", encoding="utf-8") as err:
-        command = [sys.executable, "-m", "edgeformer", *arguments]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": err}
-        process = subprocess.Popen(command, cwd=cwd, env=environment, **streams)  # type: ignore[call-overload]
-        deadline = time.monotonic() + stop_after_s
-        while True:
-            found, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if found:
-                break
-            if time.monotonic() > deadline:
-                process.kill()
-            time.sleep(0.02)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        err.seek(0)
-        seconds, kibibytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss
-        return Cost(process.returncode, err.read(), seconds, kibibytes * 1024)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", _STARTER, sys.executable, "-m", "edgeformer", *arguments],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=stop_after_s,
+        check=True,
+    )
+    code, seconds, peak = json.loads(done.stdout)
+    return Cost(code, done.stderr, seconds, peak)
 
 
 def refused(cost: Cost, *said: str, beyond_s: float = 0.0) -> None:
