@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +36,7 @@ def edgeformer(*arguments: str, cwd: Path, stdin: str = "") -> Outcome:
         streams = [Path(folder) / name for name in ("in", "out", "err")]
         streams[0].write_text(stdin, encoding="utf-8")
         process = _CONTEXT.Process(target=_command, args=(arguments, cwd, dict(os.environ), streams))
-        with warnings.catch_warnings():
-            # Tests that end child processes of this one end multiprocessing's tracker too; a new one is started.
-            warnings.filterwarnings("ignore", "resource_tracker", UserWarning)
-            process.start()
+        process.start()
         process.join(timeout=300)
         if process.exitcode is None:
             process.kill()
