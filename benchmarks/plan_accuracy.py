@@ -47,7 +47,6 @@ def peak_resident_bytes() -> int:
 
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
-    from accelerate import Accelerator
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -59,7 +58,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from edgeformer.stages.training.loop import TrainingLoop
     from edgeformer.stages.training.metrics_log import MetricsLog
     from edgeformer.stages.training.objective import Objective
-    from edgeformer.stages.training.optimization import resolve_precision
+    from edgeformer.stages.training.processes import connect
     from edgeformer.tasks import task_named
 
     rows_per_step = recipe.training.effective_batch
@@ -67,9 +66,8 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
     task_named(recipe.task).prepare = lambda *given: data  # this process trains nothing else
-    precision = resolve_precision(recipe.training.precision, "cpu")
-    accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)
-    loop = TrainingLoop(Objective(recipe, folder, Place("cpu", precision), SILENT), accelerator)
+    processes = connect(recipe, "cpu", sharded=False)
+    loop = TrainingLoop(Objective(recipe, folder, Place("cpu", processes.precision), SILENT), processes)
     loop.checkpoints = Checkpoints(folder)
     with closing(MetricsLog(folder, loop.position)) as log:
         loop.run(Event(), log, SILENT, steps)

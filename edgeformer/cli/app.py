@@ -25,7 +25,7 @@ from edgeformer.cli import (
     train,
     verify,
 )
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
 
 app = typer.Typer(
     name="edgeformer",
@@ -81,6 +81,8 @@ def main() -> None:
         if code == 130:
             _report("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
+    except ToldElsewhere as error:
+        sys.exit(error.exit_code)
     except EdgeformerError as error:
         _report(str(error), error.exit_code)
     except KeyboardInterrupt:

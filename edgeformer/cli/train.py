@@ -38,6 +38,12 @@ def command(
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="Train although the prediction says that memory will not do.")
     ] = False,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard", help="Of several processes, each keeps a part of weights and optimizer state only (FSDP2)."
+        ),
+    ] = False,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -50,6 +56,9 @@ def command(
     130). A killed one goes on from its last checkpoint: one per epoch, and every training.checkpoint_minutes.
     Bad input writes nothing (exit code 2).
 
+    Several processes train one run with the steps of one process, see docs/scale.md; start them with torchrun or
+    accelerate launch.
+
     Examples:
 
       edgeformer train quickstart
@@ -59,6 +68,8 @@ def command(
       edgeformer train my_recipe.yaml --set training.epochs=3 --set data.split=glue-dev
 
       edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json
+
+      torchrun --nproc-per-node 2 -m edgeformer train crt_mini
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
@@ -67,7 +78,8 @@ def command(
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
     usable_cores()
-    os.environ.setdefault("OMP_PROC_BIND", "true")
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # several processes would all be bound to the same first core
+        os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
     resolved = _resolve(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
@@ -77,8 +89,10 @@ def command(
     profile = load_profile(as_device, own_profiles(artifacts)) if as_device is not None else None
     with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions, train
-    options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory)
+    options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory, shard)
     folder = train(resolved, options, progress)
+    if os.environ.get("RANK", "0") != "0":  # the main process tells what came of it
+        return
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run

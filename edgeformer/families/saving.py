@@ -3,12 +3,13 @@ names are those that Hugging Face clients look for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.families.network import Place
@@ -23,7 +24,7 @@ MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inp
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
     """Fill ``folder`` with weights, configuration, tokenizer and golden inputs."""
     family, task = family_of(recipe), task_named(recipe.task)
-    save_weights(model, folder / WEIGHTS)
+    save_weights(model.state_dict(), folder / WEIGHTS)
     config = {
         "model_type": family.model_type,
         "architectures": [family.architecture],
@@ -45,9 +46,9 @@ def load_model(run: Path) -> nn.Module:
     return model
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Plain safetensors with the names of the module's parameters; every tensor on the CPU and contiguous."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Plain safetensors with the names of a module's ``state_dict``; every tensor on the CPU and contiguous."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     # Through `replacing`, because safetensors makes files that only their owner can read.
     with replacing(path) as temporary:
         save_file(state, temporary, metadata={"format": "pt"})

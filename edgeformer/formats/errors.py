@@ -8,7 +8,8 @@ EdgeformerError                1  failed for another reason
 │   ├── DataError              2  a data file, column, label or tokenizer
 │   └── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
 ├── MissingDependencyError     1  an optional package is not installed
-└── InterruptedRun           130  stopped by the user; resumable
+├── InterruptedRun           130  stopped by the user; resumable
+└── ToldElsewhere              …  another process of the same training tells it, and ends with the same code
 """
 
 from __future__ import annotations
@@ -49,6 +50,19 @@ class InterruptedRun(EdgeformerError):
     """The user pressed Ctrl-C; the message says how to go on."""
 
     exit_code = 130
+
+
+class ToldElsewhere(EdgeformerError):
+    """Ends this process quietly.
+
+    Args:
+        message: what the other process says.
+        exit_code: what it ends with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def install_hint(extra: str, *, again: bool = False) -> str:

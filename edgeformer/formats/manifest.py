@@ -100,6 +100,7 @@ class RunManifest(Frozen):
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step, however many at a time")
     batch_size: int | None = Field(None, description="rows at a time at the end; smaller than asked for after an OOM")
+    processes: int = Field(1, description="that trained it together, each a share of every step's rows")
     skipped_steps: int = Field(0, description="steps whose gradient fp16 could not hold; they changed no weight")
     versions: dict[str, str]
     code_version: str

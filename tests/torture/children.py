@@ -44,7 +44,12 @@ def start(artifacts: Path, *, overrides: list[str], resume: bool = False, kill_a
         overrides: of the recipe, beside TINY.
         kill_at: the process kills itself before the k-th of its changes on the disk, counted from 1.
     """
-    process = _CONTEXT.Process(target=_train, args=(artifacts, overrides, resume, kill_at))
+    return begin(_train, artifacts, overrides, resume, kill_at)
+
+
+def begin(work: Callable[..., None], *given: Any) -> BaseProcess:
+    """Do some work in a process of its own."""
+    process = _CONTEXT.Process(target=work, args=given)
     process.start()
     return process
 

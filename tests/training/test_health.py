@@ -93,14 +93,14 @@ class TestScaling:
 
     @pytest.fixture(autouse=True)
     def scaled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        make = training._accelerator
+        make = training.connect
 
-        def with_scaler(*given: Any) -> Any:
-            accelerator, precision = make(*given)
-            accelerator.scaler = torch.amp.GradScaler("cpu")
-            return accelerator, precision
+        def with_scaler(*given: Any, **named: Any) -> Any:
+            processes = make(*given, **named)
+            processes.accelerator.scaler = torch.amp.GradScaler("cpu")
+            return processes
 
-        monkeypatch.setattr(training, "_accelerator", with_scaler)
+        monkeypatch.setattr(training, "connect", with_scaler)
 
     recipe = load_recipe("quickstart", [*TINY, "training.clip_norm=null"])
 

@@ -289,13 +289,3 @@ def test_name_that_is_no_folder_name(tmp_path: Path, small_recipe: Classificatio
     with pytest.raises(InputError, match="--name"):
         train(small_recipe, TrainOptions(tmp_path / "artifacts", name=name))
     assert not (tmp_path / "artifacts").exists()
-
-
-def test_one_of_several_processes_is_refused_before_anything_is_written(
-    tmp_path: Path, small_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under torchrun each would train a run of its own on all rows, with a schedule for one process."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=r"one of 2 processes \(WORLD_SIZE\)"):
-        train(small_recipe, TrainOptions(tmp_path))
-    assert not list(tmp_path.iterdir())

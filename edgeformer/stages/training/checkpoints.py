@@ -12,26 +12,25 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import load as load_without_code
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor
 
 from edgeformer.families.saving import save_weights
 from edgeformer.formats.errors import ArtifactError, EdgeformerError
 from edgeformer.formats.files import replacing_folder, sha256_of, write_json
 from edgeformer.formats.units import format_bytes
+from edgeformer.stages.training import state as states
 from edgeformer.stages.training.optimization import LearningRate
 
 _STATE, _SUMS, _SCHEDULE, _BEST = "state.json", "sha256.json", "schedule.pt", "best.safetensors"
-_WEIGHTS, _RANDOM = "model.safetensors", "random_states_0.pkl"
 _FOLDER, _OLD = "checkpoints", "last"  # the one state of earlier versions
 _KEPT = 2
 
@@ -78,11 +77,12 @@ class Checkpoints:
                 return file
         raise ArtifactError(f"{self._folder}: holds no best weights; train again without --resume")
 
-    def save(self, accelerator: Accelerator, rate: LearningRate, position: Position, best: nn.Module | None) -> None:
+    def save(self, state: states.State, rate: LearningRate, position: Position, *, best: bool) -> None:
         """Write a new state, and remove all but the last two once it is complete.
 
         Args:
-            best: the model, where its weights as they are now are the best so far.
+            state: see :func:`edgeformer.stages.training.state.gather`.
+            best: its weights are the best so far.
 
         Raises:
             EdgeformerError: it cannot be written; the states before are as they were.
@@ -93,11 +93,11 @@ class Checkpoints:
         number = max((_number(path) for path in self._states()), default=0) + 1
         path = self._folder / f"{number:06d}-step-{position.step}"
         with self._explained(path), replacing_folder(path) as folder:
-            accelerator.save_state(str(folder), safe_serialization=True)
+            states.write(state, folder)
             torch.save(rate.state_dict(), folder / _SCHEDULE)
             write_json(folder / _STATE, asdict(position))
-            if best is not None:
-                _keep(best, folder)
+            if best:
+                _keep(state[states.WEIGHTS], folder)
             elif position.validation:
                 _link(self.best, folder / _BEST)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -108,14 +108,14 @@ class Checkpoints:
         self._good = [*self._good, path][-_KEPT:]
         self._prune()
 
-    def restore(self, accelerator: Accelerator, rate: LearningRate, say: Callable[[str], None]) -> Position | None:
-        """Load the newest state that is not damaged into what was prepared; None where none was saved yet.
+    def find(self, say: Callable[[str], None]) -> tuple[Path, bool] | None:
+        """The newest state that is not damaged, and whether it has the best weights; None where none was saved yet.
 
         Args:
             say: is told which states are damaged.
 
         Raises:
-            ArtifactError: all of them are damaged, or the one that is not cannot be loaded.
+            ArtifactError: all of them are damaged.
         """
         damages: dict[Path, str] = {}
         without_best: Path | None = None
@@ -124,7 +124,7 @@ class Checkpoints:
             if damage is None:
                 if damages:
                     say(f"{'; '.join(damages.values())}; going on from the checkpoint before: {folder}")
-                return self._load(folder, accelerator, rate)
+                return folder, True
             damages[folder] = f"{damage}: damaged (not what its checksum says)"
             if damage.name == _BEST and without_best is None:
                 without_best = folder
@@ -135,9 +135,29 @@ class Checkpoints:
             raise ArtifactError(f"{said}; no good checkpoint is left; train again without --resume")
         # Two states may share the file, and earlier versions replaced it before they wrote the state that knows of it.
         say(f"{said}; going on from {without_best}; the best weights are looked for again from there on")
-        position = self._load(without_best, accelerator, rate)
-        position.best_value = position.best_epoch = None
-        position.validation = {}
+        return without_best, False
+
+    def load(self, folder: Path, restore: Callable[[Path], None], rate: LearningRate, *, best: bool) -> Position:
+        """Load the state that :meth:`find` found.
+
+        Args:
+            restore: puts the files of weights, optimizer and random states into what was prepared.
+            best: it has the best weights.
+
+        Raises:
+            ArtifactError: it cannot be loaded.
+        """
+        self._good = [folder]
+        try:
+            restore(folder)
+            rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+            position = Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
+        except Exception as error:  # torch, safetensors and accelerate raise whatever they like
+            reason = str(error).partition("\n")[0]
+            raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None
+        if not best:
+            position.best_value = position.best_epoch = None
+            position.validation = {}
         return position
 
     def remove_leftovers(self) -> None:
@@ -151,20 +171,6 @@ class Checkpoints:
         numbered = sorted(self._folder.glob("[0-9]*-step-*"), key=_number, reverse=True)
         old = [self._folder / _OLD, *sorted(self._folder.glob(f".{_OLD}.*.old/{_OLD}"))]
         return [*numbered, *(folder for folder in old if folder.is_dir())]
-
-    def _load(self, folder: Path, accelerator: Accelerator, rate: LearningRate) -> Position:
-        self._good = [folder]
-        try:
-            accelerator.load_state(str(folder))
-            rate.load_state_dict(load_without_code(folder / _SCHEDULE))
-            position = Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
-            drawn = load_without_code(folder / _RANDOM)["torch_manual_seed"]
-        except Exception as error:  # torch, safetensors and accelerate raise whatever they like
-            reason = str(error).partition("\n")[0]
-            raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None
-        if not torch.equal(torch.get_rng_state(), drawn):  # Accelerate goes on without them, and says nothing
-            raise ArtifactError(f"{folder / _RANDOM}: the random states cannot be restored by these library versions")
-        return position
 
     def _prune(self) -> None:
         """Remove all states but the good ones; what is none of ours stays."""
@@ -197,7 +203,7 @@ def _damage(folder: Path) -> Path | None:
         sums: dict[str, str] = dict(json.loads((folder / _SUMS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return folder / _SUMS
-    if not {_STATE, _SCHEDULE, _RANDOM} <= sums.keys():
+    if not {_STATE, _SCHEDULE, states.random_file(0)} <= sums.keys():
         return folder / _SUMS
     for name in sorted(sums, key=_BEST.__eq__):
         path = folder / name
@@ -208,14 +214,14 @@ def _damage(folder: Path) -> Path | None:
     return None
 
 
-def _keep(model: nn.Module, folder: Path) -> None:
-    """The model's weights as the best ones: those of the state, if they are stored under the same names."""
-    with safe_open(folder / _WEIGHTS, framework="pt") as stored:
+def _keep(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """The state's weights as the best ones, under all names that they have."""
+    with safe_open(folder / states.WEIGHTS, framework="pt") as stored:
         names = set(stored.keys())
-    if names == set(model.state_dict()):  # Accelerate leaves out what is stored under another name already
-        _link(folder / _WEIGHTS, folder / _BEST)
+    if names == set(weights):  # Accelerate leaves out what is stored under another name already
+        _link(folder / states.WEIGHTS, folder / _BEST)
     else:
-        save_weights(model, folder / _BEST)
+        save_weights(weights, folder / _BEST)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 HISTORY, LEAST = 100, 20
 DEVIATIONS = 6.0
@@ -20,19 +21,13 @@ def is_spike(loss: float, before: list[float]) -> bool:
     return loss > statistics.fmean(before) + DEVIATIONS * statistics.pstdev(before)
 
 
-def gradient_norm(model: nn.Module) -> float:
-    """Norm of all gradients together."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
-
-
 def divergence(model: nn.Module, step: int, found: str) -> str:
     """Why training stops at ``step``: ``found`` is what is not finite; and the first parameter where it shows."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if not _finite(parameter):
             place = f"; the first layer with weights that are not finite is {name}"
             break
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+        if parameter.grad is not None and not _finite(parameter.grad):
             place = f"; the first layer with a gradient that is not finite is {name}"
             break
     else:
@@ -45,4 +40,9 @@ def divergence(model: nn.Module, step: int, found: str) -> str:
 
 def weights_are_finite(model: nn.Module) -> bool:
     """Whether a checkpoint of these weights would be worth keeping."""
-    return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    return all(map(_finite, model.parameters()))
+
+
+def _finite(tensor: Tensor) -> bool:
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # this process's shard
+    return bool(torch.isfinite(own).all())

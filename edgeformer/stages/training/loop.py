@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 
-import numpy as np
-import torch
-from accelerate import Accelerator
-from numpy.typing import NDArray
 from torch import nn
 
-from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import Progress, bar
-from edgeformer.stages.training import health
+from edgeformer.stages.training import health, state
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
-from edgeformer.stages.training.memory import is_out_of_memory
-from edgeformer.stages.training.metrics_log import Meter, MetricsLog
+from edgeformer.stages.training.metrics_log import Meter, MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+from edgeformer.stages.training.processes import Processes
+from edgeformer.stages.training.stepper import Stepper
+
+Log = MetricsLog | NoLog
 
 
 class TrainingLoop:
@@ -29,37 +26,37 @@ class TrainingLoop:
 
     ``checkpoints`` must be set before :meth:`run` and :meth:`resume`: a run gets its folder once all else is in place.
 
-    An optimizer step is planned as a whole and computed ``batch_size`` rows at a time. When memory runs out, the step
-    is repeated with half as many at a time: the same rows, the same gradient.
+    Several processes share the rows of a step, and take the same step, each in its own copy or shard of the model.
     """
 
     checkpoints: Checkpoints
 
-    def __init__(self, objective: Objective, accelerator: Accelerator) -> None:
-        recipe, model = objective.recipe, objective.model
-        self._recipe, self._config, self._objective = recipe, recipe.training, objective
-        self._accelerator = accelerator
+    def __init__(self, objective: Objective, processes: Processes) -> None:
+        self._recipe, self._config, self._objective = objective.recipe, objective.recipe.training, objective
+        self.processes, self.device = processes, processes.device
         self._rows = len(objective.prepared.train)
         self._steps = -(-self._rows // self._config.effective_batch)  # of an epoch
         self.total_steps = self._steps * self._config.epochs
-        optimizer = build_optimizer(model, self._config.optimizer)
-        # Before Accelerate keeps the optimizer's step method, which a schedule marks as its own.
-        self._rate = LearningRate(optimizer, self._config.schedule, self.total_steps)
-        self._model, self._optimizer = accelerator.prepare(model, optimizer)
+        self._stepper = Stepper(objective, processes, self.total_steps)
+        self._rate = self._stepper.rate
         self.position = Position(batch_size=self._config.batch_size)
         self._window = self._meter()  # steps since the last log line
-        self._saved_at = time.monotonic()
-        self.device: torch.device = accelerator.device
+        self._saved_at, self._stopping = time.monotonic(), False
 
     @property
     def plain_model(self) -> nn.Module:
-        """The model without Accelerate's wrapper, on the same weights: it computes in float32."""
+        """The model without Accelerate's wrapper, on the same weights (or shards): it computes in float32."""
         # Accelerate replaces the module's own forward to compute under autocast, and its unwrap_model undoes that for
         # good, training included. A shallow copy without the replacement shares every weight and leaves training alone.
-        wrapped: nn.Module = self._accelerator.unwrap_model(self._model)
-        plain = copy.copy(wrapped)
+        module = self.processes.plain(self._stepper.model)
+        plain: nn.Module = object.__new__(type(module))  # copy.copy makes a sharded module by its constructor
+        plain.__dict__.update(module.__dict__)
         plain.__dict__.pop("forward", None)
         return plain
+
+    def whole_model(self) -> nn.Module:
+        """A model for the weights of a checkpoint: the plain one, or where no process has it whole, another one."""
+        return self._objective.build().to(self.device) if self.processes.sharded else self.plain_model
 
     def resume(self, progress: Progress) -> None:
         """Go on from the last checkpoint that is not damaged; from the beginning, if there is none yet.
@@ -67,16 +64,26 @@ class TrainingLoop:
         Raises:
             ArtifactError: all checkpoints are damaged, or do not fit.
         """
-        position = self.checkpoints.restore(self._accelerator, self._rate, progress.message)
-        if position is not None:
-            self.position, self._window = position, Meter(**position.window)
+        found = self.processes.on_main(lambda: self.checkpoints.find(progress.message))
+        if found is None:
+            return
+        folder, best = found
+        # Whatever process was not there before draws other numbers than it did at the beginning.
+        seed = self._recipe.seed + int(folder.name.rpartition("-")[2])
 
-    def run(self, stop: threading.Event, log: MetricsLog, progress: Progress, max_steps: int | None = None) -> bool:
+        def restore(folder: Path) -> None:
+            state.load(folder, self.processes, self._stepper.model, self._stepper.optimizer, seed)
+
+        with self.processes.agreeing():
+            self.position = self.checkpoints.load(folder, restore, self._rate, best=best)
+        self._window = Meter(**self.position.window)
+
+    def run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
         limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
         while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
             complete = self._epoch(stop, log, progress, limit)
-            if stop.is_set():
+            if self._stopping:
                 self._save()
                 return False
             better = self._validate(log, progress, complete=complete)
@@ -91,24 +98,32 @@ class TrainingLoop:
         return True
 
     def _save(self, *, best: bool = False) -> None:
-        if not health.weights_are_finite(self._model):  # the last step spoiled them
-            raise EdgeformerError(health.divergence(self._model, self.position.step, "the weights are not finite"))
+        processes, model = self.processes, self._stepper.model
+        if processes.any(not health.weights_are_finite(model))[0]:  # the last step spoiled them
+            raise processes.failure(health.divergence(model, self.position.step, "the weights are not finite"))
         self.position.window = asdict(self._window)
-        self.checkpoints.save(self._accelerator, self._rate, self.position, self.plain_model if best else None)
+        found = state.gather(processes, model, self._stepper.optimizer)
+        with processes.agreeing():
+            if processes.main:
+                self.checkpoints.save(found, self._rate, self.position, best=best)
         self._saved_at = time.monotonic()
 
-    def _epoch(self, stop: threading.Event, log: MetricsLog, progress: Progress, limit: int) -> bool:
+    def _epoch(self, stop: threading.Event, log: Log, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
         position = self.position
-        self._model.train()
+        self._stepper.model.train()
         if not position.batch:
             self._window = self._meter()
+
+        def halved(size: int) -> None:
+            self._report_memory(size, log, progress)
+
         with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples"):
             progress.advance(position.batch * self._config.effective_batch)
             mark = time.perf_counter()
             for rows in self._objective.steps(position.epoch)[position.batch :]:
                 rate = self._rate.current
-                step = self._step(rows, log, progress)
+                step = self._stepper.take(rows, position, halved)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
                 self._window.add(step)
                 position.batch += 1
@@ -123,14 +138,16 @@ class TrainingLoop:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
                 self._watch(step, log, progress)
-                if stop.is_set() or position.step >= limit:
+                late = time.monotonic() - self._saved_at >= 60 * self._config.checkpoint_minutes
+                self._stopping, late = self.processes.any(stop.is_set(), late)
+                if self._stopping or position.step >= limit:
                     break
-                if time.monotonic() - self._saved_at >= 60 * self._config.checkpoint_minutes:
+                if late:
                     self._save()
                     mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return position.batch == self._steps
 
-    def _watch(self, step: Meter, log: MetricsLog, progress: Progress) -> None:
+    def _watch(self, step: Meter, log: Log, progress: Progress) -> None:
         """Report a step that was skipped, or whose loss leapt; so many skipped ones in a row end training."""
         position = self.position
         if step.skipped:
@@ -142,7 +159,7 @@ class TrainingLoop:
                 "the scaling factor is halved"
             )
             if position.skipped_in_a_row >= health.SKIPPED_IN_A_ROW:
-                raise EdgeformerError(
+                raise self.processes.failure(
                     f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}: no scaling "
                     "makes the gradient finite; the best weights and the last checkpoint are kept; use "
                     "training.precision: bf16 or fp32"
@@ -155,39 +172,8 @@ class TrainingLoop:
             progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
         position.losses = [*position.losses, step.loss][-health.HISTORY :]
 
-    def _meter(self) -> Meter:
-        return Meter(per_token=self._objective.task.unit == "tokens")
-
-    def _passes(self) -> float:
-        return self.position.epoch + self.position.batch / self._steps
-
-    def _step(self, rows: NDArray[np.int64], log: MetricsLog, progress: Progress) -> Meter:
-        """One optimizer step on ``rows``; again with half as many rows at a time while memory runs out."""
-        # The repetition must draw the same numbers.
-        cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        while True:
-            try:
-                return self._attempt(rows)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-            # Outside the handler, where nothing refers to the failed attempt's tensors any more.
-            self._halve(log, progress)
-            torch.set_rng_state(cpu)
-            if cuda:
-                torch.cuda.set_rng_state_all(cuda)
-                torch.cuda.empty_cache()
-
-    def _halve(self, log: MetricsLog, progress: Progress) -> None:
+    def _report_memory(self, size: int, log: Log, progress: Progress) -> None:
         position, effective = self.position, self._config.effective_batch
-        self._optimizer.zero_grad()
-        size = min(position.batch_size, effective)
-        if size == 1:
-            raise EdgeformerError(
-                f"out of memory at step {position.step + 1} with a single row at a time; use "
-                f"training.checkpointing: loop, a shorter data.{self._recipe.data.length_key}, or see edgeformer plan"
-            )
-        position.batch_size = size // 2
         pieces = -(-effective // position.batch_size)
         progress.message(
             f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a time instead of "
@@ -195,44 +181,13 @@ class TrainingLoop:
         )
         log.record("out-of-memory", position.step + 1, self._passes(), {"batch_size": float(position.batch_size)})
 
-    def _attempt(self, rows: NDArray[np.int64]) -> Meter:
-        size = self.position.batch_size
-        batches = [self._objective.batch(rows[at : at + size], self.device) for at in range(0, len(rows), size)]
-        step = self._meter()
-        step.rows_sum, step.weight_sum = len(rows), sum(counted for _, counted in batches)
-        for batch, _ in batches:
-            with self._accelerator.autocast():
-                losses = self._objective.losses(self._model, batch)
-            self._accelerator.backward(losses.total / max(1, step.weight_sum))
-            step.loss_sum += float(losses.total.detach())
-            for name, value in losses.parts.items():
-                step.part_sums[name] = step.part_sums.get(name, 0.0) + float(value.detach())
-        scaler, norm = self._accelerator.scaler, 0.0
-        if self._config.clip_norm is not None:
-            norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._config.clip_norm))
-        elif scaler is None:
-            norm = health.gradient_norm(self._model)
-        finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
-        if scaler is None and not finite:
-            raise self._diverged(step)
-        scale = scaler.get_scale() if scaler is not None else 0.0
-        self._optimizer.step()
-        # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
-        if scaler is not None and scaler.get_scale() < scale:
-            step = self._meter()
-            step.rows_sum, step.skipped = len(rows), 1
-        elif not finite:
-            raise self._diverged(step)
-        else:
-            self._rate.after_step()
-        self._optimizer.zero_grad()
-        return step
+    def _meter(self) -> Meter:
+        return Meter(per_token=self._objective.task.unit == "tokens")
 
-    def _diverged(self, step: Meter) -> EdgeformerError:
-        found = "the gradient is not finite" if math.isfinite(step.loss_sum) else f"the loss is {step.loss_sum}"
-        return EdgeformerError(health.divergence(self._model, self.position.step + 1, found))
+    def _passes(self) -> float:
+        return self.position.epoch + self.position.batch / self._steps
 
-    def _validate(self, log: MetricsLog, progress: Progress, *, complete: bool) -> bool:
+    def _validate(self, log: Log, progress: Progress, *, complete: bool) -> bool:
         """Score the weights as they are; True where they are the best so far, which the next checkpoint keeps.
 
         Args:
@@ -241,7 +196,7 @@ class TrainingLoop:
         """
         position, objective = self.position, self._objective
         started = time.perf_counter()
-        result = objective.evaluate(self.plain_model, "validation", self.device)
+        result = objective.evaluate(self.plain_model, "validation", self.processes)
         position.seconds += time.perf_counter() - started
         if complete:
             self._rate.after_epoch(result.loss)

@@ -122,15 +122,28 @@ def _validation(recipe: Recipe) -> list[Event]:
     return _VALIDATIONS[key]
 
 
-def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str) -> MemoryBreakdown:
+def share_of(recipe: Recipe, processes: int) -> Recipe:
+    """What each of several processes trains: a recipe of its share of every step's rows."""
+    training = recipe.training
+    rows = -(-training.effective_batch // processes)
+    size = min(training.batch_size, rows)
+    share = training.model_copy(update={"batch_size": size, "accumulation": -(-rows // size)})
+    return recipe.model_copy(update={"training": share})
+
+
+def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str, shards: int = 1) -> MemoryBreakdown:
     """Bytes at the worst moment of training ``recipe``, its batches at their longest.
 
     Args:
         device_kind: what would train; it need not be here.
         precision: fp32, bf16 or fp16, ``auto`` resolved.
+        shards: processes over which weights and optimizer state are spread; each has its shard, and the weights that
+            it gathers for a step.
     """
     with FakeTensorMode():
         stays, first = _trace(recipe, device_kind, precision)
+        if shards > 1:
+            stays = {"weights": stays["weights"] * (shards + 1) // shards, "optimizer": stays["optimizer"] // shards}
         candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
     if recipe.training.accumulation > 1:
         gradients, later = with_gradients(first)

@@ -95,3 +95,13 @@ class MetricsLog:
         self._file.close()
         with contextlib.suppress(OSError):  # what it could not write is in metrics.jsonl, or that has failed as well
             self._board.close()
+
+
+class NoLog:
+    """The log of a process that leaves writing to the main one."""
+
+    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

@@ -18,6 +18,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
+from edgeformer.stages.training.processes import Processes
 from edgeformer.tasks import Prepared, task_named
 
 
@@ -38,6 +39,7 @@ class Objective:
         self.recipe, self.task, self.family = recipe, task_named(recipe.task), family_of(recipe)
         network = self.family.network
         set_seed(recipe.seed)
+        self._place = place
         self.model, self.attention = network.build(recipe, place)
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
@@ -53,6 +55,10 @@ class Objective:
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         self._loss = network.loss(self.model, recipe, self.prepared)
         self._pad_to = recipe.data.tokens_at_once if getattr(recipe.training, "score_padding", False) else None
+
+    def build(self) -> nn.Module:
+        """Another model of the same kind, with other weights."""
+        return self.family.network.build(self.recipe, self._place)[0]
 
     def steps(self, epoch: int) -> list[NDArray[np.int64]]:
         """Row numbers of each optimizer step: a function of seed and epoch alone, so a resumed run sees the same."""
@@ -70,17 +76,28 @@ class Objective:
         return self._loss(model, batch)
 
     @torch.inference_mode()
-    def evaluate(self, model: nn.Module, name: str, device: torch.device) -> Score:
-        """Score of ``model`` in float32 on "validation" or a test set; leaves it in evaluation mode."""
+    def evaluate(self, model: nn.Module, name: str, processes: Processes | None = None) -> Score:
+        """Score of ``model`` in float32 on "validation" or a test set; leaves it in evaluation mode.
+
+        Args:
+            processes: share the batches; all get the score. None: this one computes all of them.
+        """
         model.eval()
+        device = next(model.parameters()).device
         rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
         scorer = self.family.network.scorer(model).eval()
         meter = self.task.meter(self.family.trained_exits(self.recipe.model))
-        count = self.task.evaluation_rows(int(rows.lengths.max(initial=1)))
-        for numbers in ordered_batches(rows.lengths, count):
+        batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
+        count, rank = (processes.count, processes.rank) if processes is not None else (1, 0)
+        for first in range(0, len(batches), count):
+            # One that has none left computes another's again: shards of weights are gathered by all at once.
+            numbers = batches[min(first + rank, len(batches) - 1)]
             arrays = self.task.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
             outputs = run_scorer(scorer, _as_tensors(arrays, device))
-            meter.add({key: output.cpu().numpy() for key, output in outputs.items()}, arrays)
+            answers = {key: output.cpu().numpy() for key, output in outputs.items()}
+            found = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))
+            for pair in found[: len(batches) - first]:
+                meter.add(*pair)
         # Padding that counts as text belongs to no word.
         return meter.score(None if self._pad_to else self.task.words(rows))
 

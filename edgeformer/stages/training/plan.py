@@ -98,17 +98,18 @@ def count_offline(recipe: Recipe) -> int:
 
 
 def check_fits(
-    recipe: Recipe, *, device_kind: DeviceKind, precision: str, free_bytes: int, what: str
+    recipe: Recipe, *, device_kind: DeviceKind, precision: str, free_bytes: int, what: str, shards: int = 1
 ) -> MemoryBreakdown:
     """Predict the peak, and refuse a recipe that cannot fit.
 
     Args:
         free_bytes, what: memory that training may take, and of what it is a part, e.g. "free on … now".
+        shards: see :func:`predict_peak`.
 
     Raises:
         InputError: with the predicted peak, what there is, and what to change.
     """
-    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision)
+    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision, shards=shards)
     if breakdown.peak_bytes <= free_bytes:
         return breakdown
     found = _suggestions(recipe, free_bytes, device_kind, precision, resolve_precision("auto", device_kind))

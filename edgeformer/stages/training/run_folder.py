@@ -79,7 +79,7 @@ def _flat(value: object, path: str = "") -> dict[str, object]:
 
 
 class RunRecord:
-    """The folder of one run, from its beginning to its end."""
+    """The folder of one run, from its beginning to its end; only the main process writes into it."""
 
     manifest: RunManifest
     folder: Path
@@ -87,15 +87,17 @@ class RunRecord:
     def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
         self._recipe, self._objective, self._loop = objective.recipe, objective, loop
 
-    def _is_in(self, folder: Path) -> None:
+    def is_in(self, folder: Path) -> None:
+        """The run is in ``folder``, which may be another process's work."""
         self.folder, self._loop.checkpoints = folder, Checkpoints(folder)
 
     def _write(self, manifest: RunManifest) -> None:
         self.manifest = manifest
-        write_json(self.folder / RUN_FILE, manifest)
+        if self._loop.processes.main:
+            write_json(self.folder / RUN_FILE, manifest)
 
-    def begin(self, artifacts: Path, name: str | None, precision: str, memory: MemoryUse) -> None:
-        """Make the folder of a new run that computes in ``precision``, see :func:`free_folder`. Raises InputError.
+    def begin(self, artifacts: Path, name: str | None, memory: MemoryUse) -> None:
+        """Make the folder of a new run, see :func:`free_folder`. Raises InputError.
 
         It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
         """
@@ -105,7 +107,7 @@ class RunRecord:
                 folder = free_folder(artifacts, name, self._recipe.name)
                 beginning = Path(around) / folder.name
                 beginning.mkdir()
-                self._begin(beginning, precision, memory)
+                self._begin(beginning, memory)
                 try:
                     beginning.rename(folder)
                     break
@@ -113,9 +115,9 @@ class RunRecord:
                     if not folder.exists():
                         raise
                     shutil.rmtree(beginning)  # another process was faster
-        self._is_in(folder)
+        self.is_in(folder)
 
-    def _begin(self, folder: Path, precision: str, memory: MemoryUse) -> None:
+    def _begin(self, folder: Path, memory: MemoryUse) -> None:
         recipe, objective = self._recipe, self._objective
         header = "# The resolved recipe of this run; training it again is the same run.\n"
         write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
@@ -128,7 +130,7 @@ class RunRecord:
             started=now(),
             parameters=count_parameters(self._loop.plain_model),
             vocabulary=recipe.model.vocab_size,
-            precision=precision,
+            precision=self._loop.processes.precision,
             attention=objective.attention,
             data=objective.prepared.summary,
             tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
@@ -136,20 +138,21 @@ class RunRecord:
             causality=objective.causality,
             memory=memory,
             effective_batch=recipe.training.effective_batch,
+            processes=self._loop.processes.count,
             versions=library_versions(),
             code_version=code_version(),
             host={**describe_host(), "accelerator": str(self._loop.device), "threads": torch.get_num_threads()},
         )
         write_json(folder / RUN_FILE, self.manifest)
 
-    def resume(self, folder: Path, precision: str, progress: Progress) -> None:
+    def resume(self, folder: Path, progress: Progress) -> None:
         """Restore the state of a run that goes on.
 
         Raises:
             InputError: data, tokenizer or precision have changed.
             ArtifactError: its checkpoints are damaged.
         """
-        self._is_in(folder)
+        self.is_in(folder)
         old = read_run(folder)
         known = old.tokenizer_fingerprint  # earlier versions recorded none
         if known is not None and known != fingerprint(self._objective.prepared.tokenizer):
@@ -159,13 +162,17 @@ class RunRecord:
             )
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
             raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
+        precision = self._loop.processes.precision
         if old.precision != precision:
             raise InputError(
                 f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
                 f"add --set training.precision={old.precision} and train anew, or resume where it began"
             )
+        count = self._loop.processes.count
+        if old.processes != count:
+            progress.message(f"going on with {count} processes instead of {old.processes}; the steps are the same")
         self._loop.resume(progress)
-        self._write(old.model_copy(update={"status": "running", "reason": None}))
+        self._write(old.model_copy(update={"status": "running", "reason": None, "processes": count}))
 
     def _tokenizer_file(self) -> str:
         return str(getattr(self._recipe.tokenizer, "path", "the tokenizer that the recipe names"))
@@ -193,20 +200,22 @@ class RunRecord:
         update = {"status": status, "reason": reason, "finished": now()}
         # What ended the run is what the user must hear of: not that a full disk takes no note of it either.
         with contextlib.suppress(OSError):
-            if self.folder.is_dir():  # a folder that was removed must not come back without its checkpoints
+            if (
+                self._loop.processes.main and self.folder.is_dir()
+            ):  # a folder that was removed must not come back without its checkpoints
                 self._write(self._progressed().model_copy(update=update))
 
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
         trained = self._progressed()  # before scoring adds to the peak
-        model, objective, position = self._loop.plain_model, self._objective, self._loop.position
+        model, objective, position = self._loop.whole_model(), self._objective, self._loop.position
         if position.best_value is None:
             raise ArtifactError(f"{self._loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self._loop.checkpoints.best)
         tests: dict[str, Score] = {}
         with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):
             for name in objective.prepared.tests:
-                tests[name] = objective.evaluate(model, name, self._loop.device)
+                tests[name] = objective.evaluate(model, name)
                 progress.advance()
         validation = objective.task.score_type.model_validate(position.validation)
         rows = [

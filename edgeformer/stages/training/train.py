@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from typing_extensions import Self
 
 from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun, ToldElsewhere
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.machine.lock import locked
 from edgeformer.run import free_folder
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import free_bytes, predict_peak
-from edgeformer.stages.training.metrics_log import MetricsLog
+from edgeformer.stages.training.memory import free_bytes, predict_peak, share_of
+from edgeformer.stages.training.metrics_log import MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.plan import check_fits, context_of
+from edgeformer.stages.training.processes import Processes, connect
 from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, remove_leftovers
+
+_SAME_SIGNAL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class TrainOptions:
     Attributes:
         as_device: cap a larger CUDA card to the memory that this profile leaves to a process.
         ignore_memory: train although the prediction says that it does not fit.
+        sharded: where several processes train, spread weights and optimizer state over them instead of copying them.
     """
 
     artifacts: Path
@@ -49,6 +50,7 @@ class TrainOptions:
     max_steps: int | None = None
     as_device: DeviceProfile | None = None
     ignore_memory: bool = False
+    sharded: bool = False
 
 
 def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) -> Path:
@@ -59,27 +61,57 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         ArtifactError: nothing can be resumed, or another process trains that run.
         InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the run can be resumed.
     """
-    progress = Lasting(progress)
     with StopSignals() as signals, ExitStack() as held:
-        resumed = folder_to_resume(recipe, options.artifacts, options.name) if options.resume else None
-        if resumed is None:
-            free_folder(options.artifacts, options.name, recipe.name)
-        else:
-            held.enter_context(locked(resumed, "is being trained"))
-            remove_leftovers(resumed)
-        accelerator, precision = _accelerator(recipe, options)
-        memory = _memory(recipe, options, accelerator.device.type, precision)
-        cache = options.artifacts / ".cache" / "tokens"
-        objective = Objective(recipe, cache, Place(accelerator.device.type, precision), progress)
-        loop = TrainingLoop(objective, accelerator)
-        record = RunRecord(objective, loop)
-        if resumed is None:
-            record.begin(options.artifacts, options.name, precision, memory)
-            held.enter_context(locked(record.folder, "is being trained"))
-        else:
-            record.resume(resumed, precision, progress)
+        processes = connect(recipe, options.accelerator, sharded=options.sharded)
+        signals.repeated = processes.count > 1
+        progress = Lasting(progress) if processes.main else SILENT
+        folder = _train(recipe, options, processes, signals, held, progress)
+        processes.part()
+    return folder
+
+
+def _train(
+    recipe: Recipe,
+    options: TrainOptions,
+    processes: Processes,
+    signals: StopSignals,
+    held: ExitStack,
+    progress: Progress,
+) -> Path:
+    """``held`` keeps the lock of the run's folder."""
+    resumed = processes.on_main(lambda: _take(recipe, options, held))
+    with processes.agreeing():
+        memory = _memory(recipe, options, processes)
+        place = Place(processes.device.type, processes.precision)
+    with processes.agreeing(), processes.one_first():
+        objective = Objective(recipe, options.artifacts / ".cache" / "tokens", place, progress)
+    loop = TrainingLoop(objective, processes)
+    record = RunRecord(objective, loop)
+    if resumed is None:
+        record.is_in(processes.on_main(lambda: _begin(record, options, memory, held)))
+    else:
+        with processes.agreeing():
+            record.resume(resumed, progress)
+    if processes.main:
         _announce(record.manifest, loop, progress)
-        _run(record, loop, signals, progress, options.max_steps)
+    _run(record, loop, signals, progress, options.max_steps)
+    return record.folder
+
+
+def _take(recipe: Recipe, options: TrainOptions, held: ExitStack) -> Path | None:
+    """The folder of the run to resume, now this process's; None: a new one, whose name is free."""
+    if not options.resume:
+        free_folder(options.artifacts, options.name, recipe.name)
+        return None
+    folder = folder_to_resume(recipe, options.artifacts, options.name)
+    held.enter_context(locked(folder, "is being trained"))
+    remove_leftovers(folder)
+    return folder
+
+
+def _begin(record: RunRecord, options: TrainOptions, memory: MemoryUse, held: ExitStack) -> Path:
+    record.begin(options.artifacts, options.name, memory)
+    held.enter_context(locked(record.folder, "is being trained"))
     return record.folder
 
 
@@ -87,17 +119,22 @@ def _run(
     record: RunRecord, loop: TrainingLoop, signals: StopSignals, progress: Progress, max_steps: int | None
 ) -> None:
     """Train to the end, and write down how it ended."""
-    folder = record.folder
+    folder, processes = record.folder, loop.processes
     try:
-        with signals.deferred() as stop, closing(MetricsLog(folder, loop.position)) as log:
+        written = closing(MetricsLog(folder, loop.position) if processes.main else NoLog())
+        with signals.deferred() as stop, processes.connected(folder.name), written as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
             raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {folder.name}")
+        if not processes.main:  # one is enough to score it
+            return
         cut = step == max_steps and step < loop.total_steps
         record.finish(f"stopped by --max-steps {step}" if cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
+        if not processes.main:
+            raise ToldElsewhere(str(error), InterruptedRun.exit_code) from None
         hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
@@ -116,8 +153,12 @@ class StopSignals:
     after each step. Outside the main thread signals cannot be caught; then nothing of this happens.
     """
 
+    repeated = False
+    """A launcher sends on what the terminal has sent already: within two seconds it is the same signal."""
+
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
+        self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -134,8 +175,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
+        if self.repeated and self._stop is not None and time.monotonic() - self._first < _SAME_SIGNAL_S:
+            return
         if self._stop is None or self._stop.is_set():
             raise KeyboardInterrupt
+        self._first = time.monotonic()
         self._stop.set()
 
     @contextmanager
@@ -148,39 +192,23 @@ class StopSignals:
             self._stop = None
 
 
-def _accelerator(recipe: Recipe, options: TrainOptions) -> tuple[Accelerator, str]:
-    # As torchrun and accelerate launch say it. Each process would train a run of its own, on all rows.
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes != "1":
-        raise InputError(
-            f"started as one of {processes} processes (WORLD_SIZE), but a run is trained by one process so far; start "
-            "edgeformer train without torchrun or accelerate launch"
-        )
-    if options.accelerator == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
-        )
-    use_cpu = options.accelerator == "cpu" or not torch.cuda.is_available()
-    precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
-    # Accelerate keeps its settings for the life of the process and refuses others; each run brings its own.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    return Accelerator(mixed_precision="no" if precision == "fp32" else precision, cpu=use_cpu), precision
-
-
-def _memory(recipe: Recipe, options: TrainOptions, device_type: str, precision: str) -> MemoryUse:
+def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> MemoryUse:
     """Predict the peak and refuse what cannot fit; with ``as_device``, cap the allocator to that profile first."""
-    kind: Literal["cpu", "cuda"] = "cuda" if device_type == "cuda" else "cpu"
+    kind: Literal["cpu", "cuda"] = "cuda" if processes.device.type == "cuda" else "cpu"
     free, what = free_bytes(kind)
+    if kind == "cpu" and processes.here > 1:
+        free, what = free // processes.here, f"a {processes.here}th of what is {what}"
     if options.as_device is not None:
-        free, what = _cap(options.as_device, device_type, free)
-    if device_type == "cuda":  # a process's resident peak only ever grows
+        free, what = _cap(options.as_device, kind, free)
+    if kind == "cuda":  # a process's resident peak only ever grows
         torch.cuda.reset_peak_memory_stats()
+    share, shards = share_of(recipe, processes.count), processes.count if processes.sharded else 1
+    precision = processes.precision
     if options.ignore_memory:
-        breakdown = predict_peak(recipe, device_kind=kind, precision=precision)
+        breakdown = predict_peak(share, device_kind=kind, precision=precision, shards=shards)
     else:
-        breakdown = check_fits(recipe, device_kind=kind, precision=precision, free_bytes=free, what=what)
-    return MemoryUse(device=device_type, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
+        breakdown = check_fits(share, device_kind=kind, precision=precision, free_bytes=free, what=what, shards=shards)
+    return MemoryUse(device=kind, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
 
 
 def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:

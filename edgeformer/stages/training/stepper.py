@@ -1,0 +1,156 @@
+"""One optimizer step after the other: what all processes compute of it together, and what if memory runs out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.stages.training import health
+from edgeformer.stages.training.checkpoints import Position
+from edgeformer.stages.training.memory import is_out_of_memory
+from edgeformer.stages.training.metrics_log import Meter
+from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+from edgeformer.stages.training.processes import Processes
+
+
+class Stepper:
+    """The model, its optimizer and its learning rate, as training uses them.
+
+    An optimizer step is planned as a whole and computed ``batch_size`` rows at a time. When memory runs out, the step
+    is repeated with half as many at a time: the same rows, the same gradient. Several processes share its rows.
+
+    Args:
+        total_steps: of the whole training, for the schedule.
+    """
+
+    def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:
+        self._objective, self._processes, self._config = objective, processes, objective.recipe.training
+        optimizer = build_optimizer(objective.model, self._config.optimizer)
+        # Before Accelerate keeps the optimizer's step method, which a schedule marks as its own.
+        self.rate = LearningRate(optimizer, self._config.schedule, total_steps)
+        if processes.count > 1 and not processes.sharded:
+            self._not_for_ddp()
+        self.model, self.optimizer = processes.prepare(objective.model, optimizer)
+        processes.differ(objective.recipe.seed)
+
+    def _not_for_ddp(self) -> None:
+        """DDP waits for the gradient of every parameter, and sends every buffer around before each micro-batch: it must
+        not know of parameters that the loss does not depend on, and of buffers, which are constants."""
+        device, model = self._processes.device, self._objective.model
+        model.to(device)
+        batch, _ = self._objective.batch(np.arange(1), device)
+        with torch.random.fork_rng():
+            with self._processes.accelerator.autocast():
+                total = self._objective.losses(model, batch).total
+            total.backward()  # type: ignore[no-untyped-call]
+        unused = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.grad is None]
+        model.zero_grad()
+        names = [*unused, *(name for name, _ in model.named_buffers())]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+
+    def take(self, rows: NDArray[np.int64], position: Position, halved: Callable[[int], None]) -> Meter:
+        """One optimizer step on ``rows``; again with half as many rows at a time while memory runs out.
+
+        Args:
+            position: before the step; its ``batch_size`` is how many rows are computed at a time.
+            halved: is told how many they were before.
+
+        Returns:
+            Sums over the rows, of all processes.
+
+        Raises:
+            EdgeformerError: loss or gradient are not finite, or a single row does not fit into memory.
+        """
+        # The repetition must draw the same numbers.
+        cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        while True:
+            try:
+                return self._attempt(rows, position)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler, where nothing refers to the failed attempt's tensors any more.
+            self.optimizer.zero_grad()
+            size = self._halve(position)
+            halved(size)
+            torch.set_rng_state(cpu)
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+                torch.cuda.empty_cache()
+
+    def _halve(self, position: Position) -> int:
+        processes, step = self._processes, position.step + 1
+        if processes.count > 1:  # the others wait in the middle of this step, and cannot go back
+            raise EdgeformerError(
+                f"process {processes.rank} of {processes.count}: out of memory at step {step}; train with a smaller "
+                "training.batch_size, training.checkpointing: loop, more processes, or --shard"
+            )
+        size = min(position.batch_size, self._config.effective_batch)
+        if size == 1:
+            raise EdgeformerError(
+                f"out of memory at step {step} with a single row at a time; use training.checkpointing: loop, a "
+                f"shorter data.{self._objective.recipe.data.length_key}, or see edgeformer plan"
+            )
+        position.batch_size = size // 2
+        return size
+
+    def _attempt(self, rows: NDArray[np.int64], position: Position) -> Meter:
+        step = self._gradient(rows, position.batch_size)
+        scaler, norm = self._processes.accelerator.scaler, 0.0
+        if self._config.clip_norm is not None or scaler is None:
+            norm = self._processes.clip(self.model, self._config.clip_norm)
+        finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
+        if scaler is None and not finite:
+            raise self._diverged(step, position)
+        scale = scaler.get_scale() if scaler is not None else 0.0
+        self.optimizer.step()
+        # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
+        if scaler is not None and scaler.get_scale() < scale:
+            step = self._meter()
+            step.rows_sum, step.skipped = len(rows), 1
+        elif not finite:
+            raise self._diverged(step, position)
+        else:
+            self.rate.after_step()
+        self.optimizer.zero_grad()
+        return step
+
+    def _gradient(self, rows: NDArray[np.int64], size: int) -> Meter:
+        """The gradient of the mean loss over ``rows``, of which each process computes its share; the sums are of all.
+
+        All processes compute as many micro-batches. One that has no row left takes one that does not count.
+        """
+        processes, step = self._processes, self._meter()
+        mine = processes.share(rows)
+        parts = [mine[at : at + size] for at in range(0, -(-len(rows) // processes.count), size)]
+        batches = [self._objective.batch(part if len(part) else rows[:1], processes.device) for part in parts]
+        weights = [counted if len(part) else 0 for part, (_, counted) in zip(parts, batches, strict=True)]
+        step.rows_sum, step.weight_sum = len(rows), int(processes.sums(sum(weights))[0])
+        # DDP and FSDP average over the processes what is to be summed.
+        divisor = max(1, step.weight_sum) / processes.count
+        for number, ((batch, _), part) in enumerate(zip(batches, parts, strict=True), 1):
+            share = 1.0 if len(part) else 0.0
+            with processes.gathering(self.model, last=number == len(parts)):
+                with processes.accelerator.autocast():
+                    losses = self._objective.losses(self.model, batch)
+                processes.accelerator.backward(losses.total * share / divisor)
+            step.loss_sum += share * float(losses.total.detach())
+            for name, value in losses.parts.items():
+                step.part_sums[name] = step.part_sums.get(name, 0.0) + share * float(value.detach())
+        step.loss_sum, *sums = processes.sums(step.loss_sum, *step.part_sums.values())
+        step.part_sums = dict(zip(step.part_sums, sums, strict=True))
+        return step
+
+    def _meter(self) -> Meter:
+        return Meter(per_token=self._objective.task.unit == "tokens")
+
+    def _diverged(self, step: Meter, position: Position) -> EdgeformerError:
+        found = "the gradient is not finite" if math.isfinite(step.loss_sum) else f"the loss is {step.loss_sum}"
+        return self._processes.failure(health.divergence(self.model, position.step + 1, found))
