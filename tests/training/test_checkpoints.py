@@ -143,10 +143,10 @@ def test_killed_between_the_best_weights_and_their_checkpoint(
     """Nothing of the run is written in the save after the validation of ``epoch``."""
     save, saves = Checkpoints.save, iter(range(1, 99))
 
-    def killed(self: Checkpoints, *arguments: Any) -> None:
+    def killed(self: Checkpoints, *arguments: Any, **named: Any) -> None:
         if next(saves) == epoch:
             raise Killed
-        save(self, *arguments)
+        save(self, *arguments, **named)
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Checkpoints, "save", killed)

@@ -222,9 +222,12 @@ def test_other_engines_are_refused(monkeypatch: pytest.MonkeyPatch, variable: st
         connect(load_recipe(*CLASSIFIER), "cpu", sharded=False)
 
 
-def test_shards_need_several_processes() -> None:
+@pytest.mark.parametrize("launched", [False, True])
+def test_shards_need_several_processes(monkeypatch: pytest.MonkeyPatch, launched: bool) -> None:
+    """``accelerate launch --use_fsdp`` asks for them as well."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(launched).lower())
     with pytest.raises(InputError, match="--shard: there is one process only"):
-        connect(load_recipe(*CLASSIFIER), "cpu", sharded=True)
+        connect(load_recipe(*CLASSIFIER), "cpu", sharded=not launched)
 
 
 def test_what_each_of_several_processes_needs() -> None:

@@ -68,14 +68,14 @@ class TrainingLoop:
         if found is None:
             return
         folder, best = found
-        # Whatever process was not there before draws other numbers than it did at the beginning.
-        seed = self._recipe.seed + int(folder.name.rpartition("-")[2])
 
         def restore(folder: Path) -> None:
-            state.load(folder, self.processes, self._stepper.model, self._stepper.optimizer, seed)
+            state.load(folder, self.processes, self._stepper.model, self._stepper.optimizer)
 
         with self.processes.agreeing():
             self.position = self.checkpoints.load(folder, restore, self._rate, best=best)
+        if not (folder / state.random_file(self.processes.rank)).is_file():  # fewer processes wrote it
+            self.processes.differ(self._recipe.seed + self.position.step)
         self._window = Meter(**self.position.window)
 
     def run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None = None) -> bool:

@@ -66,11 +66,10 @@ def write(state: State, folder: Path) -> None:
         save(value, folder / name, safe_serialization=name == WEIGHTS)
 
 
-def load(folder: Path, processes: Processes, model: nn.Module, optimizer: Any, seed: int) -> None:
+def load(folder: Path, processes: Processes, model: nn.Module, optimizer: Any) -> None:
     """Put a checkpoint into what was prepared; raises whatever torch and safetensors raise for what does not fit.
 
-    Args:
-        seed: of a process that the checkpoint knows nothing of: fewer processes wrote it.
+    A process whose random states it does not have keeps its own.
     """
     plain, stored = processes.plain(model), load_without_code(folder / _OPTIMIZER, map_location="cpu")
     if processes.sharded:
@@ -85,8 +84,6 @@ def load(folder: Path, processes: Processes, model: nn.Module, optimizer: Any, s
     own = folder / random_file(processes.rank)
     if own.is_file():
         _restore(load_without_code(own))
-    else:
-        processes.differ(seed)
 
 
 def _random_states() -> dict[str, Any]:
