@@ -198,7 +198,8 @@ class Processes:
         except RuntimeError as error:
             if self.count == 1 or is_out_of_memory(error) or not _LOST.search(str(error)):
                 raise
-            reason = str(error).strip().rpartition("\n")[2][:200]
+            # gloo begins with its own source file, and goes on with guesses.
+            reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is")[0].partition("\n")[0]
             raise EdgeformerError(
                 self._named(
                     self.rank,
