@@ -133,6 +133,8 @@ def test_two_processes_train_what_one_does(
     assert_same_training(tmp_path / "run", alone[task[0]])
     manifest = read_run(tmp_path / "run")
     assert (manifest.processes, manifest.effective_batch) == (2, read_run(alone[task[0]]).effective_batch)
+    told = (tmp_path / "told-0.txt").read_text(encoding="utf-8")
+    assert f"2 processes train it together, each with a {'part' if sharded else 'copy'} of the model" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run", "told-0.txt"]  # one writes and reports
 
 
@@ -146,7 +148,9 @@ def test_resumed_by_two_then_one_then_two_in_shards(
     assert together(1, tmp_path, recipe, stop_after=11, resume=True) == [130]
     assert together(2, tmp_path, recipe, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
     assert_same_training(tmp_path / "run", alone[task[0]])
-    assert "going on with 1 processes instead of 2; the steps are the same" in (tmp_path / "told-0.txt").read_text()
+    assert "going on with 1 processes instead of 2; the steps are the same" in (tmp_path / "told-0.txt").read_text(
+        "utf-8"
+    )
 
 
 def test_a_parameter_without_gradient_is_not_waited_for(tmp_path: Path) -> None:

@@ -227,6 +227,9 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
 def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:
     rows = ", ".join(f"{name} {count:,}" for name, count in manifest.data.rows.items())
     progress.message(f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}")
+    if loop.processes.count > 1:
+        what = "a part of the model" if loop.processes.sharded else "a copy of the model"
+        progress.message(f"{loop.processes.count} processes train it together, each with {what}")
     if manifest.leaks:
         progress.message("LEAKS FUTURE TOKENS: the model sees what it is asked to predict; its scores mean nothing")
     if manifest.data.synthetic:
