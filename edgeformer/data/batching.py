@@ -131,12 +131,8 @@ class Packer:
         self._ids = np.array([boundary], dtype=np.int32)
         self._is_boundary = np.ones(1, dtype=bool)
 
-    def rows(self, encoded: Encoded, *, last: bool) -> tuple[NDArray[np.int32], Int64s, NDArray[np.int32]]:
-        """The rows that ``encoded`` fills, as :class:`TextRows` has them: ids, offsets, starts.
-
-        Args:
-            last: nothing follows: what is left makes the last row.
-        """
+    def rows(self, encoded: Encoded, words: int, *, last: bool) -> TextRows:
+        """The rows that are full with these documents, which have ``words`` words. ``last``: no more follow."""
         is_boundary = np.zeros(len(encoded.ids) + len(encoded), dtype=bool)
         is_boundary[encoded.offsets[1:] + np.arange(len(encoded))] = True
         ids = np.full(len(is_boundary), self._boundary, dtype=np.int32)
@@ -144,26 +140,21 @@ class Packer:
         ids, is_boundary = np.append(self._ids, ids), np.append(self._is_boundary, is_boundary)
         end = len(ids) - 1 if last else (len(ids) - 1) // self._length * self._length
         self._ids, self._is_boundary = ids[end:], is_boundary[end:]
-        return self._cut(ids[: end + 1], is_boundary[: end + 1])
 
-    def _cut(
-        self, ids: NDArray[np.int32], is_boundary: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int32], Int64s, NDArray[np.int32]]:
-        begins = np.arange(0, len(ids) - 1, self._length)
-        sizes = np.minimum(begins + self._length + 1, len(ids)) - begins
+        begins = np.arange(0, end, self._length)
+        sizes = np.minimum(begins + self._length, end) + 1 - begins
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
         places = np.arange(offsets[-1])
         source = places + np.repeat(begins - offsets[:-1], sizes)
         first = is_boundary[source]
         first[offsets[:-1]] = True
         starts = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.int32)
-        return ids[source], offsets, starts
+        return TextRows(ids[source], offsets, starts, end, words, len(encoded), 0)
 
 
 def packed_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
-    """Rows as :class:`Packer` makes them."""
-    ids, offsets, starts = Packer(boundary, sequence_length).rows(encoded, last=True)
-    return TextRows(ids, offsets, starts, len(encoded.ids) + len(encoded), words, len(encoded), 0)
+    """All documents as :class:`Packer` packs them."""
+    return Packer(boundary, sequence_length).rows(encoded, words, last=True)
 
 
 def text_batch(

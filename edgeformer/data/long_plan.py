@@ -41,9 +41,9 @@ def permuted(places: Int64s, count: int, keys: Sequence[int]) -> Int64s:
 
 def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's last steps (Steele, Lea and Flood, 2014): every bit depends on every other."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers
 
 
 class LongPlan(Sequence[Int64s]):

@@ -37,15 +37,16 @@ _AT_ONCE = 256
 class StoredFacts(Frozen):
     """``facts.json`` beside the arrays: what they are of, and what is known of all of it.
 
-    ``words`` and ``paragraphs`` are a language model's, ``label_rows`` a classifier's (rows of each class).
+    ``tokens`` (to be predicted), ``words`` and ``paragraphs`` are a language model's, ``label_rows`` a classifier's
+    (rows of each class).
     """
 
     key: str
     sha256: dict[str, str]
     rows: int
-    tokens: int
     fingerprint: str
     truncated: int
+    tokens: int = 0
     words: int = 0
     paragraphs: int = 0
     label_rows: tuple[int, ...] = ()
@@ -70,7 +71,7 @@ class DiskArray:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, places: Int64s) -> NDArray[np.integer]:
+    def __getitem__(self, places: Int64s) -> NDArray[Any]:
         """A copy of the numbers at ``places``."""
         found = np.empty(len(places), dtype=self._dtype)
         for start in range(0, len(places), _AT_ONCE):
@@ -78,7 +79,7 @@ class DiskArray:
             found[part] = self._mapped()[places[part]]
         return found
 
-    def joined(self, begins: Int64s, sizes: Int64s) -> NDArray[np.integer]:
+    def joined(self, begins: Int64s, sizes: Int64s) -> NDArray[Any]:
         """Copies of the ``sizes[i]`` numbers from ``begins[i]`` on, one behind the other."""
         found = [np.empty(0, dtype=self._dtype)]
         spans = list(zip(begins.tolist(), sizes.tolist(), strict=True))
@@ -87,7 +88,7 @@ class DiskArray:
             found.append(np.concatenate([mapped[begin : begin + size] for begin, size in spans[start:][:_AT_ONCE]]))
         return np.concatenate(found)
 
-    def _mapped(self) -> NDArray[np.integer]:
+    def _mapped(self) -> NDArray[Any]:
         return np.memmap(self._file, dtype=self._dtype, mode="r", shape=(self._length,))
 
 
@@ -135,28 +136,28 @@ class Writer:
         self._folder, self._open = folder, files
         self._files: dict[str, BinaryIO] = {}
         self._digests: dict[str, Any] = {}
-        self.rows = self.tokens = 0
+        self._rows = self._tokens = 0
 
     def append(self, pieces: Pieces) -> None:
         """Rows behind those that there are."""
         offsets = pieces["offsets"]
-        begins = offsets + self.tokens
-        for name, array in {**pieces, "offsets": begins[1:] if self.rows else begins}.items():
+        begins = offsets + self._tokens
+        for name, array in {**pieces, "offsets": begins[1:] if self._files else begins}.items():
             if name not in self._files:
                 self._files[name] = self._open.enter_context((self._folder / f"{name}.bin").open("wb"))
                 self._digests[name] = hashlib.sha256()
             content = np.ascontiguousarray(array, dtype=_KINDS[name]).tobytes()
             self._files[name].write(content)
             self._digests[name].update(content)
-        self.rows += len(offsets) - 1
-        self.tokens += int(offsets[-1])
+        self._rows += len(offsets) - 1
+        self._tokens += int(offsets[-1])
 
     def finish(self, facts: Mapping[str, object]) -> None:
         """Close the arrays and write the facts: ``facts`` are those that the writer does not know."""
         self._open.close()
         checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
-        counted = {"sha256": checksums, "rows": self.rows, "tokens": self.tokens}
-        write_json(self._folder / FACTS_FILE, StoredFacts.model_validate({**counted, **facts}))
+        counted = {"sha256": checksums, "rows": self._rows}
+        write_json(self._folder / FACTS_FILE, StoredFacts.model_validate({**counted, **facts}, strict=False))
 
 
 @contextmanager
