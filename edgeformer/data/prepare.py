@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,7 @@ def _streamed(
         tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
         others = {name: sets[name].texts for name in _tests(sets)}
         encoder = ClassEncoder(tokenizer, data.max_length)
-        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others)
-    check_classes(data, train.labels)
-    return train, sets
+        return streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others), sets
 
 
 def class_stream(data: DataConfig) -> Stream:
@@ -106,7 +105,7 @@ def class_stream(data: DataConfig) -> Stream:
     def pairs() -> Iterator[tuple[str, int]]:
         return labelled((row for source in sources for row in read(source, data.labels)), data.labels)
 
-    return Stream(sources, {"labels": data.labels}, pairs, len(data.labels))
+    return Stream(sources, {"labels": data.labels}, pairs, len(data.labels), partial(check_classes, data))
 
 
 class ClassEncoder:

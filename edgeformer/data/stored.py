@@ -172,10 +172,8 @@ def read_stored(folder: Path, key: str, build: Callable[[Pieces], RowsT]) -> Sto
 
     Raises:
         ArtifactError: damaged, or of something else than ``key``.
-        OSError: it is not there.
+        OSError: a file of it is not there.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(folder)
     facts = read_manifest(StoredFacts, folder / FACTS_FILE)
     if facts.key != key:
         raise ArtifactError(f"{folder}: is of other data")

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows
+from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, encode_texts
 from edgeformer.data.overlap import OverlapCounter
 from edgeformer.data.records import check_file, format_of, hub_fingerprint
 from edgeformer.data.rows import Fingerprint, LabelledTexts
@@ -30,7 +30,7 @@ from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfi
 from edgeformer.formats.errors import ArtifactError, DataError
 from edgeformer.formats.files import sha256_of, write_text
 from edgeformer.formats.manifest import OverlapCount
-from edgeformer.formats.progress import Progress, bar
+from edgeformer.formats.progress import SILENT, Progress, bar
 
 _MOST_ROWS, _MOST_CHARACTERS = 2048, 1_000_000
 """Of a piece: what is tokenized at once takes some hundred bytes a token."""
@@ -79,12 +79,14 @@ class Stream:
         settings: what decides, beside the sources, which texts and labels ``pairs`` gives.
         pairs: all texts with their class index, from the beginning.
         classes: how many there are.
+        check: refuses the set by its number of rows of each class, before it is tokenized.
     """
 
     sources: Sequence[Source]
     settings: Mapping[str, object]
     pairs: Callable[[], Iterator[tuple[str, int]]]
     classes: int
+    check: Callable[[Sequence[int]], None] = lambda counts: None
 
 
 class Streaming:
@@ -194,18 +196,19 @@ class Streaming:
 
     def _opened(self, folder: Path, key: str, encoder: Encoder[RowsT]) -> StoredRows[RowsT] | None:
         remove_leftovers(folder)
+        if not folder.exists():
+            return None
         try:
             return read_stored(folder, key, encoder.build)
-        except FileNotFoundError:
-            return None
         except (ArtifactError, OSError) as error:
-            self._progress.message(f"{error}: damaged token cache; made again")
+            self._progress.message(f"damaged token cache ({error}); made again")
             return None
 
     def _write(self, folder: Path, key: str, encoder: Encoder[Any], overlaps: OverlapCounter | None) -> None:
         survey = self._survey or _Survey(self._stream)
         for _ in survey.texts(self._progress):
             pass
+        self._stream.check(survey.labels.tolist())
         with (
             bar(self._progress, "Tokenizing the training set", survey.rows, "texts"),
             writing(folder) as writer,
@@ -236,6 +239,18 @@ class Streaming:
 
 
 _Texts = Mapping[str, Sequence[str]]
+
+
+def streamed_tokens(stream: Stream, tokenizer: Tokenizer, max_length: int) -> tuple[set[int], str]:
+    """All tokens that the texts are made of, each text cut to ``max_length`` tokens; the fingerprint of the set."""
+    survey = _Survey(stream)
+    for _ in survey.texts(SILENT):
+        pass
+    used: set[int] = set()
+    for texts, _ in _in_pieces(stream.pairs()):
+        survey.fingerprint.add_texts(texts)
+        used.update(encode_texts(tokenizer, texts, max_length)[0].ids.tolist())
+    return used, survey.fingerprint.hexdigest()
 
 
 class _Survey:

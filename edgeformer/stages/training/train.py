@@ -25,7 +25,7 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.machine.lock import locked
 from edgeformer.run import free_folder
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import free_bytes, predict_peak
+from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak
 from edgeformer.stages.training.metrics_log import MetricsLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import resolve_precision
@@ -179,6 +179,7 @@ def _memory(recipe: Recipe, options: TrainOptions, device_type: str, precision: 
     if options.ignore_memory:
         breakdown = predict_peak(recipe, device_kind=kind, precision=precision)
     else:
+        check_data_fits(recipe.data)
         breakdown = check_fits(recipe, device_kind=kind, precision=precision, free_bytes=free, what=what)
     return MemoryUse(device=device_type, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
 
