@@ -14,6 +14,7 @@ from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare
 from edgeformer.data.streaming import Streaming
 from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.data.trimming import trim_to_training
 from edgeformer.formats.claims import claiming
 from edgeformer.formats.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.formats.errors import DataError
@@ -291,6 +292,19 @@ def test_one_process_makes_it_and_the_others_wait_for_it(parts, tmp_path):
     other.join(timeout=60)
     assert len(found) == 1
     assert len([message for message in progress.messages if "is replacing it" in message]) == 1
+
+
+def test_a_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
+    config = classes(parts)
+    made = prepare(config, WORDPIECE, 400, tmp_path / "cache")
+    given = made.tokenizer, made.summary.fingerprints
+    (one, effect), (other, other_effect) = trim_to_training(config, *given), trim_to_training(streamed(config), *given)
+    assert np.array_equal(one.kept, other.kept) and len(one.kept) < 400
+    assert effect == other_effect
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"text": "one more", "label": 1}\n')
+    with pytest.raises(DataError, match="the train set is not the one of this model's training"):
+        trim_to_training(streamed(config), *given)
 
 
 @pytest.mark.parametrize("split", ["random-split", "glue-dev", "given"])
