@@ -28,20 +28,21 @@ def plan_batches(
     generator = np.random.default_rng((seed, epoch))
     order = generator.permutation(len(lengths)).astype(np.int64)
     if not bucketed:
-        return _cut(order, batch_size)
+        return cut(order, batch_size)
     batches: list[Int64s] = []
-    for window in _cut(order, batch_size * WINDOW_BATCHES):
-        batches.extend(_cut(window[np.argsort(lengths[window], kind="stable")], batch_size))
+    for window in cut(order, batch_size * WINDOW_BATCHES):
+        batches.extend(cut(window[np.argsort(lengths[window], kind="stable")], batch_size))
     return [batches[i] for i in generator.permutation(len(batches)).tolist()]
 
 
 def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64s]:
     """Row numbers of batches for evaluation, longest rows first: what needs most memory fails first."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").astype(np.int64)
-    return _cut(order, batch_size)
+    return cut(order, batch_size)
 
 
-def _cut(order: Int64s, size: int) -> list[Int64s]:
+def cut(order: Int64s, size: int) -> list[Int64s]:
+    """``order`` in pieces of ``size``, the last perhaps shorter. Raises ValueError for a size below 1."""
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, not {size}")
     return [order[start : start + size] for start in range(0, len(order), size)]
@@ -86,6 +87,14 @@ class TextRows:
         """Inputs per row, int64 [n]."""
         return np.diff(self.offsets) - 1
 
+    def sizes(self, numbers: Int64s) -> Int64s:
+        """Tokens of the rows ``numbers``, int64 [n]."""
+        return np.diff(self.offsets)[numbers]
+
+    def loaded(self, numbers: Int64s) -> tuple[TextRows, Int64s]:
+        """As of :class:`~edgeformer.data.encoding.TrainingRows`: all rows are in memory."""
+        return self, numbers
+
 
 def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
     """One row per paragraph: boundary, tokens, boundary; cut to ``sequence_length`` + 1 tokens.
@@ -108,27 +117,44 @@ def cut_paragraphs(encoded: Encoded, sequence_length: int) -> Int64s:
     return np.flatnonzero(encoded.lengths + 2 > sequence_length + 1).astype(np.int64)
 
 
-def packed_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
-    """boundary d₁ boundary d₂ … boundary in rows of ``sequence_length`` + 1 tokens; the last may be shorter.
+class Packer:
+    """Packs documents into rows, whatever pieces they come in: boundary d₁ boundary d₂ … boundary.
 
-    Rows overlap by one token, so that each token but the very first is predicted exactly once. A document that goes
-    on in the next row starts there at place 0 again: a row knows nothing of the one in front of it.
+    Rows have ``sequence_length`` + 1 tokens, the last may be shorter. They overlap by one token, so that each token but
+    the very first is predicted exactly once. A document that goes on in the next row starts there at place 0 again: a
+    row knows nothing of the one in front of it.
     """
-    paragraphs = len(encoded)
-    is_boundary = np.zeros(len(encoded.ids) + paragraphs + 1, dtype=bool)
-    is_boundary[encoded.offsets + np.arange(paragraphs + 1)] = True
-    stream = np.full(len(is_boundary), boundary, dtype=np.int32)
-    stream[~is_boundary] = encoded.ids
 
-    begins = np.arange(0, len(stream) - 1, sequence_length)
-    sizes = np.minimum(begins + sequence_length + 1, len(stream)) - begins
-    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    places = np.arange(offsets[-1])
-    source = places + np.repeat(begins - offsets[:-1], sizes)
-    first = is_boundary[source]
-    first[offsets[:-1]] = True
-    starts = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.int32)
-    return TextRows(stream[source], offsets, starts, len(stream) - 1, words, paragraphs, 0)
+    def __init__(self, boundary: int, sequence_length: int) -> None:
+        self._boundary, self._length = boundary, sequence_length
+        # What is in no row yet, from the token on that the next row begins with.
+        self._ids = np.array([boundary], dtype=np.int32)
+        self._is_boundary = np.ones(1, dtype=bool)
+
+    def rows(self, encoded: Encoded, words: int, *, last: bool) -> TextRows:
+        """The rows that are full with these documents, which have ``words`` words. ``last``: no more follow."""
+        is_boundary = np.zeros(len(encoded.ids) + len(encoded), dtype=bool)
+        is_boundary[encoded.offsets[1:] + np.arange(len(encoded))] = True
+        ids = np.full(len(is_boundary), self._boundary, dtype=np.int32)
+        ids[~is_boundary] = encoded.ids
+        ids, is_boundary = np.append(self._ids, ids), np.append(self._is_boundary, is_boundary)
+        end = len(ids) - 1 if last else (len(ids) - 1) // self._length * self._length
+        self._ids, self._is_boundary = ids[end:], is_boundary[end:]
+
+        begins = np.arange(0, end, self._length)
+        sizes = np.minimum(begins + self._length, end) + 1 - begins
+        offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        places = np.arange(offsets[-1])
+        source = places + np.repeat(begins - offsets[:-1], sizes)
+        first = is_boundary[source]
+        first[offsets[:-1]] = True
+        starts = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.int32)
+        return TextRows(ids[source], offsets, starts, end, words, len(encoded), 0)
+
+
+def packed_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
+    """All documents as :class:`Packer` packs them."""
+    return Packer(boundary, sequence_length).rows(encoded, words, last=True)
 
 
 def text_batch(

@@ -16,7 +16,7 @@ from typing import Generic, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
-from typing_extensions import TypeVar
+from typing_extensions import Self, TypeVar
 
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
@@ -47,6 +47,14 @@ class Encoded:
         """Tokens per row, int64 [n]."""
         return np.diff(self.offsets)
 
+    def sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows ``numbers``, int64 [n]."""
+        return self.lengths[numbers]
+
+    def loaded(self, numbers: NDArray[np.int64]) -> tuple[Self, NDArray[np.int64]]:
+        """As of :class:`TrainingRows`: all rows are in memory."""
+        return self, numbers
+
     def row(self, index: int) -> NDArray[np.int32]:
         """Token numbers of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
@@ -65,6 +73,22 @@ class Rows(Protocol):
 RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 
 
+class TrainingRows(Protocol[RowsT]):
+    """Encoded rows of the training set, wherever they are."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def truncated(self) -> int:
+        """Texts that were cut."""
+
+    def sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows ``numbers``, by which batches are sorted."""
+
+    def loaded(self, numbers: NDArray[np.int64]) -> tuple[RowsT, NDArray[np.int64]]:
+        """Rows in memory among which those of ``numbers`` are, and their numbers there."""
+
+
 @dataclass(frozen=True)
 class Prepared(Generic[RowsT]):
     """Everything that training needs to know of the data; the texts themselves are gone.
@@ -75,7 +99,7 @@ class Prepared(Generic[RowsT]):
 
     tokenizer: Tokenizer
     pad: int
-    train: RowsT
+    train: TrainingRows[RowsT]
     validation: RowsT
     tests: Mapping[str, RowsT]
     summary: DataSummary

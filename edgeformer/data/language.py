@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.batching import TextRows, cut_paragraphs, packed_rows, paragraph_rows
+from edgeformer.data.batching import Packer, TextRows, cut_paragraphs, packed_rows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import file_source, read
+from edgeformer.data.stored import Pieces
+from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import OverlapCount
 from edgeformer.formats.progress import SILENT, Progress, bar
-
-OVERLAP_WORDS = 10_000_000
-"""Training text up to this many words is compared with the other sets (on WikiText-2 that took 125 bytes a word)."""
 
 
 def prepare_text(
@@ -42,39 +41,104 @@ def prepare_text(
         DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    texts: dict[str, list[str]] = {}
-    with bar(progress, "Reading data", len(config.parts), "parts"):
-        for part in ("train", "validation", *_tests(config)):
-            texts[part] = _paragraphs(config, part)
-            progress.advance()
-    tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=texts["train"])
-    plain = PlainText(tokenizer)
+    train, texts = (_streamed if config.stream else _in_memory)(config, tokenizer_config, vocab_size, cache, progress)
+    plain = PlainText(train.tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
-    words, overlap = sum(len(text.split()) for text in texts["train"]), tuple[OverlapCount, ...]()
-    if words > OVERLAP_WORDS:
-        progress.message(
-            f"not compared for duplicates: {words:,} words of training text are more than {OVERLAP_WORDS:,}"
-        )
-    else:
-        others = {part: found for part, found in texts.items() if part != "train"}
-        overlap = count_overlaps(texts["train"], others, "the other sets", progress)
+    counted: dict[str, TrainingSet[TextRows] | TextRows] = {"train": train, **rows}
     return Prepared(
-        tokenizer=tokenizer,
+        tokenizer=train.tokenizer,
         pad=plain.boundary,  # the only special token
-        train=rows["train"],
+        train=train.rows,
         validation=rows["validation"],
         tests={part: rows[part] for part in _tests(config)},
         summary=summarise(
             config,
+            train,
             {part: LabelledTexts.unlabelled(found) for part, found in texts.items()},
             rows,
             split="given",
-            tokens={part: found.tokens for part, found in rows.items()},
-            words={part: found.words for part, found in rows.items()},
-            overlap=overlap,
+            tokens={part: found.tokens for part, found in counted.items()},
+            words={part: found.words for part, found in counted.items()},
         ),
     )
+
+
+def _other_parts(config: TextConfig, progress: Progress) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for part in ("validation", *_tests(config)):
+        texts[part] = list(_paragraphs(config, part))
+        progress.advance()
+    return texts
+
+
+def _in_memory(
+    config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
+) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
+    """The training set, and the texts of the others."""
+    with bar(progress, "Reading data", len(config.parts), "parts"):
+        train = list(_paragraphs(config, "train"))
+        progress.advance()
+        texts = _other_parts(config, progress)
+    tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
+    with bar(progress, "Tokenizing the training set", len(train), "paragraphs"):
+        rows = _rows(config, PlainText(tokenizer), train, cache, progress)
+    overlap = count_overlaps(train, texts, "the other sets", progress)
+    known = LabelledTexts.unlabelled(train).fingerprint()
+    return TrainingSet(tokenizer, rows, len(train), known, (), overlap, rows.tokens, rows.words), texts
+
+
+def _streamed(
+    config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
+) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
+    """As :func:`_in_memory`, with the training set on disk."""
+    with bar(progress, "Reading data", len(config.parts) - 1, "parts"):
+        texts = _other_parts(config, progress)
+
+    def load(tokenizer: TokenizerConfig, training_texts: Iterable[str] | None) -> Tokenizer:
+        return load_language_tokenizer(tokenizer, vocab_size=vocab_size, training_texts=training_texts)
+
+    decided_by = {"min_characters": config.min_characters, "first_n": config.first_n}
+    stream = Stream(
+        config.parts["train"], decided_by, lambda: ((text, 0) for text in _paragraphs(config, "train")), classes=0
+    )
+    streaming = Streaming(stream, cache, progress)
+    with streaming.alone():
+        tokenizer = streaming.tokenizer(tokenizer_config, load, {"language": True, "vocab_size": vocab_size})
+        encoder = _TextEncoder(config, PlainText(tokenizer))
+        cut_by = {"mode": config.mode, "sequence_length": config.sequence_length}
+        return streaming.training_set(tokenizer, encoder, cut_by, texts), texts
+
+
+class _TextEncoder:
+    """Makes rows of a language model's paragraphs."""
+
+    def __init__(self, config: TextConfig, plain: PlainText) -> None:
+        self._config, self._plain = config, plain
+        self._packer = Packer(plain.boundary, config.sequence_length)
+        self._counts = dict.fromkeys(("tokens", "words", "paragraphs", "truncated"), 0)
+
+    def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
+        """A row for each paragraph, or the packed rows that are full."""
+        if self._config.mode == "packed":
+            encoded = self._plain.encode_all(texts, None)
+            rows = self._packer.rows(encoded, _all_words(texts), last=last)
+        else:
+            rows = _rows(self._config, self._plain, texts, None)
+        for name in self._counts:
+            self._counts[name] += getattr(rows, name)
+        starts = {} if rows.starts is None else {"starts": rows.starts}
+        return {"ids": rows.ids, "offsets": rows.offsets, **starts}
+
+    def facts(self) -> dict[str, int]:
+        """Tokens, words, paragraphs, and how many of these were cut."""
+        return self._counts
+
+    def build(self, pieces: Pieces) -> TextRows:
+        """Some rows in memory."""
+        ids, offsets = pieces["ids"].astype(np.int32), pieces["offsets"].astype(np.int64)
+        starts = pieces["starts"].astype(np.int32) if "starts" in pieces else None
+        return TextRows(ids, offsets, starts, len(ids) - len(offsets) + 1, 0, 0, 0)
 
 
 def prepare_text_set(
@@ -98,7 +162,7 @@ def prepare_text_set(
     if name == "train" or name not in config.parts:
         known = ", ".join(dict.fromkeys(("test", "validation", *tests)))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
-    texts = _paragraphs(config, name)
+    texts = list(_paragraphs(config, name))
     if trained_on and name in trained_on and LabelledTexts.unlabelled(texts).fingerprint() != trained_on[name]:
         raise DataError(
             f"data.parts.{name}: the text is not the one of this model's training; it changed since. Restore it, or "
@@ -121,7 +185,7 @@ def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> Te
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
-    texts = _long_enough(config, (file_source(path, labelled=False),), str(path))
+    texts = list(_long_enough(config, (file_source(path, labelled=False),), str(path)))
     return _rows(config, PlainText(tokenizer), texts, None)
 
 
@@ -129,40 +193,41 @@ def _tests(config: TextConfig) -> tuple[str, ...]:
     return tuple(part for part in config.parts if part not in ("train", "validation"))
 
 
-def _paragraphs(config: TextConfig, part: str) -> list[str]:
+def _paragraphs(config: TextConfig, part: str) -> Iterator[str]:
     """The stripped paragraphs of a part that are long enough; first_n of them for training. Raises DataError."""
     first_n = config.first_n if part == "train" else None
     return _long_enough(config, config.parts[part], f"data.parts.{part}", first_n)
 
 
-def _long_enough(config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None) -> list[str]:
+def _long_enough(
+    config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None
+) -> Iterator[str]:
     """The first stripped texts with more than min_characters characters. Raises DataError where there is none."""
     no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
     plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
-    seen = 0
-    texts: list[str] = []
+    seen = found = 0
     for row in itertools.chain.from_iterable(map(read, plain)):
         seen += 1
         text = row.text.strip()
         if len(text) > config.min_characters:
-            texts.append(text)
-        if len(texts) == first_n:
+            found += 1
+            yield text
+        if found == first_n:
             break
-    if not texts:
+    if not found:
         raise DataError(
             f"{where}: none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer "
             "ones (a text file has one paragraph per line), or lower data.min_characters"
         )
-    return texts
 
 
 def _rows(
     config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT
 ) -> TextRows:
     encoded = plain.encode_all(texts, cache, progress)
-    words = [len(text.split()) + 1 for text in texts]
     if config.mode == "packed":
-        return packed_rows(encoded, sum(words), plain.boundary, config.sequence_length)
+        return packed_rows(encoded, _all_words(texts), plain.boundary, config.sequence_length)
+    words = [len(text.split()) + 1 for text in texts]
     for index in cut_paragraphs(encoded, config.sequence_length).tolist():
         # Only the words that the tokens in front of the cut spell in full; the paragraph's end is not among them.
         text = texts[index]
@@ -170,3 +235,8 @@ def _rows(
         torn = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
         words[index] = len(text[:end].split()) - torn
     return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
+
+
+def _all_words(texts: Sequence[str]) -> int:
+    """Words of whole paragraphs, and one for the end of each."""
+    return sum(len(text.split()) + 1 for text in texts)

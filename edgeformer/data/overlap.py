@@ -21,6 +21,10 @@ from edgeformer.formats.progress import Progress, bar
 Int64s = NDArray[np.int64]
 _ANCHOR_WORDS = 3
 _CHUNK = 2_000_000
+_COMPARED_CHARACTERS = 2_000_000
+"""Of training texts that are compared at once."""
+_ELSEWHERE = -1
+"""The number of every word that no other set has."""
 MIN_WORDS = 3
 """A training text inside a test text counts from this many words on: "the film" in a review is no leak."""
 
@@ -47,10 +51,14 @@ def number_words(texts: Iterable[str], numbers: dict[str, int]) -> WordTexts:
     Args:
         numbers: word → its number; words that are new get the next ones.
     """
+    return _flat([numbers.setdefault(word, len(numbers)) for word in text.split()] for text in texts)
+
+
+def _flat(texts: Iterable[list[int]]) -> WordTexts:
     flat: list[int] = []
     starts = [0]
-    for text in texts:
-        flat.extend([numbers.setdefault(word, len(numbers)) for word in text.split()])
+    for words in texts:
+        flat.extend(words)
         starts.append(len(flat))
     return WordTexts(np.array(flat, dtype=np.int64), np.array(starts, dtype=np.int64))
 
@@ -150,34 +158,76 @@ def _equal(needles: WordTexts, chosen: Int64s, haystacks: WordTexts, begins: Int
     return np.concatenate(done)
 
 
-def count_overlaps(
-    train: Sequence[str], others: Mapping[str, Sequence[str]], called: str, progress: Progress
-) -> tuple[OverlapCount, ...]:
-    """Count texts that training has seen, all of them cleaned: equal ones, and further ones that overlap.
+class OverlapCounter:
+    """Counts texts that training has seen, all of them cleaned: equal ones, and further ones that overlap.
 
     A further one is a text of any length inside a training text, word for word and in a row, or a text around a
-    training text of three words or more. Every row counts at most once.
+    training text of three words or more. Every row counts at most once. Only the texts of the other sets, and some of
+    the training texts, are in memory at once.
+
+    Args:
+        others: set → its texts.
+    """
+
+    def __init__(self, others: Mapping[str, Sequence[str]]) -> None:
+        numbers: dict[str, int] = {}
+        self._sets = {
+            name: np.array([numbers.setdefault(clean(text), len(numbers)) for text in texts], dtype=np.int64)
+            for name, texts in others.items()
+        }
+        self._numbers = numbers
+        self._words: dict[str, int] = {}
+        self._numbered = number_words(numbers, self._words)
+        self._equal, self._touched = (np.zeros(len(numbers), dtype=bool) for _ in range(2))
+        self._waiting: dict[str, None] = {}
+        self._characters = 0
+
+    def add(self, training: Iterable[str]) -> None:
+        """Compare with more training texts."""
+        for text in training:
+            cleaned = clean(text)
+            self._waiting[cleaned] = None
+            self._characters += len(cleaned)
+            if self._characters > _COMPARED_CHARACTERS:
+                self._compare()
+
+    def _compare(self) -> None:
+        texts, self._waiting, self._characters = self._waiting, {}, 0
+        self._equal[[self._numbers[text] for text in texts if text in self._numbers]] = True
+        words = [[self._words.get(word, _ELSEWHERE) for word in text.split()] for text in texts]
+        inside, _ = contained_pairs(self._numbered, _flat(words))
+        self._touched[inside] = True
+        long = [found for found in words if len(found) >= MIN_WORDS and _ELSEWHERE not in found]
+        _, around = contained_pairs(_flat(long), self._numbered)
+        self._touched[around] = True
+
+    def counts(self) -> tuple[OverlapCount, ...]:
+        """For each of the other sets, after all training texts."""
+        self._compare()
+        further = self._touched & ~self._equal
+        return tuple(
+            OverlapCount(
+                test_set=name,
+                test_rows=len(texts),
+                duplicates=int(self._equal[texts].sum()),
+                contained=int(further[texts].sum()),
+            )
+            for name, texts in self._sets.items()
+        )
+
+
+def count_overlaps(
+    train: Iterable[str], others: Mapping[str, Sequence[str]], called: str, progress: Progress
+) -> tuple[OverlapCount, ...]:
+    """As :class:`OverlapCounter` counts.
 
     Args:
         others: set → its texts.
         called: what the sets are called together, for the bar.
     """
-    overlap = []
-    with bar(progress, f"Comparing {called} with the training set", len(others), "sets"):
-        seen = dict.fromkeys(clean(text) for text in train)
-        numbers: dict[str, int] = {}
-        whole = number_words(seen, numbers)
-        long = number_words((text for text in seen if text.count(" ") >= MIN_WORDS - 1), numbers)
-        for name, texts in others.items():
-            cleaned = [clean(text) for text in texts]
-            further = list(dict.fromkeys(text for text in cleaned if text not in seen))
-            numbered = number_words(further, numbers)
-            inside, _ = contained_pairs(numbered, whole)
-            _, around = contained_pairs(long, numbered)
-            touched = {further[index] for index in np.union1d(inside, around).tolist()}
-            duplicates, contained = (sum(text in found for text in cleaned) for found in (seen, touched))
-            overlap.append(
-                OverlapCount(test_set=name, test_rows=len(texts), duplicates=duplicates, contained=contained)
-            )
+    with bar(progress, f"Comparing {called} with the training set", None, "texts"):
+        counter = OverlapCounter(others)
+        for text in train:
+            counter.add((text,))
             progress.advance()
-    return tuple(overlap)
+        return counter.counts()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.encoding import Encoded, Prepared, encode
+from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.rows import LabelledTexts, label_rows
+from edgeformer.data.rows import LabelledTexts, label_rows, labelled
 from edgeformer.data.sources import file_source, load_part, load_parts, read
-from edgeformer.data.splits import draw, set_parts, split
+from edgeformer.data.splits import check_classes, draw, set_parts, split
+from edgeformer.data.stored import Pieces
+from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
@@ -36,46 +39,123 @@ def prepare(
         DataError: anything about files, rows, labels, splits or the tokenizer.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    with bar(progress, "Reading data", None, "parts"):
-        sets = split(data, load_parts(data))
-    training_texts = sets["train"].texts
-    tokenizer = load_tokenizer(
-        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=training_texts
-    )
+    train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
+    tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
-    tests = list(sets)[2:]
-    overlap = count_overlaps(training_texts, {name: sets[name].texts for name in tests}, "test sets", progress)
-    counts = {name: np.bincount(texts.labels, minlength=len(data.labels)).tolist() for name, texts in sets.items()}
-    labelled = {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
+    counts = {"train": train.labels} | {
+        name: np.bincount(texts.labels, minlength=len(data.labels)).tolist() for name, texts in sets.items()
+    }
+    label_counts = {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
-        train=encoded["train"],
+        train=train.rows,
         validation=encoded["validation"],
-        tests={name: encoded[name] for name in tests},
-        summary=summarise(data, sets, encoded, split=data.split, label_rows=labelled, overlap=overlap),
+        tests={name: encoded[name] for name in _tests(sets)},
+        summary=summarise(data, train, sets, encoded, split=data.split, label_rows=label_counts),
     )
 
 
+def _tests(sets: Iterable[str]) -> list[str]:
+    return [name for name in sets if name not in ("train", "validation")]
+
+
+def _in_memory(
+    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
+) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
+    """The training set, and the texts of the others."""
+    with bar(progress, "Reading data", None, "parts"):
+        sets = split(data, load_parts(data))
+    train = sets.pop("train")
+    tokenizer = load_tokenizer(
+        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=train.texts
+    )
+    with bar(progress, "Tokenizing the training set", len(train), "rows"):
+        rows = encode(train, tokenizer, data.max_length, cache, progress)
+    overlap = count_overlaps(train.texts, {name: sets[name].texts for name in _tests(sets)}, "test sets", progress)
+    labels = np.bincount(train.labels, minlength=len(data.labels)).tolist()
+    return TrainingSet(tokenizer, rows, len(train), train.fingerprint(), labels, overlap), sets
+
+
+def _streamed(
+    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
+) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
+    """As :func:`_in_memory`, with the training set on disk."""
+    names = [name for name in set_parts(data) if name != "train"]
+    with bar(progress, "Reading data", None, "parts"):
+        sets = draw(data, names, {part: load_part(data, part) for part in data.parts if part != "train"})
+
+    def load(config: TokenizerConfig, texts: Iterable[str] | None) -> Tokenizer:
+        return load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=texts)
+
+    streaming = Streaming(class_stream(data), cache, progress)
+    with streaming.alone():
+        trained_by = {"cleaning": data.cleaning, "vocab_size": vocab_size}
+        tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
+        others = {name: sets[name].texts for name in _tests(sets)}
+        encoder = ClassEncoder(tokenizer, data.max_length)
+        return streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others), sets
+
+
+def class_stream(data: DataConfig) -> Stream:
+    """The part ``train`` of a classifier's data, to be read piece by piece."""
+    sources = data.parts["train"]
+
+    def pairs() -> Iterator[tuple[str, int]]:
+        return labelled((row for source in sources for row in read(source, data.labels)), data.labels)
+
+    return Stream(sources, {"labels": data.labels}, pairs, len(data.labels), partial(check_classes, data))
+
+
+class ClassEncoder:
+    """Makes rows of a classifier's texts, each of at most ``max_length`` tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        self._tokenizer, self._max_length = tokenizer, max_length
+        self._truncated = 0
+
+    def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
+        """One row for each text."""
+        encoded, _ = encode_texts(self._tokenizer, texts, self._max_length)
+        self._truncated += encoded.truncated
+        return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
+
+    def facts(self) -> dict[str, int]:
+        """Rows that were cut."""
+        return {"truncated": self._truncated}
+
+    def build(self, pieces: Pieces) -> Encoded:
+        """Some rows in memory."""
+        ids, offsets, labels = (pieces[name] for name in ("ids", "offsets", "labels"))
+        return Encoded(ids.astype(np.int32), offsets.astype(np.int64), labels.astype(np.int64), 0)
+
+
 def summarise(
-    config: DataSection, texts: Mapping[str, LabelledTexts], rows: Mapping[str, Any], **facts: Any
+    config: DataSection,
+    train: TrainingSet[Any],
+    texts: Mapping[str, LabelledTexts],
+    rows: Mapping[str, TrainingRows[Any]],
+    **facts: Any,
 ) -> DataSummary:
     """What a run was trained and tested on.
 
     Args:
-        texts: every set, in order.
-        rows: the same sets encoded: Encoded or TextRows.
+        texts: every other set, in order.
+        rows: these sets encoded.
         facts: the summary's other fields.
     """
-    fingerprints = {name: found.fingerprint() for name, found in texts.items()}
-    lines = (f"{name} {len(found)} {fingerprints[name]}\n" for name, found in texts.items())
+    fingerprints = {"train": train.fingerprint} | {name: found.fingerprint() for name, found in texts.items()}
+    counts = {"train": train.texts} | {name: len(found) for name, found in texts.items()}
+    encoded: dict[str, TrainingRows[Any]] = {"train": train.rows, **rows}
+    lines = (f"{name} {counts[name]} {found}\n" for name, found in fingerprints.items())
     return DataSummary(
         synthetic=config.synthetic,
-        rows={name: len(found) for name, found in rows.items()},
+        rows={name: len(found) for name, found in encoded.items()},
         fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(),
         fingerprints=fingerprints,
-        truncated_rows={name: found.truncated for name, found in rows.items()},
+        truncated_rows={name: found.truncated for name, found in encoded.items()},
+        overlap=train.overlap,
         **facts,
     )
 

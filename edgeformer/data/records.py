@@ -98,16 +98,29 @@ def hub_records(source: HubSource, labels: Sequence[str]) -> Iterator[Record]:
         DataError: not found, offline, no such config or split.
         MissingDependencyError: ``datasets`` is not installed.
     """
-    where = f"hub data set {source.name}" + (f" ({source.config})" if source.config else "")
+    rows = _hub_rows(source)
+    yield from _with_class_names(rows, f"{_called(source)}, split {source.split}", labels)
+
+
+def hub_fingerprint(source: HubSource) -> str:
+    """What the library calls the data that :func:`hub_records` would read. Raises as that does."""
+    return str(_hub_rows(source)._fingerprint)
+
+
+def _called(source: HubSource) -> str:
+    return f"hub data set {source.name}" + (f" ({source.config})" if source.config else "")
+
+
+def _hub_rows(source: HubSource) -> Any:
+    where = _called(source)
     library = _datasets(where)
     try:
-        rows = library.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
+        return library.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises a different type for each of its many ways to fail
         raise DataError(
             f"{where}, split {source.split!r}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
             "name, config and split, or give local files instead: --data DIR, or a source of kind: file"
         ) from None
-    yield from _with_class_names(rows, f"{where}, split {source.split}", labels)
 
 
 def first_line(error: Exception) -> str:

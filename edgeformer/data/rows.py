@@ -123,12 +123,32 @@ class LabelledTexts:
 
     def fingerprint(self) -> str:
         """sha256 over texts and labels, in order."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
-        for text in self.texts:
-            content = text.encode("utf-8")
-            digest.update(len(content).to_bytes(8, "little"))
-            digest.update(content)
+        digest = Fingerprint()
+        digest.add_labels(self.labels)
+        digest.add_texts(self.texts)
         return digest.hexdigest()
+
+
+class Fingerprint:
+    """sha256 over the labels, and then the texts, of a set: all labels first, each kind in any number of pieces."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add_labels(self, labels: Sequence[int] | NDArray[np.int64]) -> None:
+        """Of the next rows, as indices."""
+        self._digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
+
+    def add_texts(self, texts: Iterable[str]) -> None:
+        """Of the next rows."""
+        for text in texts:
+            content = text.encode("utf-8")
+            self._digest.update(len(content).to_bytes(8, "little"))
+            self._digest.update(content)
+
+    def hexdigest(self) -> str:
+        """Of what was added so far."""
+        return self._digest.hexdigest()
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
@@ -139,9 +159,14 @@ def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     Raises:
         DataError: a label that is neither, or a row without one.
     """
-    by_name = {name: index for index, name in enumerate(labels)}
-    found = [(row.text, _index(row, by_name)) for row in rows]
+    found = list(labelled(rows, labels))
     return LabelledTexts([text for text, _ in found], np.array([index for _, index in found], dtype=np.int64))
+
+
+def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Each row's text and class index, as :func:`label_rows` finds them. Raises DataError."""
+    by_name = {name: index for index, name in enumerate(labels)}
+    return ((row.text, _index(row, by_name)) for row in rows)
 
 
 def _shown(name: str) -> str:

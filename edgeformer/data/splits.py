@@ -47,14 +47,19 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
         DataError: an empty set, fewer than 10 rows to train on, or training rows of one class only.
     """
     sets = draw(config, tuple(set_parts(config)), parts)
-    present = np.unique(sets["train"].labels)
+    check_classes(config, np.bincount(sets["train"].labels, minlength=len(config.labels)).tolist())
+    return sets
+
+
+def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
+    """Raise DataError where the training set, which has ``counts`` rows of each label, has one class only."""
+    present = np.flatnonzero(counts)
     if len(present) < 2:
         raise DataError(
-            f"the training set has one class only: all {len(sets['train'])} rows are labelled "
+            f"the training set has one class only: all {sum(counts)} rows are labelled "
             f"{config.labels[int(present[0])]!r}; it needs rows of at least two of data.labels "
             f"({', '.join(config.labels)})"
         )
-    return sets
 
 
 def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:

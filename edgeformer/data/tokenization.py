@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ class SpecialIds:
 
 
 def load_tokenizer(
-    config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: list[str] | None
+    config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
     """Load or train the tokenizer of a classifier's recipe.
 
@@ -66,7 +66,9 @@ def load_tokenizer(
     return tokenizer
 
 
-def load_language_tokenizer(config: TokenizerConfig, *, vocab_size: int, training_texts: list[str] | None) -> Tokenizer:
+def load_language_tokenizer(
+    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
+) -> Tokenizer:
     """Load or train the tokenizer of a language model's recipe.
 
     Args:
@@ -82,7 +84,7 @@ def load_language_tokenizer(config: TokenizerConfig, *, vocab_size: int, trainin
             "text that it was trained on; set tokenizer.algorithm: bpe"
         )
 
-    def train(algorithm: str, size: int, texts: list[str]) -> Tokenizer:
+    def train(algorithm: str, size: int, texts: Iterable[str]) -> Tokenizer:
         return train_language_tokenizer(size, texts)
 
     tokenizer, name = _load(config, vocab_size, training_texts, train)
@@ -93,8 +95,8 @@ def load_language_tokenizer(config: TokenizerConfig, *, vocab_size: int, trainin
 def _load(
     config: TokenizerConfig,
     vocab_size: int,
-    training_texts: list[str] | None,
-    train: Callable[[str, int, list[str]], Tokenizer],
+    training_texts: Iterable[str] | None,
+    train: Callable[[str, int, Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, str]:
     """A tokenizer of the model's size, and what to call it in messages.
 

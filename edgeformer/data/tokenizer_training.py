@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -19,7 +19,7 @@ _FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule o
 
 
 def train_tokenizer(
-    algorithm: str, vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]
+    algorithm: str, vocab_size: int, texts: Iterable[str], front: Sequence[normalizers.Normalizer]
 ) -> Tokenizer:
     """A WordPiece or byte-level BPE tokenizer with [CLS] text [SEP]; at most ``vocab_size`` tokens.
 
@@ -46,14 +46,14 @@ def train_tokenizer(
     return tokenizer
 
 
-def train_language_tokenizer(vocab_size: int, texts: Sequence[str]) -> Tokenizer:
+def train_language_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     """A byte-level BPE tokenizer that gives back every text exactly; its one special token is ``BOUNDARY``."""
     return _byte_level(vocab_size, texts, [BOUNDARY], (), add_prefix_space=False)
 
 
 def _byte_level(
     vocab_size: int,
-    texts: Sequence[str],
+    texts: Iterable[str],
     special_tokens: list[str],
     front: Sequence[normalizers.Normalizer],
     *,
@@ -65,7 +65,7 @@ def _byte_level(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = _trainer(vocab_size, special_tokens, pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
@@ -75,7 +75,7 @@ def _trainer(vocab_size: int, special_tokens: list[str], alphabet: list[str]) ->
     )
 
 
-def _wordpiece(vocab_size: int, texts: Sequence[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
+def _wordpiece(vocab_size: int, texts: Iterable[str], front: Sequence[normalizers.Normalizer]) -> Tokenizer:
     normalizer = normalizers.Sequence(
         [*front, normalizers.BertNormalizer(lowercase=True, strip_accents=None, handle_chinese_chars=True)]
     )

@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from edgeformer.data.encoding import Encoded, encode
+from edgeformer.data.prepare import class_stream
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import load_parts
-from edgeformer.data.splits import split
+from edgeformer.data.sources import load_part, load_parts
+from edgeformer.data.splits import draw, split
+from edgeformer.data.streaming import streamed_tokens
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.manifest import Vocabulary
@@ -49,16 +51,23 @@ def trim_to_training(
     Raises:
         DataError: the data cannot be read, or is not what the run was trained on; a tokenizer that cannot be trimmed.
     """
-    sets = split(config, load_parts(config))
-    for name in ("train", "validation"):
-        if trained_on and name in trained_on and sets[name].fingerprint() != trained_on[name]:
+    if config.stream:
+        used, known = streamed_tokens(class_stream(config), tokenizer, config.max_length)
+        validation = draw(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
+    else:
+        sets = split(config, load_parts(config))
+        train, validation = sets["train"], sets["validation"]
+        used = set(np.unique(encode(train, tokenizer, config.max_length).ids).tolist())
+        known = train.fingerprint()
+    found = {"train": known, "validation": validation.fingerprint()}
+    for name, fingerprint in found.items():
+        if trained_on and name in trained_on and fingerprint != trained_on[name]:
             raise DataError(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    used = encode(sets["train"], tokenizer, config.max_length).ids
-    trimmed = trim_tokenizer(tokenizer, np.unique(used).tolist())
-    return trimmed, trim_effect(tokenizer, trimmed, sets["validation"], config.max_length)
+    trimmed = trim_tokenizer(tokenizer, used)
+    return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
 
 
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:

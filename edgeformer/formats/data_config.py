@@ -86,6 +86,11 @@ class DataSection(Recognised):
     """What every task's ``data`` has."""
 
     parts: Parts
+    stream: bool = Field(
+        False,
+        description="keep the training set on disk, as tokens, and read each batch from there: for one that is too "
+        "large for memory; the other sets stay in memory",
+    )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
     """The key that says how many tokens the model reads at once."""
@@ -141,6 +146,18 @@ class DataConfig(DataSection):
         missing = [part for part in needs if part not in self.parts]
         if missing:
             raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_whole_parts(self) -> Self:
+        whole = self.split == "sst-test" or (self.split == "given" and "validation" in self.parts)
+        if self.stream and not whole:
+            raise ValueError(
+                f"stream: true reads the part train as a whole, and split {self.split!r} would draw "
+                f"{'the validation set' if self.split != 'random-split' else 'validation and test sets'} from its "
+                "texts, for which all of them must be in memory; use split: given with the parts train, validation "
+                "and test"
+            )
         return self
 
 

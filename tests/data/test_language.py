@@ -228,16 +228,6 @@ def test_a_file_of_ones_own(tmp_path):
         encode_text_file(tmp_path / "b.txt", made.data, tokenizer)
 
 
-def test_too_much_text_is_not_compared_and_that_is_said(tmp_path, monkeypatch):
-    from edgeformer.data import language
-
-    monkeypatch.setattr(language, "OVERLAP_WORDS", 100)
-    progress = Recorder()
-    summary = prepared(recipe(parts_of(tmp_path)), tmp_path / "cache", progress).summary
-    assert summary.overlap == ()
-    assert any("not compared for duplicates" in message for message in progress.messages)
-
-
 def config(**parts) -> TextConfig:
     hub = {"kind": "hub", "name": "Salesforce/wikitext"}
     given = {part: [source or hub] for part, source in parts.items()}

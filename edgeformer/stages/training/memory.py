@@ -17,8 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgeformer.families import family_of
 from edgeformer.families.network import Place, run_scorer
+from edgeformer.formats.data_config import DataSection
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.report import MemoryBreakdown
+from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory_ledger import (
     Event,
     Kind,
@@ -190,6 +193,40 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
     if limited is not None and limited < free:
         return limited, "left in this process's memory limit (cgroup) now"
     return free, what
+
+
+_HELD_PER_BYTE = 2
+"""Bytes that a byte of a file takes at least once its part is in memory: text and tokens. Measured with
+benchmarks/stream_memory.py --in-memory: 2.2 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language
+model's."""
+
+
+def check_data_fits(data: DataSection) -> None:
+    """Refuse files that memory cannot hold, before they are read. A training set that is streamed needs none.
+
+    Raises:
+        InputError: with what they would take, and what to do.
+    """
+    some = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
+    paths = [
+        Path(source.path)
+        for part, sources in data.parts.items()
+        for source in sources
+        if source.kind == "file" and part not in some
+    ]
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    free, what = free_bytes("cpu")
+    if size * _HELD_PER_BYTE <= free:
+        return
+    remedy = (
+        "make the sets besides train smaller: only train is streamed"
+        if data.stream
+        else "set data.stream: true (--set data.stream=true), which keeps the training set on disk"
+    )
+    raise InputError(
+        f"data.parts: {format_bytes(size)} of files take at least {format_bytes(size * _HELD_PER_BYTE)} in memory, and "
+        f"{format_bytes(free)} are {what}; {remedy}, or train anyway with --ignore-memory"
+    )
 
 
 def group_free_bytes(groups: Path, membership: Path) -> int | None:

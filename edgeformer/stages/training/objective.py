@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgeformer.data.batching import ordered_batches, plan_batches
+from edgeformer.data.long_plan import LongPlan
 from edgeformer.families import family_of
 from edgeformer.families.network import Batch, Losses, Place, run_scorer
 from edgeformer.formats.errors import InputError
@@ -60,15 +61,19 @@ class Objective:
         """Another model of the same kind, with other weights."""
         return self.family.network.build(self.recipe, self._place)[0]
 
-    def steps(self, epoch: int) -> list[NDArray[np.int64]]:
+    def steps(self, epoch: int) -> Sequence[NDArray[np.int64]]:
         """Row numbers of each optimizer step: a function of seed and epoch alone, so a resumed run sees the same."""
-        training, lengths, seed = self.recipe.training, self.prepared.train.lengths, self.recipe.seed
-        bucketed = training.batching == "bucketed"
-        return plan_batches(lengths, training.effective_batch, seed=seed, epoch=epoch, bucketed=bucketed)
+        training, rows, seed = self.recipe.training, self.prepared.train, self.recipe.seed
+        size, bucketed = training.effective_batch, training.batching == "bucketed"
+        if self.recipe.data.stream:
+            return LongPlan(rows, size, seed=seed, epoch=epoch, bucketed=bucketed)
+        sizes = rows.sizes(np.arange(len(rows)))
+        return plan_batches(sizes, size, seed=seed, epoch=epoch, bucketed=bucketed)
 
-    def batch(self, rows: NDArray[np.integer], device: torch.device) -> tuple[Batch, int]:
+    def batch(self, rows: NDArray[np.int64], device: torch.device) -> tuple[Batch, int]:
         """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss."""
-        arrays = self.task.batch(self.prepared.train, rows, self.prepared.pad, pad_to=self._pad_to)
+        loaded, numbers = self.prepared.train.loaded(rows)
+        arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
         return _as_tensors(arrays, device), self.task.weight(arrays)
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:

@@ -23,7 +23,7 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.machine.lock import locked
 from edgeformer.run import free_folder
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import free_bytes, predict_peak, share_of
+from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak, share_of
 from edgeformer.stages.training.metrics_log import MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.plan import check_fits, context_of
@@ -207,6 +207,7 @@ def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> Memo
     if options.ignore_memory:
         breakdown = predict_peak(share, device_kind=kind, precision=precision, shards=shards)
     else:
+        check_data_fits(recipe.data)
         breakdown = check_fits(share, device_kind=kind, precision=precision, free_bytes=free, what=what, shards=shards)
     return MemoryUse(device=kind, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
 
