@@ -16,7 +16,6 @@ from typing_extensions import Self
 
 from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.formats.bundle_files import BundleFiles
-from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
@@ -29,6 +28,7 @@ from edgeformer.formats.workspace import (
     TOKENIZER_FILE,
     read_manifest,
 )
+from edgeformer.machine.leftovers import restore_folder
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:

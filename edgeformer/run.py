@@ -16,11 +16,11 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
-from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.manifest import RunManifest
+from edgeformer.machine.leftovers import restore_folder
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 

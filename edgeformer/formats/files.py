@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole.
 
-    A process that is killed between the two renames leaves it aside: :mod:`edgeformer.formats.claims` puts it back.
+    A process that is killed between the two renames leaves it aside: the next one puts it back.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))

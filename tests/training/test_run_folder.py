@@ -141,6 +141,12 @@ def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: Classi
     assert hidden == [others[0]] and others[1].is_dir()
 
 
+def test_what_a_killed_start_left_is_removed_by_the_next_one(tmp_path: Path, recipe: ClassificationRecipe) -> None:
+    (tmp_path / ".new-run.abc" / "run").mkdir(parents=True)
+    train(recipe, TrainOptions(tmp_path, name="run", max_steps=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run"]
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signals_end_a_training_that_goes_on_later(tmp_path: Path, recipe: ClassificationRecipe, name: str) -> None:
     if not hasattr(signal, name):

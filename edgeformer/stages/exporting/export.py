@@ -13,13 +13,14 @@ from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER, Target
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.families.tracing import Graphs
-from edgeformer.formats.claims import claiming, remove_leftovers
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, write_json
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.machine.leftovers import remove_leftovers
+from edgeformer.machine.lock import claiming
 from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import (
     TrimmedSubject,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +23,7 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.machine.leftovers import temporary_folder
 from edgeformer.run import free_folder, read_run, run_folders
 from edgeformer.stages.training.checkpoints import Checkpoints, remove
 from edgeformer.stages.training.loop import TrainingLoop
@@ -100,10 +100,10 @@ class RunRecord:
         It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
         """
         artifacts.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-run.", dir=artifacts) as around:
+        with temporary_folder(artifacts, ".new-run.") as around:
             while True:
                 folder = free_folder(artifacts, name, self._recipe.name)
-                beginning = Path(around) / folder.name
+                beginning = around / folder.name
                 beginning.mkdir()
                 self._begin(beginning, precision, memory)
                 try:
