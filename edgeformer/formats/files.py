@@ -91,8 +91,13 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: BaseModel | dict[str, object]) -> None:
     """Write a manifest (or a plain document) as indented JSON atomically."""
+    write_text(path, as_json(value))
+
+
+def as_json(value: BaseModel | dict[str, object]) -> str:
+    """The text of a JSON file that people read, too."""
     document = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sha256_of(path: Path) -> str:
