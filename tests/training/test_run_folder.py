@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -190,7 +192,33 @@ def test_nobody_reads_the_progress_any_more(tmp_path: Path, recipe: Classificati
     assert progress.said == 0
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+def test_tensorboards_files_that_cannot_be_written_end_no_training(
+    tmp_path: Path, recipe: ClassificationRecipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its thread has failed by the time that it is asked for more."""
+
+    class Replaces(At):
+        said: ClassVar[list[str]] = []
+
+        def happen(self) -> None:
+            shutil.rmtree(tmp_path / "run" / "tensorboard")
+            (tmp_path / "run" / "tensorboard").write_bytes(b"")
+
+        def message(self, text: str) -> None:
+            self.said.append(text)
+
+    before = threading.excepthook
+    run = train(
+        load_recipe("quickstart", [*TINY, "training.log_every=1"]), TrainOptions(tmp_path, name="run"), Replaces(1)
+    )
+    assert read_run(run).status == "finished"
+    assert [text for text in Replaces.said if "TensorBoard" in text] == [
+        f"{run}: TensorBoard's files cannot be written (Not a directory); metrics.jsonl has the same numbers"
+    ]
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is before
+
+
 def test_a_removed_folder_is_said_and_does_not_come_back(tmp_path: Path, recipe: ClassificationRecipe) -> None:
     class Removes(At):
         def happen(self) -> None:

@@ -89,7 +89,7 @@ def _run(
     """Train to the end, and write down how it ended."""
     folder = record.folder
     try:
-        with signals.deferred() as stop, closing(MetricsLog(folder, loop.position)) as log:
+        with signals.deferred() as stop, closing(MetricsLog(folder, loop.position, progress.message)) as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
