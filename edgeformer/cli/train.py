@@ -79,6 +79,7 @@ def command(
         from edgeformer.stages.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory)
     folder = train(resolved, options, progress)
+    from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run
@@ -91,7 +92,7 @@ def command(
     console = stdout()
     console.print(run_table(manifest))
     console.print(f"run            {folder}", soft_wrap=True, markup=False)
-    console.print(f"learning curve {curve}", soft_wrap=True, markup=False)
+    console.print(f"learning curve {curve or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if manifest.leaks else ""
     console.print(f"next           edgeformer export --fp16{leak}")
 
