@@ -60,10 +60,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
-    locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
-    for name in {*locks, *(left.name for left in parent.glob(f"{prefix}*"))}:
-        with suppress(LockedError), claiming(parent / name):
-            shutil.rmtree(parent / name, ignore_errors=True)
+    remove_abandoned(parent, prefix)
     path = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
     with claiming(path):  # before it is there: nobody can take it for a dead process's
         try:
@@ -71,6 +68,14 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove what killed processes left of :func:`temporary_folder`; what a living one has stays."""
+    locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
+    for name in {*locks, *(left.name for left in parent.glob(f"{prefix}*"))}:
+        with suppress(LockedError), claiming(parent / name):
+            shutil.rmtree(parent / name, ignore_errors=True)
 
 
 def _set_aside(path: Path) -> Iterator[Path]:

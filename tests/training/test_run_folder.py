@@ -133,7 +133,9 @@ def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: Classi
     for folder in (inside / ".last.abc.tmp", inside / ".000009-step-9.abc.tmp", stopped / ".model.abc.old"):
         folder.mkdir()
         (folder / "file").write_bytes(b"x")
-    for file in (inside / ".best.safetensors.abc.tmp.safetensors", stopped / ".run.json.abc.tmp.json"):
+    (stopped.parent / ".new-run.abc").mkdir()
+    temporary = [stopped / f".{name}.abc.tmp.json" for name in ("run.json", "evaluation.json")]
+    for file in (inside / ".best.safetensors.abc.tmp.safetensors", *temporary):
         file.write_bytes(b"x")
     others = [stopped / ".bundle.abc.tmp", inside / "mine"]
     for folder in others:
@@ -141,6 +143,7 @@ def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: Classi
     train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
     hidden = list(stopped.rglob(".*"))
     assert hidden == [others[0]] and others[1].is_dir()
+    assert sorted(path.name for path in stopped.parent.iterdir()) == [".cache", "run"]
 
 
 def test_what_a_killed_start_left_is_removed_by_the_next_one(tmp_path: Path, recipe: ClassificationRecipe) -> None:
