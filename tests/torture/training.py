@@ -1,6 +1,6 @@
 """Kill trainings before every change that they make on the disk, or at random: each must go on, and end as ever.
 
-    python -m tests.torture.training [--random 120] [--every 1] [--workers 1] [--json FILE]
+    python -m tests.torture.training [--random 120] [--every 1] [--first 1] [--workers 1] [--json FILE]
 
 Ends with 1 where a run was lost, ended with other weights than a run that was never killed, or left something behind.
 """
@@ -81,6 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=120, help="trials at random moments, up to two kills each")
     parser.add_argument("--every", type=int, default=1, help="1: every change on the disk")
+    parser.add_argument("--first", type=int, default=1, help="change on the disk to begin with")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -96,7 +97,9 @@ def main() -> int:
         expected = load_file(straight / "run" / "model" / "model.safetensors")
         changes = int((straight / "changes.txt").read_text(encoding="utf-8"))
     with ThreadPoolExecutor(options.workers) as pool:
-        tasks = [pool.submit(at_change, number, expected) for number in range(1, changes + 1, options.every)]
+        tasks = [
+            pool.submit(at_change, number, expected) for number in range(options.first, changes + 1, options.every)
+        ]
         tasks += [pool.submit(at_random, number, seconds, expected) for number in range(options.random)]
         results = []
         for done, task in enumerate(as_completed(tasks), start=1):

@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -155,10 +157,16 @@ class Checkpoints:
     def _load(self, folder: Path, accelerator: Accelerator, rate: LearningRate) -> Position:
         self._good = [folder]
         try:
-            accelerator.load_state(str(folder))
-            rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the unpickler: what it refuses is an error
+                accelerator.load_state(str(folder))
+                rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+                drawn = load_without_code(folder / _RANDOM)["torch_manual_seed"]
             position = Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
-            drawn = load_without_code(folder / _RANDOM)["torch_manual_seed"]
+        except pickle.UnpicklingError:
+            raise ArtifactError(
+                f"{folder}: holds more than numbers, which could run code, so it is not read; train again without --resume"
+            ) from None
         except Exception as error:  # torch, safetensors and accelerate raise whatever they like
             reason = str(error).partition("\n")[0]
             raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None
