@@ -164,9 +164,8 @@ class Checkpoints:
                 drawn = load_without_code(folder / _RANDOM)["torch_manual_seed"]
             position = Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
         except pickle.UnpicklingError:
-            raise ArtifactError(
-                f"{folder}: holds more than numbers, which could run code, so it is not read; train again without --resume"
-            ) from None
+            problem = "holds more than numbers, which could run code, so it is not read"
+            raise ArtifactError(f"{folder}: {problem}; train again without --resume") from None
         except Exception as error:  # torch, safetensors and accelerate raise whatever they like
             reason = str(error).partition("\n")[0]
             raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None
