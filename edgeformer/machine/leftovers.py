@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import ASIDE, TEMPORARY
 from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming
 
@@ -24,7 +25,8 @@ def restore_folder(path: Path) -> None:
 
     Raises:
         LockedError: it belongs to another process still, which does not put it there; the message names it.
-        OSError: it cannot be put back, in a folder that cannot be written for instance.
+        ArtifactError: the folder around it cannot be written.
+        OSError: it cannot be put back for another reason.
     """
     deadline = time.monotonic() + _SWAP_S
     while not path.exists() and any(_set_aside(path)):
@@ -74,7 +76,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove what killed processes left of :func:`temporary_folder`; what a living one has stays."""
     locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
     for name in {*locks, *(left.name for left in parent.glob(f"{prefix}*"))}:
-        with suppress(LockedError), claiming(parent / name):
+        with suppress(ArtifactError), claiming(parent / name):  # a living one's, or in a folder of somebody else's
             shutil.rmtree(parent / name, ignore_errors=True)
 
 

@@ -46,6 +46,7 @@ def locked(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         LockedError: another process does it; the message names it.
+        ArtifactError: the folder cannot be written.
     """
     return _held(folder / LOCK_FILE, folder, work)
 
@@ -55,6 +56,7 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         LockedError: another process does; the message names it.
+        ArtifactError: the folder around it cannot be written.
     """
     return _held(path.with_name(f".{path.name}{LOCK_FILE}"), path, "is being replaced")
 
@@ -74,7 +76,7 @@ def _held(file: Path, what: Path, work: str) -> Iterator[None]:
 
 def _acquire(path: Path, what: Path, work: str) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        handle = _opened(path, what)
         try:
             held = _is_held(handle)
             owner = _read(handle)
@@ -91,6 +93,16 @@ def _acquire(path: Path, what: Path, work: str) -> int:
             os.close(handle)
             raise
         return handle
+
+
+def _opened(path: Path, what: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        problem = f"cannot be written, because {path.parent} cannot ({error.strerror})"
+        raise ArtifactError(f"{what}: {problem}; allow it, or work on a copy elsewhere") from None
 
 
 def _is_held(handle: int) -> bool:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError, InterruptedRun
 from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.progress import Silent
@@ -21,7 +20,7 @@ from edgeformer.run import read_run
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from tests.conftest import SMALL
+from tests.conftest import SMALL, classifier_recipe
 from tests.torture.refusals import RunsCode
 from tests.training.test_out_of_memory import Messages
 from tests.training.test_train import StopAfter, weights
@@ -36,9 +35,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def recipe() -> ClassificationRecipe:
-    recipe = load_recipe("quickstart", TINY)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return classifier_recipe(TINY)
 
 
 @pytest.fixture(scope="module")

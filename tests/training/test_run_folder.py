@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,12 +15,14 @@ import pytest
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
+from edgeformer.machine import host
 from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.cli.run_cli import edgeformer
+from tests.conftest import classifier_recipe
 from tests.torture.children import OFTEN, TINY, kill, start
 from tests.training.test_checkpoints import states
 from tests.training.test_train import StopAfter
@@ -27,9 +30,7 @@ from tests.training.test_train import StopAfter
 
 @pytest.fixture(scope="module")
 def recipe() -> ClassificationRecipe:
-    recipe = load_recipe("quickstart", TINY)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return classifier_recipe(TINY)
 
 
 @pytest.fixture
@@ -150,6 +151,33 @@ def test_what_a_killed_start_left_is_removed_by_the_next_one(tmp_path: Path, rec
     (tmp_path / ".new-run.abc" / "run").mkdir(parents=True)
     train(recipe, TrainOptions(tmp_path, name="run", max_steps=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run"]
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_clock_that_is_set_changes_what_is_dated_only(
+    tmp_path: Path, recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """No minute between checkpoints passes by it, and no second of a run's time."""
+    clock = time.time
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    class Sets(At):
+        def happen(self) -> None:
+            monkeypatch.setattr(time, "time", lambda: clock() + 3600 * hours)
+            monkeypatch.setattr(host, "datetime", Later)
+
+    run = train(recipe, TrainOptions(tmp_path, name="run"), Sets(2))
+    found = read_run(run)
+    dated = datetime.fromisoformat(str(found.finished)) - datetime.fromisoformat(found.started)
+    assert timedelta(hours=hours - 1) < dated < timedelta(hours=hours + 1)
+    assert found.status == "finished" and 0 < found.seconds < 3600
+    assert [path.name for path in states(run)] == ["000001-step-4", "000002-step-8"]  # each epoch's, none by the clock
+    with pytest.raises(ArtifactError, match="is finished"):
+        train(recipe, TrainOptions(tmp_path, name="run", resume=True))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
