@@ -47,6 +47,18 @@ def peak_resident_bytes() -> int:
 
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
+    from edgeformer.formats.progress import SILENT
+    from edgeformer.stages.training.checkpoints import Checkpoints
+    from edgeformer.stages.training.metrics_log import MetricsLog
+
+    loop = loop_on_random_rows(recipe, steps, folder)
+    loop.checkpoints = Checkpoints(folder)
+    with closing(MetricsLog(folder, loop.position, SILENT.message)) as log:
+        loop.run(Event(), log, SILENT, steps)
+
+
+def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
+    """The real training loop with random tokens for an epoch of ``steps``; its checkpoints are to be set."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -54,9 +66,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     from edgeformer.families.network import Place
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import SILENT
-    from edgeformer.stages.training.checkpoints import Checkpoints
     from edgeformer.stages.training.loop import TrainingLoop
-    from edgeformer.stages.training.metrics_log import MetricsLog
     from edgeformer.stages.training.objective import Objective
     from edgeformer.stages.training.processes import connect
     from edgeformer.tasks import task_named
@@ -67,10 +77,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
     task_named(recipe.task).prepare = lambda *given: data  # this process trains nothing else
     processes = connect(recipe, "cpu", sharded=False)
-    loop = TrainingLoop(Objective(recipe, folder, Place("cpu", processes.precision), SILENT), processes)
-    loop.checkpoints = Checkpoints(folder)
-    with closing(MetricsLog(folder, loop.position)) as log:
-        loop.run(Event(), log, SILENT, steps)
+    return TrainingLoop(Objective(recipe, folder, Place("cpu", processes.precision), SILENT), processes)
 
 
 def random_rows(recipe: Any, rows: int) -> Any:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
-from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
+from edgeformer.machine.leftovers import restore_folder
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile

@@ -1,11 +1,12 @@
-"""Bundle: a portable folder of artifacts with tokenizer, labels and a manifest. The only reader of bundle.json.
+"""Bundle: a portable folder of artifacts, tokenizer, labels and manifest. Nobody else reads or writes bundle.json.
 
 No file of a bundle is used before its bytes were compared with the manifest, and none that lies outside of it or that
-the manifest has no checksum of.
+the manifest has no checksum of. The manifest has one of itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -16,9 +17,8 @@ from typing_extensions import Self
 
 from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
 from edgeformer.formats.bundle_files import BundleFiles
-from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import read_at_most
+from edgeformer.formats.files import as_json, read_at_most, write_text
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.workspace import (
@@ -27,14 +27,20 @@ from edgeformer.formats.workspace import (
     MOST_JSON_BYTES,
     REMEDY,
     TOKENIZER_FILE,
-    read_manifest,
+    parse_manifest,
+    read_json_bytes,
 )
+from edgeformer.machine.leftovers import restore_folder
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
     from edgeformer.backends.session import Session
     from edgeformer.formats.data_config import DataSection
+
+
+_ZEROS = "0" * 64
+"""Where the manifest's checksum of itself will stand."""
 
 
 class Bundle:
@@ -60,8 +66,13 @@ class Bundle:
         One that a killed export had moved aside is put back.
         """
         restore_folder(folder)
-        import_task_of(folder / BUNDLE_FILE)
-        return cls(folder, read_manifest(BundleManifest, folder / BUNDLE_FILE))
+        path = folder / BUNDLE_FILE
+        import_task_of(path)
+        content = read_json_bytes(path)
+        manifest = parse_manifest(BundleManifest, path, content)
+        if manifest.manifest_sha256 not in (None, _sum_of(content, manifest.manifest_sha256)):
+            raise ArtifactError(f"{path}: changed since it was exported (it is not what its checksum says); {REMEDY}")
+        return cls(folder, manifest)
 
     # What the manifest says of the model
 
@@ -235,6 +246,22 @@ class Bundle:
             return int(json.loads(read_at_most(path, MOST_JSON_BYTES))[key])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ArtifactError(f"{path}: damaged ({key}: {error}); {REMEDY}") from None
+
+
+def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
+    """Write bundle.json, and return it as it was written: with the checksum of itself."""
+
+    def text(sha256: str) -> str:
+        return as_json(manifest.model_copy(update={"manifest_sha256": sha256}))
+
+    sha256 = hashlib.sha256(text(_ZEROS).encode()).hexdigest()
+    write_text(folder / BUNDLE_FILE, text(sha256))
+    return manifest.model_copy(update={"manifest_sha256": sha256})
+
+
+def _sum_of(content: bytes, sha256: str | None) -> str:
+    """The checksum of a bundle.json whose own is ``sha256``."""
+    return hashlib.sha256(content.replace((sha256 or _ZEROS).encode(), _ZEROS.encode())).hexdigest()
 
 
 def _beside(artifact: ArtifactManifest | None) -> str:

@@ -16,11 +16,11 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats import workspace
-from edgeformer.formats.claims import restore_folder
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.manifest import RunManifest
+from edgeformer.machine.leftovers import restore_folder
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
@@ -220,8 +220,11 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
         or_else: what to do but choose another name, for the message.
 
     Raises:
-        InputError: ``name`` is taken, or cannot be a folder's name.
+        InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
     """
+    there = next(folder for folder in (artifacts, *artifacts.absolute().parents) if folder.exists())
+    if not os.access(there, os.W_OK):
+        raise InputError(f"--artifacts {artifacts}: {there} cannot be written; choose another folder, or allow it")
     if name is None:
         for number in range(1, 10_000):
             folder = artifacts / f"{recipe}-{number:03d}"

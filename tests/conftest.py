@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from edgeformer.families import load_recipe
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from tests.mounts import on_disk
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; two threads each would wait for one another.
@@ -41,12 +43,30 @@ SMALL = [
 """The quickstart recipe, small enough to train in a second or two."""
 
 
+def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
+    """The quickstart recipe with changes."""
+    recipe = load_recipe("quickstart", overrides)
+    assert isinstance(recipe, ClassificationRecipe)
+    return recipe
+
+
 @pytest.fixture(scope="session")
 def small_recipe() -> ClassificationRecipe:
     """A recipe that trains in a second or two on synthetic reviews."""
-    recipe = load_recipe("quickstart", SMALL)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return classifier_recipe(SMALL)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """An empty folder over which another disk can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("unshare") is None:
+        pytest.skip("needs Linux's unshare, to mount a disk")
+    tried = on_disk(folder, "size=1m", "true")
+    if tried.returncode:
+        pytest.skip(f"no disk can be mounted here: {tried.stderr.strip()}")
+    return folder
 
 
 SMALL_LANGUAGE = [

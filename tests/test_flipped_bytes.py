@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import ArtifactError
 from tests.fakes.install import installed
 from tests.torture.flipped_bytes import ENGINE, classifier, flipped, language_model, outcome
 
@@ -33,6 +35,18 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     folder = tmp_path_factory.mktemp("flipped")
     with installed("reference_backend"):
         yield classifier(folder), language_model(folder)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flip_of_a_manifest_is_noticed(bundles: tuple[Path, Path], bit: int) -> None:
+    """Also of a blank, of a figure, and of the checksum by which it is noticed; a few hundred more in torture."""
+    path = bundles[0] / "bundle.json"
+    content = path.read_bytes()
+    own = content.index(b'"manifest_sha256"')
+    places = {*range(own, len(content), 3), *range(0, own, own // 40)}
+    for place in sorted(places):
+        with flipped(path, place, bit), pytest.raises(ArtifactError, match=r"bundle\.json"):
+            Bundle.open(bundles[0])
 
 
 @pytest.mark.parametrize(("name", "artifact", "commands"), USED)

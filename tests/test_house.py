@@ -83,14 +83,17 @@ def provider_or_format(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def bundle_file(tree: ast.Module) -> Iterator[ast.AST]:
-    """Reading bundle.json: ``read_manifest(BundleManifest, …)``, or its name beside something that reads a file."""
+    """Reading or writing bundle.json: ``read_manifest(BundleManifest, …)``, or its name beside something that does."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         names = {name_of(part) for part in ast.walk(node)}
         written = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
         reads = {"read_manifest", "read_text", "read_bytes", "load", "loads", "open", "model_validate_json"}
-        if name_of(node.func) in reads and (names & {"BUNDLE_FILE", "BundleManifest"} or BUNDLE_FILE in written):
+        writes = {"write_json", "write_text", "write_bytes", "read_json_bytes", "parse_manifest", "read_at_most"}
+        if name_of(node.func) in reads | writes and (
+            names & {"BUNDLE_FILE", "BundleManifest"} or BUNDLE_FILE in written
+        ):
             yield node
 
 
@@ -140,6 +143,8 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         (provider_or_format, "x.format == 'tensorrt-rtx'"),
         (bundle_file, "read_manifest(BundleManifest, folder / BUNDLE_FILE)"),
         (bundle_file, "json.loads((folder / 'bundle.json').read_text())"),
+        (bundle_file, "read_at_most(folder / BUNDLE_FILE, 9)"),
+        (bundle_file, "write_json(folder / BUNDLE_FILE, bundle)"),
     ],
 )
 def test_the_rules_see_what_they_are_for(rule: Rule, program: str) -> None:
@@ -151,7 +156,7 @@ def test_the_rules_see_what_they_are_for(rule: Rule, program: str) -> None:
     [
         (told_apart_by_type, "isinstance(x, PlateauSchedule | str)"),
         (provider_or_format, "def f():\n    'tensorrt'\nx = 'onnx'"),
-        (bundle_file, "write_json(folder / BUNDLE_FILE, bundle)\n(folder / BUNDLE_FILE).is_file()"),
+        (bundle_file, "seal(folder, bundle)\n(folder / BUNDLE_FILE).is_file()"),
     ],
 )
 def test_the_rules_leave_the_rest_alone(rule: Rule, program: str) -> None:

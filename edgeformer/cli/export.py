@@ -128,7 +128,7 @@ def command(
         picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
     if as_json:
         told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
-        print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture)})
+        print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture) if picture is not None else None})
     else:
         _show(folder, bundle, picture)
     # What is kept and has a reason could not be made again; what is kept and was not built was not asked for.
@@ -207,7 +207,8 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in asked), *names]))
 
 
-def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
+def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
+    from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.tables import artifact_table
 
     console = stdout()
@@ -221,6 +222,6 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path) -> None:
     if kept:
         console.print(f"kept   {', '.join(kept)}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"bundle {folder / 'bundle'}", soft_wrap=True, markup=False)
-    console.print(f"plot   {picture}", soft_wrap=True, markup=False)
+    console.print(f"plot   {picture or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""
     console.print(f"next   edgeformer profile {folder.name} --device {bundle.target or 'host'}{leak}", markup=False)

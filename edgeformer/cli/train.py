@@ -93,6 +93,7 @@ def command(
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process tells what came of it
         return
+    from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.tables import run_table
     from edgeformer.run import read_run
@@ -105,7 +106,7 @@ def command(
     console = stdout()
     console.print(run_table(manifest))
     console.print(f"run            {folder}", soft_wrap=True, markup=False)
-    console.print(f"learning curve {curve}", soft_wrap=True, markup=False)
+    console.print(f"learning curve {curve or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if manifest.leaks else ""
     console.print(f"next           edgeformer export --fp16{leak}")
 

@@ -20,6 +20,7 @@ from typing_extensions import Self, TypeVar
 
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
@@ -232,3 +233,14 @@ class PlainText:
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
             rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
         return Encoded(np.concatenate(rows), _offsets(list(map(len, rows))), encoded.labels, 0)
+
+
+def require_unicode(what: str, text: str) -> None:
+    """Raises InputError for half a surrogate pair, which a terminal can pass on and no tokenizer takes.
+
+    Args:
+        what: the text is, for the message.
+        text: as the user gave it.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{what} is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")

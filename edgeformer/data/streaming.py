@@ -25,12 +25,13 @@ from edgeformer.data.records import check_file, format_of, hub_fingerprint
 from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.formats.claims import ClaimedError, claiming, remove_leftovers
 from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig
 from edgeformer.formats.errors import ArtifactError, DataError
 from edgeformer.formats.files import sha256_of, write_text
 from edgeformer.formats.manifest import OverlapCount
 from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.machine.leftovers import remove_leftovers
+from edgeformer.machine.lock import LockedError, claiming
 
 _MOST_ROWS, _MOST_CHARACTERS = 2048, 1_000_000
 """Of a piece: what is tokenized at once takes some hundred bytes a token."""
@@ -126,7 +127,7 @@ class Streaming:
                 try:
                     held.enter_context(claiming(target))
                     break
-                except ClaimedError as error:
+                except LockedError as error:
                     if not said:
                         self._progress.message(str(error))
                     said = True

@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole.
 
-    A process that is killed between the two renames leaves it aside: :mod:`edgeformer.formats.claims` puts it back.
+    A process that is killed between the two renames leaves it aside: the next one puts it back.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
@@ -91,8 +91,13 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: BaseModel | dict[str, object]) -> None:
     """Write a manifest (or a plain document) as indented JSON atomically."""
+    write_text(path, as_json(value))
+
+
+def as_json(value: BaseModel | dict[str, object]) -> str:
+    """The text of a JSON file that people read, too."""
     document = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sha256_of(path: Path) -> str:

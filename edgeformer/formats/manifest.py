@@ -260,3 +260,8 @@ class BundleManifest(Frozen):
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
     notes: tuple[str, ...] = Field((), strict=False, description="what export found worth saying")
     code_version: str
+    manifest_sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="of this file with 64 zeros in place of this checksum; None: older bundles, which have none",
+    )

@@ -254,8 +254,9 @@ class Verification(Frozen):
     bundle: str
     run: str
     manifest_sha256: str = Field(
-        description="of bundle.json, which no file can vouch for: compare it with the origin's"
+        description="of bundle.json as it is; that it is the origin's, only the origin can tell"
     )
+    manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
     files: tuple[FileCheck, ...] = Field(strict=False)
     artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)
     asked: bool = Field(description="one artifact was asked for by name")

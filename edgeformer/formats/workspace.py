@@ -28,10 +28,19 @@ def read_manifest(model: type[M], path: Path) -> M:
     Raises:
         ArtifactError: missing, not JSON, or not what the manifest must hold.
     """
+    return parse_manifest(model, path, read_json_bytes(path))
+
+
+def read_json_bytes(path: Path) -> bytes:
+    """The bytes of a manifest. Raises ArtifactError where it is missing, or too large to be one."""
     try:
-        content = read_at_most(path, MOST_JSON_BYTES)
+        return read_at_most(path, MOST_JSON_BYTES)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
+    """Validate a JSON manifest that was read from ``path``. Raises ArtifactError."""
     try:
         return model.model_validate_json(content, strict=False)
     except ValidationError as error:

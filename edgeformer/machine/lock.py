@@ -1,4 +1,4 @@
-"""One writer per folder: a lock file that names its owner, and that the system holds for as long as the owner lives."""
+"""One process at a time: a lock file that names its owner, and that the system holds for as long as the owner lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.machine.host import now
 
 LOCK_FILE = ".lock"
-_SAME_START_S = 2.0  # processes start at whole clock ticks, after a boot whose moment is estimated
+_SAME_START_S = 2.0  # processes start at whole clock ticks, and a boot's moment is known to the second
 
 if sys.platform == "win32":
     import msvcrt
@@ -37,37 +37,55 @@ else:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@contextlib.contextmanager
-def locked(folder: Path, work: str) -> Iterator[None]:
+class LockedError(ArtifactError):
+    """Another process has it, or may have it: on another host nobody can know."""
+
+
+def locked(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     """Be the only process that does ``work`` in ``folder``; a lock whose owner is dead is taken over.
 
     Raises:
-        ArtifactError: another process does it; the message names it.
+        LockedError: another process does it; the message names it.
+        ArtifactError: the folder cannot be written.
     """
-    path = folder / LOCK_FILE
-    handle = _acquire(path, work)
+    return _held(folder / LOCK_FILE, folder, work)
+
+
+def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Be the only process that makes or replaces ``path``, which need not be there: the lock lies beside it.
+
+    Raises:
+        LockedError: another process does; the message names it.
+        ArtifactError: the folder around it cannot be written.
+    """
+    return _held(path.with_name(f".{path.name}{LOCK_FILE}"), path, "is being replaced")
+
+
+@contextlib.contextmanager
+def _held(file: Path, what: Path, work: str) -> Iterator[None]:
+    handle = _acquire(file, what, work)
     try:
         yield
     finally:
         # While it is held, or another process could have it between the two; Windows removes no open file.
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)
-            path.unlink()
+            file.unlink()
         os.close(handle)
 
 
-def _acquire(path: Path, work: str) -> int:
+def _acquire(path: Path, what: Path, work: str) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        handle = _opened(path, what)
         try:
             held = _is_held(handle)
             owner = _read(handle)
             if held or _lives_elsewhere(owner):
-                raise ArtifactError(_refusal(path, owner, work, held))
+                raise LockedError(_refusal(path, what, owner, work, held))
             if not _is_at(handle, path):  # its owner removed it after we opened it
                 os.close(handle)
                 continue
-            me = {"pid": os.getpid(), "host": platform.node(), "process_started": psutil.Process().create_time()}
+            me = {"pid": os.getpid(), "host": platform.node(), "process_started": _started(psutil.Process())}
             os.ftruncate(handle, 0)
             os.lseek(handle, 0, os.SEEK_SET)
             os.write(handle, json.dumps({**me, "since": now()}).encode())
@@ -75,6 +93,16 @@ def _acquire(path: Path, work: str) -> int:
             os.close(handle)
             raise
         return handle
+
+
+def _opened(path: Path, what: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        problem = f"cannot be written, because {path.parent} cannot ({error.strerror})"
+        raise ArtifactError(f"{what}: {problem}; allow it, or work on a copy elsewhere") from None
 
 
 def _is_held(handle: int) -> bool:
@@ -103,12 +131,18 @@ def _lives_elsewhere(owner: dict[str, Any]) -> bool:
     if owner.get("host") != platform.node():
         return True
     try:
-        started = psutil.Process(int(owner["pid"])).create_time()
+        started = _started(psutil.Process(int(owner["pid"])))
         return abs(started - float(owner["process_started"])) < _SAME_START_S
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
     except psutil.AccessDenied:
         return True
+
+
+def _started(process: psutil.Process) -> float:
+    """Seconds, the same at every call of every process, also after the clock was set."""
+    # Linux counts from the boot, and psutil adds the boot's moment by the clock as it stands now.
+    return process.create_time() - (psutil.boot_time() if psutil.LINUX else 0.0)
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -118,9 +152,9 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _refusal(path: Path, owner: dict[str, Any], work: str, held: bool) -> str:
+def _refusal(path: Path, what: Path, owner: dict[str, Any], work: str, held: bool) -> str:
     name = "another process"
     if owner:
         name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
     remedy = "stop it first" if held else f"stop it first; if it is gone, remove {path}"
-    return f"{path.parent}: {work} by {name}; wait for it, or {remedy}"
+    return f"{what}: {work} by {name}; wait for it, or {remedy}"

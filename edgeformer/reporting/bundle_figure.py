@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.reporting.canvas import GREY, PALETTE, RED, drawing
+from edgeformer.reporting.canvas import GREY, PALETTE, RED, can_draw, drawing
 from edgeformer.reporting.panels import plain
 from edgeformer.reporting.tables import comparable_scores
 from edgeformer.tasks import task_named
@@ -15,13 +15,18 @@ from edgeformer.tasks import task_named
 _MIB = 2**20
 
 
-def draw_bundle(bundle: BundleManifest, path: Path) -> Path:
+def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
     """Write the picture; the drift panel is there for looped models only.
 
     Args:
         bundle: whose artifacts are shown.
-        path: of the PNG, which is returned.
+        path: of the PNG.
+
+    Returns:
+        ``path``; None where matplotlib is not installed.
     """
+    if not can_draw():
+        return None
     shown = [artifact for artifact in bundle.artifacts if artifact.size_bytes]
     drifting = [artifact for artifact in shown if artifact.drift is not None]
     title = " · ".join((bundle.run, *cautions(bundle)))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.files import replacing
 
 BLUE, ORANGE, GREY, RED = "#2f6fb3", "#d9822b", "#8a8f98", "#c23b3b"
@@ -15,6 +16,10 @@ PALETTE = (BLUE, ORANGE, "#3f9a6b", "#8b5fb0", GREY, "#b5894a", "#4ba3b8", "#d46
 
 INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 """Text and marks; grids; what lies on a bar. A page replaces these and the colours above by its own."""
+
+
+NO_PICTURE = f"matplotlib is not installed: {install_hint('plots')}"
+"""Why there is none."""
 
 
 def can_draw() -> bool:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import MaxNLocator
-
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.formats.scores import Score
-from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, drawing
+from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, RED, can_draw, drawing
 from edgeformer.run import read_run
 from edgeformer.tasks import task_named
 
@@ -26,12 +24,17 @@ _EXIT = "val_loss_exit"
 Records = Sequence[dict[str, Any]]
 
 
-def draw_learning_curve(run: Path) -> Path:
-    """Write ``plots/learning_curve.png``, of a model with exits also ``loss_per_exit.png``. Returns the first's path.
+def draw_learning_curve(run: Path) -> Path | None:
+    """Write ``plots/learning_curve.png``, of a model with exits also ``loss_per_exit.png``.
+
+    Returns:
+        The first's path; None where matplotlib is not installed.
 
     Raises:
         ArtifactError: the run has no metrics.jsonl, because it was imported, or a damaged one.
     """
+    if not can_draw():
+        return None
     manifest, log = read_run(run), run / "metrics.jsonl"
     try:
         records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -136,7 +139,7 @@ def _draw_losses(axis: Any, steps: Records, epochs: Records, kept: dict[str, Any
         note = f"kept: {kept['val_loss']:.4f}"
         axis.plot(kept["epoch"], kept["val_loss"], "*", color=RED, markersize=13, label=note, zorder=3)
     axis.set(title="(a) loss", xlabel="epoch", ylabel="nats per token")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(frameon=False, fontsize=8)
 
 
@@ -167,7 +170,7 @@ def _draw_loss_per_exit(path: Path, manifest: RunManifest, steps: Records, epoch
             validation.plot(_of(epochs, "epoch"), _of(epochs, f"{_EXIT}{loop}"), "o-", markersize=5, **look)
         for axis, title in ((training, "training"), (validation, "validation")):
             axis.set(title=f"{title} loss of each exit", xlabel="epoch", ylabel="nats per token")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.xaxis.get_major_locator().set_params(integer=True)
             if loops:
                 axis.legend(frameon=False, fontsize=8)
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.formats.caution import cautions
-from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Report
-from edgeformer.reporting.canvas import FAINT, INK, PALETTE, PAPER, RED, bare, can_draw, drawing
+from edgeformer.reporting.canvas import FAINT, INK, NO_PICTURE, PALETTE, PAPER, RED, bare, can_draw, drawing
 from edgeformer.reporting.panels import memory_peaks, plain, timed_rows
 from edgeformer.reporting.trade_panels import TradePanel, drawn_candidates, named_below, no_roofline
 from edgeformer.reporting.words import has_estimates
@@ -68,7 +67,6 @@ _DRAW: dict[str, Callable[[TradePanel], None]] = {
     "sizes": TradePanel.sizes,
     "search": TradePanel.search,
 }
-_NO_MATPLOTLIB = f"matplotlib is not installed: {install_hint('plots')}; the tables hold the same figures"
 _WIDTH = 4.7
 """Inches, not wider: the page scales pictures to its columns, and on a phone their text must stay readable."""
 
@@ -78,7 +76,9 @@ def draw_pictures(report: Report) -> list[Picture]:
     wanted = {"search": report.search is not None, "estimates": not report.on_target}
     names = [name for name in _CAPTIONS if wanted.get(name, True)]
     if not can_draw():
-        return [Picture(name, *_CAPTIONS[name], missing=_NO_MATPLOTLIB) for name in names]
+        return [
+            Picture(name, *_CAPTIONS[name], missing=f"{NO_PICTURE}; the tables hold the same figures") for name in names
+        ]
     rows, guesses = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
     artifacts, peaks = len({row.artifact for row in report.rows}), len(memory_peaks(report))
     candidates = drawn_candidates(report.search) if report.search is not None else []

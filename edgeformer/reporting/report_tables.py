@@ -13,9 +13,9 @@ from rich.text import Text
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.caution import cautions
-from edgeformer.formats.errors import install_hint
 from edgeformer.formats.report import Candidate, Check, Report, Row, Search, SizeParts
 from edgeformer.formats.units import format_bytes, format_milliseconds
+from edgeformer.reporting.canvas import NO_PICTURE
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured
 from edgeformer.reporting.words import (
     ABOUT,
@@ -231,9 +231,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     for note in (*report.notes, *absent, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if not any(path.suffix == ".png" for path in files):
-        console.print(
-            f"no pictures: matplotlib is not installed: {install_hint('plots')}", soft_wrap=True, markup=False
-        )
+        console.print(f"no pictures: {NO_PICTURE}", soft_wrap=True, markup=False)
     for path in files:
         console.print(f"{_KINDS.get(path.suffix, 'report ')} {path}", soft_wrap=True, markup=False)
         if path.suffix == ".svg":

@@ -60,6 +60,12 @@ def print_verification(found: Verification, console: Console) -> None:
         f"bundle.json is sha256 {found.manifest_sha256}",
         soft_wrap=True,
     )
+    if not found.manifest_protected:
+        console.print(
+            "bundle.json itself is not protected: an older version wrote it without a checksum of itself; compare its "
+            "sha256 with the origin's, or export the run again",
+            soft_wrap=True,
+        )
 
 
 def _ratio(case: FittedCase) -> float | None:

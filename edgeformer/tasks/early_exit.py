@@ -37,6 +37,21 @@ class Departures:
     share: dict[str, float]
 
 
+def first_exits(exits: Sequence[int], sure: NDArray[np.floating], thresholds: Mapping[int, float]) -> NDArray[np.intp]:
+    """Where each leaves, as a place in ``exits``, [n]: the first exit that is sure enough of it, or else the last one.
+
+    Args:
+        exits: loops that answer, in rising order.
+        sure: top probability at each of them, [exits, n].
+        thresholds: loop → threshold; nobody leaves at an exit without one, everybody at the last.
+    """
+    asked = np.array([thresholds.get(loop, np.inf) for loop in exits], dtype=sure.dtype)
+    leaves = sure >= asked[:, None]
+    leaves[-1] = True
+    first: NDArray[np.intp] = leaves.argmax(axis=0)
+    return first
+
+
 class ExitNotes:
     """Loss, top probability and perhaps rightness of every answer at every exit, in float32: 4 to 8 bytes each.
 
@@ -82,10 +97,7 @@ class ExitNotes:
             ValueError: nothing was noted, or not the same rows at every exit.
         """
         losses = self._stacked(self._losses)
-        asked = np.array([thresholds.get(loop, np.inf) for loop in self.exits], dtype=np.float32)
-        leaves = self._stacked(self._sure) >= asked[:, None]
-        leaves[-1] = True
-        first = leaves.argmax(axis=0)
+        first = first_exits(self.exits, self._stacked(self._sure), thresholds)
         everyone = np.arange(losses.shape[1])
         counts = np.bincount(first, minlength=len(self.exits)) / len(first)
         right = self._stacked(self._right)[first, everyone].mean() if any(self._right.values()) else None

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeformer.bundle import seal
 from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 
 VOCABULARY, WIDTH, POSITIONS, CLASSES = 50, 8, 24, 2
@@ -128,8 +129,7 @@ def write_manifest(bundle: Path, artifacts: list[ArtifactManifest], **changes: o
         artifacts=tuple(artifacts),
         code_version="0",
     ).model_copy(update=changes)
-    write_json(bundle / "bundle.json", manifest)
-    return manifest
+    return seal(bundle, manifest)
 
 
 def write_bundle(folder: Path, graphs: dict[str, onnx.ModelProto] | None = None) -> Path:

@@ -15,10 +15,10 @@ from edgeformer.data.prepare import prepare
 from edgeformer.data.streaming import Streaming
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
-from edgeformer.formats.claims import claiming
 from edgeformer.formats.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.progress import SILENT, Silent
+from edgeformer.machine.lock import claiming
 
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 WORDPIECE = TrainedTokenizer(kind="trained")
@@ -291,7 +291,7 @@ def test_one_process_makes_it_and_the_others_wait_for_it(parts, tmp_path):
         assert other.is_alive() and not list(cache.glob("tokens-*"))
     other.join(timeout=60)
     assert len(found) == 1
-    assert len([message for message in progress.messages if "is replacing it" in message]) == 1
+    assert len([message for message in progress.messages if "is being replaced by process" in message]) == 1
 
 
 def test_a_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):

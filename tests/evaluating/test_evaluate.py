@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
@@ -49,9 +50,10 @@ def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
     """Cut anew, training rows would land in the test set."""
     bundle = tmp_path / "device"
     shutil.copytree(finished_run / "bundle", bundle)
-    manifest = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
-    manifest["data"]["parts"]["train"][0]["rows"] += 1
-    (bundle / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
+    manifest = Bundle.open(bundle).manifest
+    document = manifest.model_dump(mode="json")
+    document["data"]["parts"]["train"][0]["rows"] += 1
+    seal(bundle, type(manifest).model_validate_json(json.dumps(document), strict=False))
     with pytest.raises(InputError, match="not the one of this model's training"):
         evaluate(locate(str(bundle), tmp_path), EvaluateOptions(artifact="onnx-fp32"))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from edgeformer.formats.files import sha256_of
+from tests.mounts import on_disk
 
 # Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
 _DRIVER = """
@@ -29,29 +28,6 @@ print(json.dumps({"code": done.returncode, "out": done.stdout, "err": done.stder
 """
 
 
-def _on_small_disk(disk: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    mount = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """An empty folder over which a small disk can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("unshare") is None:
-        pytest.skip("needs Linux's unshare, to mount a small disk")
-    tried = _on_small_disk(folder, "true")
-    if tried.returncode:
-        pytest.skip(f"no small disk can be mounted here: {tried.stderr.strip()}")
-    return folder
-
-
 @pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.torture)])
 def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> None:
     before = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
@@ -61,7 +37,7 @@ def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> No
         graphs = [size for name, size in sizes.items() if name.endswith(".onnx")]
         free_bytes = sum(sizes.values()) - sum(graphs) + int(2.4 * sizes["model.onnx"])
     arguments = (str(finished_run), str(disk), str(free_bytes), option)
-    done = _on_small_disk(disk, sys.executable, "-c", _DRIVER, *arguments)
+    done = on_disk(disk, "size=16m", sys.executable, "-c", _DRIVER, *arguments)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["code"] == 1, found["err"]

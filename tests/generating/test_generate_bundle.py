@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import write_json
 from edgeformer.run import Location, locate
 from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, Generation, generate
 from edgeformer.tasks.language_modeling.sampling import Sampling
@@ -45,7 +44,7 @@ def at(folder: Path) -> Location:
 def keep_artifacts(run: Path, *ids: str) -> Path:
     manifest = Bundle.open(run / "bundle").manifest
     kept = tuple(artifact for artifact in manifest.artifacts if artifact.id in ids)
-    write_json(run / "bundle" / "bundle.json", manifest.model_copy(update={"artifacts": kept}))
+    seal(run / "bundle", manifest.model_copy(update={"artifacts": kept}))
     return run
 
 
@@ -164,7 +163,7 @@ class TestRefusals:
 
     def test_a_bundle_that_leaks(self, copied: Path) -> None:
         manifest = Bundle.open(copied / "bundle").manifest
-        write_json(copied / "bundle" / "bundle.json", manifest.model_copy(update={"leaks": True}))
+        seal(copied / "bundle", manifest.model_copy(update={"leaks": True}))
         with pytest.raises(InputError, match="tiny: leaks future tokens, so it cannot write"):
             generate(at(copied), PROMPT, GREEDY)
 

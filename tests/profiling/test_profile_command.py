@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_bundle import write_bundle
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.cli import main
-from edgeformer.formats.files import write_json
 
 
 @pytest.fixture
@@ -63,6 +62,6 @@ def test_accuracy_of_a_language_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = Bundle.open(folder).manifest.model_copy(update={"task": "language-modeling"})
-    write_json(folder / "bundle.json", manifest)
+    seal(folder, manifest)
     message = refused(folder, monkeypatch, capsys, "--search", "--min-accuracy", "0.9")
     assert "language model; bound it with --max-perplexity" in message

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.report import Report
@@ -51,8 +51,7 @@ def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass(report: Report)
 def test_a_leaking_bundle_needs_the_flag_and_its_report_says_so(bundle: Path, tmp_path: Path) -> None:
     leaking = tmp_path / "bundle"
     shutil.copytree(bundle, leaking)
-    manifest = json.loads((leaking / "bundle.json").read_text(encoding="utf-8"))
-    (leaking / "bundle.json").write_text(json.dumps({**manifest, "leaks": True}), encoding="utf-8")
+    seal(leaking, Bundle.open(leaking).manifest.model_copy(update={"leaks": True}))
     with pytest.raises(InputError, match=r"leaks future tokens.*--allow-leak"):
         profile_bundle(Location(None, leaking), load_profile("host"), FAST)
     report = profile_bundle(Location(None, leaking), load_profile("host"), replace(FAST, allow_leak=True))

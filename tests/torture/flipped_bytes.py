@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.formats.files import sha256_of
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
@@ -41,7 +41,7 @@ def classifier(folder: Path) -> Path:
     }
     engine = opened.artifact("onnx-fp32").model_copy(update=told)
     manifest = opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)})
-    write_json(bundle / "bundle.json", manifest)
+    seal(bundle, manifest)
     return bundle
 
 

@@ -39,8 +39,8 @@ def test_random_flips(tmp_path: Path) -> None:
 
 
 def test_random_flips_in_the_manifest(tmp_path: Path) -> None:
-    """bundle.json vouches for the others and nobody for it, so that a changed digit in a figure is a figure."""
-    choose, counted = random.Random(1), Counter[int]()
+    """bundle.json vouches for the others, and for itself: not a changed digit in a figure, nor a blank more."""
+    choose = random.Random(1)
     bundle = classifier(tmp_path)
     with installed("reference_backend"):
         for _ in range(FLIPS):
@@ -48,6 +48,5 @@ def test_random_flips_in_the_manifest(tmp_path: Path) -> None:
             with flipped(path, choose.randrange(path.stat().st_size), choose.randrange(8)):
                 for command in ("verify", "predict"):
                     code, message = outcome(command, bundle, "onnx-fp32")
-                    assert code in (0, 2) and (code == 0 or message), (code, message)
-                    counted[code] += 1
-    print(f"{FLIPS} flips in bundle.json, exit codes: {dict(counted)}")
+                    assert code == 2 and "bundle.json" in message, (code, message)
+    print(f"{FLIPS} flips in bundle.json, all found by verify and predict")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError, InterruptedRun
 from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.progress import Silent
@@ -20,7 +20,8 @@ from edgeformer.run import read_run
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from tests.conftest import SMALL
+from tests.conftest import SMALL, classifier_recipe
+from tests.torture.refusals import RunsCode
 from tests.training.test_out_of_memory import Messages
 from tests.training.test_train import StopAfter, weights
 
@@ -34,9 +35,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def recipe() -> ClassificationRecipe:
-    recipe = load_recipe("quickstart", TINY)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return classifier_recipe(TINY)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +115,23 @@ def test_two_damaged_checkpoints_are_refused_and_both_named(stopped: Path, recip
         flip(folder / "optimizer.bin")
     with pytest.raises(ArtifactError, match=r"step-23/optimizer.*step-20/optimizer.*no good checkpoint is left"):
         resumed(stopped, recipe)
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "schedule.pt", "random_states_0.pkl"])
+def test_a_checkpoint_that_runs_code_is_refused(
+    stopped: Path, recipe: ClassificationRecipe, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the right checksum: whoever can put it there can write that as well."""
+    monkeypatch.chdir(stopped)
+    file = states(stopped)[-1] / name
+    file.write_bytes(pickle.dumps(RunsCode()))
+    sums = json.loads((file.parent / "sha256.json").read_text(encoding="utf-8"))
+    write_json(file.parent / "sha256.json", {**sums, name: sha256_of(file)})
+    with pytest.raises(ArtifactError, match=r"step-23: holds more than numbers, which could run code"):
+        resumed(stopped, recipe)
+    assert not list(stopped.rglob("proof"))
+    pickle.loads(file.read_bytes())  # the bomb is a live one
+    assert (stopped / "proof").exists()
 
 
 def test_damaged_best_weights_that_both_share_cost_no_run(stopped: Path, recipe: ClassificationRecipe) -> None:

@@ -1,14 +1,14 @@
-"""A disk that fills up while training, and a reader that goes away: a clear end, and the run goes on later."""
+"""A disk that fills up, or cannot be written, and a reader that goes away: a clear end, and the run goes on later."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.mounts import on_disk
 from tests.torture.children import OFTEN, TINY
 
 # Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
@@ -37,37 +37,28 @@ print("RESUMED", done.returncode, done.stderr)
 """
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("unshare") is None or on_small_disk(folder, "true").returncode:
-        pytest.skip("needs Linux's unshare, to mount a small disk")
-    return folder
-
-
-def on_small_disk(disk: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    mount = 'mount -t tmpfs -o size=32m none "$0" && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.torture
 def test_a_full_disk_ends_training_and_the_run_goes_on_later(disk: Path) -> None:
     long = "training.epochs=4000"  # it must not end before the disk is full
-    done = on_small_disk(disk, sys.executable, "-c", _DRIVER, str(disk), *TINY, *OFTEN, long)
+    done = on_disk(disk, "size=32m", sys.executable, "-c", _DRIVER, str(disk), *TINY, *OFTEN, long)
     assert done.returncode == 0, done.stderr
     ended, _, rest = done.stdout.partition("LEFT ")
     left, _, resumed = rest.partition("RESUMED ")
-    assert ended.startswith("1 ") and "Traceback (most recent call last):\n  File" not in ended.partition("error:")[2]
+    assert ended.startswith("1 ") and "Traceback" not in ended, ended
     message = ended[ended.index("error:") :]
     assert "No space left on device" in message or "cannot be written" in message
     assert left.split() and not [name for name in left.split() if name.startswith(".")]
     assert resumed.startswith("0 "), resumed
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(disk: Path) -> None:
+    sets = [part for override in TINY for part in ("--set", override)]
+    command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--artifacts", str(disk / "mine"), *sets]
+    done = on_disk(disk, "ro", *command)
+    assert done.returncode == 2, done.stderr
+    assert "".join(done.stderr.split("\n")) == (
+        f"error: --artifacts {disk / 'mine'}: {disk} cannot be written; choose another folder, or allow it"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of a POSIX shell")

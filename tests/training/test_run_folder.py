@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
+from edgeformer.machine import host
 from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.cli.run_cli import edgeformer
+from tests.conftest import classifier_recipe
 from tests.torture.children import OFTEN, TINY, kill, start
 from tests.training.test_checkpoints import states
 from tests.training.test_train import StopAfter
@@ -25,9 +30,7 @@ from tests.training.test_train import StopAfter
 
 @pytest.fixture(scope="module")
 def recipe() -> ClassificationRecipe:
-    recipe = load_recipe("quickstart", TINY)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return classifier_recipe(TINY)
 
 
 @pytest.fixture
@@ -131,7 +134,9 @@ def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: Classi
     for folder in (inside / ".last.abc.tmp", inside / ".000009-step-9.abc.tmp", stopped / ".model.abc.old"):
         folder.mkdir()
         (folder / "file").write_bytes(b"x")
-    for file in (inside / ".best.safetensors.abc.tmp.safetensors", stopped / ".run.json.abc.tmp.json"):
+    (stopped.parent / ".new-run.abc").mkdir()
+    temporary = [stopped / f".{name}.abc.tmp.json" for name in ("run.json", "evaluation.json")]
+    for file in (inside / ".best.safetensors.abc.tmp.safetensors", *temporary):
         file.write_bytes(b"x")
     others = [stopped / ".bundle.abc.tmp", inside / "mine"]
     for folder in others:
@@ -139,6 +144,40 @@ def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: Classi
     train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
     hidden = list(stopped.rglob(".*"))
     assert hidden == [others[0]] and others[1].is_dir()
+    assert sorted(path.name for path in stopped.parent.iterdir()) == [".cache", "run"]
+
+
+def test_what_a_killed_start_left_is_removed_by_the_next_one(tmp_path: Path, recipe: ClassificationRecipe) -> None:
+    (tmp_path / ".new-run.abc" / "run").mkdir(parents=True)
+    train(recipe, TrainOptions(tmp_path, name="run", max_steps=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run"]
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_clock_that_is_set_changes_what_is_dated_only(
+    tmp_path: Path, recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """No minute between checkpoints passes by it, and no second of a run's time."""
+    clock = time.time
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    class Sets(At):
+        def happen(self) -> None:
+            monkeypatch.setattr(time, "time", lambda: clock() + 3600 * hours)
+            monkeypatch.setattr(host, "datetime", Later)
+
+    run = train(recipe, TrainOptions(tmp_path, name="run"), Sets(2))
+    found = read_run(run)
+    dated = datetime.fromisoformat(str(found.finished)) - datetime.fromisoformat(found.started)
+    assert timedelta(hours=hours - 1) < dated < timedelta(hours=hours + 1)
+    assert found.status == "finished" and 0 < found.seconds < 3600
+    assert [path.name for path in states(run)] == ["000001-step-4", "000002-step-8"]  # each epoch's, none by the clock
+    with pytest.raises(ArtifactError, match="is finished"):
+        train(recipe, TrainOptions(tmp_path, name="run", resume=True))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -184,7 +223,33 @@ def test_nobody_reads_the_progress_any_more(tmp_path: Path, recipe: Classificati
     assert progress.said == 0
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+def test_tensorboards_files_that_cannot_be_written_end_no_training(
+    tmp_path: Path, recipe: ClassificationRecipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its thread has failed by the time that it is asked for more."""
+
+    class Replaces(At):
+        said: ClassVar[list[str]] = []
+
+        def happen(self) -> None:
+            shutil.rmtree(tmp_path / "run" / "tensorboard")
+            (tmp_path / "run" / "tensorboard").write_bytes(b"")
+
+        def message(self, text: str) -> None:
+            self.said.append(text)
+
+    before = threading.excepthook
+    run = train(
+        load_recipe("quickstart", [*TINY, "training.log_every=1"]), TrainOptions(tmp_path, name="run"), Replaces(1)
+    )
+    assert read_run(run).status == "finished"
+    assert [text for text in Replaces.said if "TensorBoard" in text] == [
+        f"{run}: TensorBoard's files cannot be written (Not a directory); metrics.jsonl has the same numbers"
+    ]
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is before
+
+
 def test_a_removed_folder_is_said_and_does_not_come_back(tmp_path: Path, recipe: ClassificationRecipe) -> None:
     class Removes(At):
         def happen(self) -> None:

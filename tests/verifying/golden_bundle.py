@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.data_config import TextConfig
-from edgeformer.formats.files import sha256_of, write_json
+from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Verification
 from tests.backends.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
@@ -48,9 +48,7 @@ def change_golden(folder: Path, **arrays: NDArray[np.generic]) -> None:
 
 def update(folder: Path, **changes: object) -> BundleManifest:
     """Change fields of bundle.json."""
-    manifest = Bundle.open(folder).manifest.model_copy(update=changes)
-    write_json(folder / "bundle.json", manifest)
-    return manifest
+    return seal(folder, Bundle.open(folder).manifest.model_copy(update=changes))
 
 
 def change(folder: Path, artifact: str, **changes: object) -> None:

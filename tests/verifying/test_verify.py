@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
@@ -19,6 +20,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import Engine, Parity
 from edgeformer.machine.cuda_driver import Device
+from edgeformer.reporting.verification import print_verification
 from edgeformer.stages.verifying.verify import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR, verify
 from tests.cli.run_cli import edgeformer
 from tests.verifying.golden_bundle import (
@@ -136,6 +138,25 @@ class TestFiles:
         (bundle / "x.onnx").write_bytes(b"weights")
         change(bundle, "model", weights_file="x.onnx")
         assert status_of(verify(Bundle.open(bundle)))[0] == "damaged"
+
+    def test_a_changed_manifest(self, bundle: Path) -> None:
+        path = bundle / "bundle.json"
+        path.write_text(path.read_text(encoding="utf-8").replace('"parameters": ', '"parameters": 1'), encoding="utf-8")
+        with pytest.raises(ArtifactError, match=r"bundle\.json: changed since it was exported .* export the run again"):
+            verify(Bundle.open(bundle))
+
+    def test_an_older_manifest_is_not_protected_and_that_is_said(
+        self, bundle: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = bundle / "bundle.json"
+        assert verify(Bundle.open(bundle)).manifest_protected
+        document = json.loads(path.read_text(encoding="utf-8"))
+        del document["manifest_sha256"]
+        path.write_text(json.dumps(document), encoding="utf-8")
+        found = verify(Bundle.open(bundle))
+        assert found.exit_code == 0 and not found.manifest_protected
+        print_verification(found, Console())
+        assert "bundle.json itself is not protected" in capsys.readouterr().out
 
     def test_damaged_manifest(self, bundle: Path) -> None:
         path = bundle / "bundle.json"

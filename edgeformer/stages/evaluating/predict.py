@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from edgeformer.data.encoding import encode_texts
+from edgeformer.data.encoding import encode_texts, require_unicode
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import choose
@@ -48,8 +48,7 @@ def predict(
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
     for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"a text is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")
+        require_unicode("a text", text)
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:

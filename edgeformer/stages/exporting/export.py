@@ -11,15 +11,17 @@ from tokenizers import Tokenizer
 
 from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER, Target
+from edgeformer.bundle import seal
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.families.tracing import Graphs
-from edgeformer.formats.claims import claiming, remove_leftovers
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.formats.files import replacing_folder, write_json
+from edgeformer.formats.files import replacing_folder
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.formats.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.machine.leftovers import remove_leftovers
+from edgeformer.machine.lock import claiming
 from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import (
     TrimmedSubject,
@@ -132,8 +134,7 @@ def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> B
     job.previous.bring(artifacts, job.folder)
     facts["notes"] = job.previous.with_notes(job.notes)
     bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
-    write_json(job.folder / BUNDLE_FILE, bundle)
-    return bundle
+    return seal(job.folder, bundle)
 
 
 def _tokenizer(path: Path) -> Tokenizer:

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.backends.decoder import Decoder
-from edgeformer.data.encoding import PlainText
+from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.generating.author import Author, find_author
@@ -121,8 +121,7 @@ def generate(
     thresholds = _thresholds(author, options)
     tokenizer = author.model.reader().tokenizer
     plain = PlainText(tokenizer)
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise InputError(f"the prompt is not valid Unicode: {prompt.encode('utf-8', 'replace').decode()[:60]!r}")
+    require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
     notes = _check_length(len(ids), options.max_tokens, author)
     artifact, decoder = author.open(thresholds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ def _unpickled(path: Path) -> Any:
     """What torch reads of a file that was looked at first. Raises ArtifactError."""
     try:
         _check(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the unpickler: what it refuses is said below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, ArtifactError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the unpickler

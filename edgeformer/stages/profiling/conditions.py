@@ -243,7 +243,7 @@ def _safely(function: Any) -> Any:
     """psutil raises several kinds of errors where a platform lacks a sensor."""
     try:
         return function() if function is not None else None
-    except (OSError, RuntimeError, AttributeError, NotImplementedError, psutil.Error):
+    except (OSError, RuntimeError, AttributeError, psutil.Error):
         return None
 
 

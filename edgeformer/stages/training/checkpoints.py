@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -149,9 +151,14 @@ class Checkpoints:
         """
         self._good = [folder]
         try:
-            restore(folder)
-            rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the unpickler: what it refuses is an error
+                restore(folder)
+                rate.load_state_dict(load_without_code(folder / _SCHEDULE))
             position = Position(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
+        except pickle.UnpicklingError:
+            problem = "holds more than numbers, which could run code, so it is not read"
+            raise ArtifactError(f"{folder}: {problem}; train again without --resume") from None
         except Exception as error:  # torch, safetensors and accelerate raise whatever they like
             reason = str(error).partition("\n")[0]
             raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None

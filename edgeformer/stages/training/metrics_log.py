@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,15 +66,19 @@ class MetricsLog:
     Args:
         run: the run's folder.
         position: where training stands; it counts the records, so that a checkpoint knows which are its own.
+        say: is told when TensorBoard's files cannot be written: training goes on without them.
     """
 
-    def __init__(self, run: Path, position: Position) -> None:
-        self._path, self._position = run / METRICS_FILE, position
+    def __init__(self, run: Path, position: Position, say: Callable[[str], None]) -> None:
+        self._path, self._position, self._say = run / METRICS_FILE, position, say
         kept = self._kept()
         position.records = len(kept)
         write_text(self._path, "".join(line + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8", newline="\n")
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
+        self._board: SummaryWriter | None = None
+        self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
+        with self._told():
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
 
     def _kept(self) -> list[str]:
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
@@ -87,14 +93,35 @@ class MetricsLog:
         self._file.write(json.dumps(document) + "\n")
         self._file.flush()
         self._position.records = (self._position.records or 0) + 1
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        if self._board is not None:
+            with self._told():
+                for name, value in values.items():
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
         """End the files."""
         self._file.close()
-        with contextlib.suppress(OSError):  # what it could not write is in metrics.jsonl, or that has failed as well
-            self._board.close()
+        if self._board is not None:
+            with self._told():
+                self._board.close()
+        threading.excepthook = self._hook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread keeps its error for the next call: no traceback on the terminal."""
+        if not type(error.thread).__module__.startswith("tensorboard."):
+            self._hook(error)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Go on without TensorBoard's files where they cannot be written. Raises OSError where the run's are gone."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            if not self._path.exists():
+                raise
+            reason = f"TensorBoard's files cannot be written ({error.strerror or error})"
+            self._say(f"{self._path.parent}: {reason}; {METRICS_FILE} has the same numbers")
 
 
 class NoLog:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -21,15 +20,18 @@ from edgeformer.formats.files import replacing_folder, write_json, write_text
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.scores import Score, merge_rows
+from edgeformer.formats.scores import EVALUATION_FILE, Score, merge_rows
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.machine.leftovers import remove_abandoned, temporary_folder
 from edgeformer.run import free_folder, read_run, run_folders
 from edgeformer.stages.training.checkpoints import Checkpoints, remove
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import measured_peak
 from edgeformer.stages.training.metrics_log import METRICS_FILE
 from edgeformer.stages.training.objective import Objective
+
+_NEW_RUN = ".new-run."
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -66,8 +68,9 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes began to write. Only whoever holds the run's lock may ask for it."""
+    remove_abandoned(folder.parent, _NEW_RUN)
     Checkpoints(folder).remove_leftovers()
-    names = (RUN_FILE, RECIPE_FILE, METRICS_FILE, MODEL_FOLDER)
+    names = (RUN_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE, MODEL_FOLDER)
     for path in [path for name in names for end in ("tmp*", "old") for path in folder.glob(f".{name}.*.{end}")]:
         remove(path)
 
@@ -102,10 +105,10 @@ class RunRecord:
         It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
         """
         artifacts.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-run.", dir=artifacts) as around:
+        with temporary_folder(artifacts, _NEW_RUN) as around:
             while True:
                 folder = free_folder(artifacts, name, self._recipe.name)
-                beginning = Path(around) / folder.name
+                beginning = around / folder.name
                 beginning.mkdir()
                 self._begin(beginning, memory)
                 try:

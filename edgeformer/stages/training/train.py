@@ -121,7 +121,7 @@ def _run(
     """Train to the end, and write down how it ended."""
     folder, processes = record.folder, loop.processes
     try:
-        written = closing(MetricsLog(folder, loop.position) if processes.main else NoLog())
+        written = closing(MetricsLog(folder, loop.position, progress.message) if processes.main else NoLog())
         with signals.deferred() as stop, processes.connected(folder.name), written as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from edgeformer.data.batching import IGNORED
 from edgeformer.formats.scores import EarlyExitScore, ExitScore, Score
-from edgeformer.tasks.early_exit import ExitNotes, exit_logits
+from edgeformer.tasks.early_exit import ExitNotes, exit_logits, first_exits
 from edgeformer.tasks.metric import Meter, token_losses, top_probability
 
 Float64s = NDArray[np.float64]
@@ -122,16 +122,17 @@ class LanguageMeter(Meter):
                 self._notes.add(loop, losses[loop], sure)
 
     def _leave(self, losses: TokenValues, confidence: TokenValues) -> None:
-        waiting = np.ones(len(losses[self._exits[-1]]), dtype=bool)
-        for loop in self._exits:
-            leaving = waiting
-            if loop in self._thresholds:
-                if loop not in confidence or len(confidence[loop]) != len(waiting):
-                    raise ValueError(f"needs the confidence of the same tokens at exit {loop}")
-                leaving = waiting & (confidence[loop] >= self._thresholds[loop])
+        everyone = len(losses[self._exits[-1]])
+        for loop in self._thresholds:
+            if loop not in confidence or len(confidence[loop]) != everyone:
+                raise ValueError(f"needs the confidence of the same tokens at exit {loop}")
+        nobody = np.zeros(everyone)  # at an exit without a threshold
+        sure = np.stack([confidence[loop] if loop in self._thresholds else nobody for loop in self._exits])
+        first = first_exits(self._exits, sure, self._thresholds)
+        for place, loop in enumerate(self._exits):
+            leaving = first == place
             self._early_sum += float(losses[loop][leaving].sum(dtype=np.float64))
             self._left[loop] += int(leaving.sum())
-            waiting = waiting & ~leaving
 
     def score(self, words: int | None = None) -> LanguageScore:
         if not self._tokens:

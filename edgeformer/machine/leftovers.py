@@ -1,0 +1,92 @@
+"""What killed processes leave of folders that they were making or replacing: put back, or removed by the next one."""
+
+from __future__ import annotations
+
+import glob
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import ASIDE, TEMPORARY
+from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming
+
+_SWAP_S = 5.0
+"""How long a reader waits for a living process that is between two renames, which takes it some microseconds."""
+
+
+def restore_folder(path: Path) -> None:
+    """Put back what :func:`~edgeformer.formats.files.replacing_folder` had moved aside when its process was killed.
+
+    Nothing is done where ``path`` is there, or nothing is aside.
+
+    Raises:
+        LockedError: it belongs to another process still, which does not put it there; the message names it.
+        ArtifactError: the folder around it cannot be written.
+        OSError: it cannot be put back for another reason.
+    """
+    deadline = time.monotonic() + _SWAP_S
+    while not path.exists() and any(_set_aside(path)):
+        try:
+            with claiming(path):
+                _put_back(path)
+        except LockedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Put back or delete what killed processes left of replacing ``path``; for the process that claims it.
+
+    Raises:
+        OSError: what was moved aside cannot be put back.
+    """
+    _put_back(path)
+    for suffix in (ASIDE, TEMPORARY):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*{suffix}"):
+            shutil.rmtree(left, ignore_errors=True)  # rubbish that cannot be deleted is in nobody's way
+
+
+@contextmanager
+def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in ``parent``, removed at the end; and so are those that killed processes left under this prefix.
+
+    Args:
+        parent: a folder that can be written.
+        prefix: that its name starts with, no other's but those of this function.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_abandoned(parent, prefix)
+    path = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
+    with claiming(path):  # before it is there: nobody can take it for a dead process's
+        try:
+            path.mkdir()
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove what killed processes left of :func:`temporary_folder`; what a living one has stays."""
+    locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
+    for name in {*locks, *(left.name for left in parent.glob(f"{prefix}*"))}:
+        with suppress(ArtifactError), claiming(parent / name):  # a living one's, or in a folder of somebody else's
+            shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> Iterator[Path]:
+    name = glob.escape(path.name)
+    return path.parent.glob(f".{name}.*{ASIDE}/{name}")
+
+
+def _put_back(path: Path) -> None:
+    newest = max(_set_aside(path), key=lambda aside: aside.parent.stat().st_mtime, default=None)
+    if newest is not None and not path.exists():
+        newest.replace(path)
+        newest.parent.rmdir()

@@ -1,0 +1,15 @@
+"""Hostile files of every kind are refused early, with a clear message, and nothing in them runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture.refusals import refusals, table
+
+
+@pytest.mark.torture
+def test_hostile_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    found = refusals()
+    with capsys.disabled():
+        print(f"\n{table(found)}")
+    assert [row for row in found if not row.holds] == []
