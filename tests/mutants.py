@@ -82,13 +82,21 @@ def one_other_string(node: cst.BaseString) -> Iterator[cst.CSTNode]:
 
 
 def other_arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
-    """mutmut's changes of arguments, without None for a literal True or False: that is the other one once more."""
+    """mutmut's changes of arguments, without those that change nothing new.
+
+    None for a literal True or False is the other one once more; None as the dtype of a new array is float64.
+    """
+    makes = m.matches(node.func, m.Attribute(attr=m.Name("astype") | m.Name("empty") | m.Name("zeros")))
     for mutant in operator_arg_removal(node):
-        changed = [(old, new) for old, new in zip(node.args, mutant.args, strict=False) if old is not new]
-        if len(mutant.args) < len(node.args) or not m.matches(changed[0][0].value, m.Name("True") | m.Name("False")):
-            yield mutant
+        changed = [old.value for old, new in zip(node.args, mutant.args, strict=False) if old is not new]
+        if len(mutant.args) == len(node.args) and (
+            m.matches(changed[0], m.Name("True") | m.Name("False")) or (makes and m.matches(changed[0], FLOAT64))
+        ):
+            continue
+        yield mutant
 
 
+FLOAT64 = m.Attribute(m.Name("np"), m.Name("float64"))
 OPERATORS = {operator_string: one_other_string, operator_arg_removal: other_arguments}
 
 
