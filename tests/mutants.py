@@ -56,11 +56,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/profiling/estimating/work.py": ("profiling/test_work.py",),
     "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrate.py",),
     "stages/training/memory.py": ("training/test_memory.py",),
-    "stages/training/memory_ledger.py": ("training/test_memory.py",),
-    "stages/training/optimization.py": ("training/test_optimization.py", "training/test_recipe_effects.py"),
+    "stages/training/memory_ledger.py": ("training/test_memory_ledger.py",),
+    "stages/training/optimization.py": ("training/test_optimization.py",),
     "stages/training/checkpoints.py": ("training/test_checkpoints.py",),
     "stages/training/health.py": ("training/test_health.py",),
-    "stages/exporting/numerics.py": ("exporting/test_judging.py",),
+    "stages/exporting/numerics.py": ("exporting/test_numerics.py",),
     "stages/exporting/judging.py": ("exporting/test_judging.py",),
 }
 """Module under ``edgeformer/`` → the tests under ``tests/`` that are meant to know it."""

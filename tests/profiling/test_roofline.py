@@ -105,7 +105,7 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
     ],
 )
 def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weights: float, low: float) -> None:
-    assert range_us([work], CPU, weights, fused=False)[0] == pytest.approx(low)
+    assert range_us([work], CPU, weights, fused=False)[0] == pytest.approx(low, rel=1e-9)
     assert range_us([work, work], CPU, weights, fused=False)[0] == pytest.approx(2 * low)
 
 
@@ -118,13 +118,13 @@ def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weigh
     ],
 )
 def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: float) -> None:
-    assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high)
+    assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high, rel=1e-9)
 
 
 def test_the_high_end_reads_weights_that_fit_once_from_memory_and_then_from_the_cache() -> None:
     reads = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
     held = range_us([reads] * 3, CPU, 9e3, fused=False)[1]
-    assert held == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0)
+    assert held == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0, rel=1e-9)
     too_large = range_us([reads] * 3, replace(CPU, cache_bytes=9e3), 18e3, fused=False)[1]
     assert too_large == pytest.approx(3 * 1.0 + 3 * 12.0)
     half_held = range_us([reads] * 3, replace(CPU, cache_bytes=18e3), 9e3, fused=False)[1]
