@@ -278,3 +278,11 @@ def test_a_precision_without_efficiencies_of_its_own_has_a_cost_per_call_all_the
 
 def test_a_node_alone_stays_what_it_is() -> None:
     assert alike([empty(1.0, 2.0)]) == [empty(1.0, 2.0)]
+
+
+def test_operators_are_scaled_as_their_classes_are() -> None:
+    before = calibrated({"fp16": {"gemm": Efficiency(of_peak=0.5)}}, {"fp16": {"MatMul": Efficiency(of_peak=0.25)}})
+    calls = [CallSample("fp16", (compute(us),), 0.8 * 4 * us, 0.0) for us in (50.0, 500.0, 5000.0)]
+    met = meet_calls(before, calls, {"fp16": RATES})
+    assert met.operators["fp16"]["MatMul"].of_peak == pytest.approx(0.25 / 0.8, rel=0.01)
+    assert met.efficiencies["fp16"]["gemm"].of_peak == pytest.approx(0.5 / 0.8, rel=0.01)
