@@ -92,6 +92,7 @@ def test_a_row_is_the_roofline_of_its_nodes(kind: str, precision: str, float_byt
     assert row.work == total(works)
     assert (row.size_bytes, row.threads, row.where) == (WEIGHT + 9, 4 if kind == "cpu" else None, "device")
     assert (row.phase, row.batch, row.seq) == ITEM
+    assert row.provider.startswith(kind.upper()), "of the device, not of this host"
     assert (row.energy_mj.status, row.energy_mj.reason) == ("unavailable", "energy is measured, never estimated")
 
 
@@ -269,6 +270,7 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
             "need an ONNX graph",
         ),
         ({}, device(launch_overhead_us=None), "launch_overhead_us"),
+        ({"precision": "int8"}, device("cuda", peaks=Peaks(fp32=fact(1e11))), "does not say peaks.int8"),
         ({}, calibrated().model_copy(update={"match": "Another 9000"}), "calibrated for another processor"),
         ({"quantized": {"MatMulInteger": 4}, "precision": "int8"}, device("cuda"), "its 4 products in INT8"),
     ],
@@ -290,3 +292,10 @@ def test_a_listing_that_fails_is_every_rows_reason(bundle: Path, monkeypatch: py
     monkeypatch.setattr(stage, "run_listing", fails)
     found = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), [ITEM, TOKEN])
     assert [row.latency_ms.reason for row in found] == ["out of luck"] * 2
+
+
+def test_a_graph_of_no_nodes_and_no_known_size_takes_no_memory_of_its_own() -> None:
+    nothing, of = ItemNodes(item=ITEM, nodes=(), runs=1, feed_bytes=640), artifact(size_bytes=None, sharing=None)
+    row = estimate_listed(Case(of, of, device()), Listing(items={ITEM: nothing}), ITEM)
+    assert row.memory_bytes == estimate_memory(of, device(), 0, 0.0, 640)
+    assert row.size_bytes == 0

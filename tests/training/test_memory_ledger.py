@@ -146,3 +146,16 @@ def test_a_later_micro_batch_adds_to_the_gradients_and_lets_its_own_go() -> None
         Event(2, -5, "activations"),
     ]
     assert with_gradients([]) == (0, [])
+
+
+def test_every_byte_counts() -> None:
+    events = [Event(0, 1, "activations"), Event(1, 1, "activations"), Event(0, 0, "gradients")]
+    assert worst_moment({}, events) == moment(activations=1, gradients=1)
+    assert with_gradients(events)[0] == 1
+
+
+def test_what_is_made_without_a_name_are_activations() -> None:
+    with MemoryLedger([]) as ledger:
+        made = torch.zeros(2)
+    assert of(ledger) == [(8, "activations")]
+    del made
