@@ -52,7 +52,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/profiling/estimating/rates.py": ("profiling/test_rates.py",),
     "stages/profiling/estimating/fit.py": ("profiling/test_fit.py",),
     "stages/profiling/estimating/estimate.py": ("profiling/test_estimated_rows.py",),
-    "stages/profiling/estimating/check.py": ("profiling/test_calibrate.py", "profiling/test_estimate.py"),
+    "stages/profiling/estimating/check.py": ("profiling/test_check.py",),
     "stages/profiling/estimating/work.py": ("profiling/test_work.py",),
     "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrate.py",),
     "stages/training/memory.py": ("training/test_memory.py",),
