@@ -93,15 +93,16 @@ class Attention(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         q, k = torch.full((1, 2, 3, 4), 6.0), torch.full((1, 2, 5, 4), -7.0)
-        v = torch.ones(1, 2, 5, 4)
-        self.given = F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(3, 5), scale=None)
+        v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 4)
+        last = torch.full((3, 5), -torch.inf).index_fill(1, torch.tensor([4]), 0.0)
+        self.given = F.scaled_dot_product_attention(q, k, v, attn_mask=last)
         return self.given
 
 
 def test_scores_of_attention_are_seen_as_a_graph_computes_them() -> None:
     model = Attention()
     assert largest_activation(model, np.array([1])) == 4 * 6 * 7 / 4**0.5
-    assert torch.equal(model.given, torch.ones(1, 2, 3, 4)), "and it answers as ever"
+    assert torch.equal(model.given, torch.full((1, 2, 3, 4), 4.0)), "and it answers as ever, mask and all"
 
 
 def drifted(precision: Any = "fp16", **errors: float) -> Any:
@@ -152,3 +153,10 @@ def test_small_errors_of_large_states_are_not_rounded_away() -> None:
     reference = {1: np.full((1, 1, 4), 2.0**30, dtype=np.float32)}
     states = {1: reference[1].astype(np.float64) + 1.0}
     assert measure_drift(states, reference, "fp32").loops[0].max_error == pytest.approx(2.0**-30)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1e20, 0.5, 1e-20])
+def test_drift_is_the_same_whatever_the_size_of_the_state(size: float) -> None:
+    reference = {1: np.full((1, 2, 3), size, dtype=np.float32)}
+    found = measure_drift({1: reference[1] * np.float32(1.5)}, reference, "fp32").loops[0]
+    assert (found.rms_error, found.max_error) == (pytest.approx(0.5), pytest.approx(0.5))

@@ -417,3 +417,28 @@ class TestFiles:
         (folder / ".best.safetensors.q.tmp.safetensors").write_bytes(b"half")
         Checkpoints(run).remove_leftovers()
         assert {path.name for path in folder.iterdir()} == {".last.z.old", "000001-step-1"}
+
+    @pytest.mark.parametrize("aside", [False, True])
+    @pytest.mark.parametrize("newer_best", [False, True])
+    def test_a_state_of_an_earlier_version_has_its_best_weights_beside_it(
+        self, run: Path, aside: bool, newer_best: bool
+    ) -> None:
+        made = self.start(run)
+        for step in (1, 2):
+            self.save(made, step, best_epoch=1)
+        as_written_before(run)
+        folder, said = run / "checkpoints", []
+        if aside:
+            (folder / ".last.abc.old").mkdir()
+            (folder / "last").rename(folder / ".last.abc.old" / "last")
+        if newer_best:
+            flip(folder / "best.safetensors")
+        position = made.checkpoints.restore(made.accelerator, made.rate, said.append)
+        assert position is not None and position.step == 2
+        assert position.best_epoch == (None if newer_best else 1) and bool(said) == newer_best
+        assert made.checkpoints.best == folder / "best.safetensors"
+        for step in (3, 4):
+            self.save(made, step)
+        assert [path.name for path in states(run) if not path.name.startswith(".")] == [
+            "000001-step-3", "000002-step-4"
+        ]  # fmt: skip
