@@ -156,6 +156,7 @@ def test_few_samples_cannot_drift() -> None:
     assert drifted([1.0] * 10 + [1.1] * 10, 0.1) is None, "the tolerance itself is tolerated"
     assert drifted([1.0] * 10 + [2.0] * 10 + [1.0] * 10, 0.1) is None, "few calls are cut in halves only"
     assert drifted([1.0] * 60, 0.1) is None
+    assert str(drifted([1.0] * 30 + [2.0] * 30, 0.1)).endswith("over 2 parts")
 
 
 def test_garbage_collection_is_off_while_measured_and_restored() -> None:
