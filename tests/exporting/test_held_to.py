@@ -33,6 +33,7 @@ class Asked:
         return self.finds
 
     def score(self, exit_: int, logits: np.ndarray) -> Score:
+        assert logits.shape == REFERENCE.shape
         self.scored.append(exit_)
         return Score(n=2, loss=float(exit_))
 
@@ -154,7 +155,7 @@ def test_a_loss_that_is_not_finite_on_validation_text_rejects(asked: Asked, loss
         )
         found = made._judge(2, REFERENCE, run, "CPU")
         assert found["reason"] == "its loss is not finite on validation text"
-        assert found["score"] == Score(n=2, loss=2.0) and "validation" not in found
+        assert found["score"] == Score(n=2, loss=2.0) and set(found) == {"parity", "score", "reason"}
     assert baseline == {} and asked.lost_of == []
     far = judge(asked, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss))
     assert "relative error" in str(far._judge(2, REFERENCE + np.float32(1), run, "CPU")["reason"]), "the first reason"

@@ -351,4 +351,6 @@ def test_what_libraries_and_allocators_keep() -> None:
         Event(3, 10 * MIB, "gradients"),
     ]
     assert memory._cpu_reserve(events) == 35 * MIB + 21 * MIB
+    block = [Event(0, 40 * MIB, "temporary"), Event(0, 0, "gradients"), Event(1, 1, "temporary")]
+    assert memory._cpu_reserve(block) == 35 * MIB + 1, "also where it becomes a gradient"
     assert memory._cpu_reserve([Event(0, 32 * MIB - 10, "temporary")]) == 35 * MIB + round(0.7 * (32 * MIB - 10))

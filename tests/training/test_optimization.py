@@ -53,7 +53,18 @@ def test_one_cycle_peaks_at_the_optimizers_rate() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 19, 20, 21])
 def test_one_cycle_of_few_steps(steps: int) -> None:
-    assert len(rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)) == steps
+    found = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
+    assert len(found) == steps
+    assert steps == 1 or found[-1] < 1e-3, "the last step has the smallest rate"
+
+
+def test_one_cycle_leaves_the_betas_as_the_recipe_says_them() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0, betas=(0.5, 0.75)))
+    rate = LearningRate(optimizer, OneCycleSchedule(kind="one-cycle", warmup=0.3), 10)
+    for _ in range(4):
+        optimizer.step()
+        rate.after_step()
+        assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.75)}
 
 
 def test_constant() -> None:
