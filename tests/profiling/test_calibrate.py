@@ -187,6 +187,7 @@ def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -
     assert (call.precision, call.measured_us, call.weight_bytes) == ("fp16", 25.0, weights)
     assert call.works == tuple(map(count_node, nodes))
     assert [(kind.duration_us, kind.call_us, kind.precision) for kind in kinds] == [(12, 15, "fp16"), (6, 30, "fp16")]
+    assert [kind.work for kind in kinds] == [count_node(nodes[0]), count_node(nodes[2])]
     assert kinds[0].amount == amounts(count_node(nodes[0]), 1.0, 2**20), "2.6 MB are in no cache of 1 MiB"
 
 
@@ -202,6 +203,9 @@ def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.Mon
     base = load_profile("host")
     found = stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small, quick.item: quick}))])
     assert found.peaks.fp32 is not None and found.peaks.fp32.value == float(f"{2 * 256**3 / 1e-5:.4g}")
+    assert found.peaks.fp32.verified
+    assert found.peaks.fp32.source.startswith("measured by edgeformer profile --calibrate on 20")
+    assert f" with 3 threads ({cpu_name()}): the fastest" in found.peaks.fp32.source
     assert found.peaks.int8 is not None and found.peaks.int8.value == float(f"{2 * 32 * 512**2 / 2e-6:.4g}")
     assert found.bandwidth_bytes_per_s is not None and found.bandwidth_bytes_per_s.value == 2.346e10
     assert found.launch_overhead_us is not None and found.launch_overhead_us.value == 2.0

@@ -294,7 +294,7 @@ def test_the_groups_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_groups_that_limit_memory_count_and_those_of_both_versions(tmp_path: Path) -> None:
     """A hybrid of version 1 and 2, as systemd mounts it; the root's limit counts where the path leads nowhere."""
     (tmp_path / "memory").mkdir()
-    (tmp_path / "membership").write_text("3:pids,cpu:/x:y\n2:cpu,memory:/gone\n0::/gone\n", encoding="utf-8")
+    (tmp_path / "membership").write_text("3:pids,cpu:/x:y\n2:cpu,memory:/go:ne\n0::/gone\n", encoding="utf-8")
     assert group_free_bytes(tmp_path, tmp_path / "membership") is None
     for folder, names, limit in (
         (tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), 500),
