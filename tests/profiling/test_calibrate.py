@@ -192,7 +192,7 @@ def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -
 
 
 def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "cache_bytes", lambda products: (7, "told"))
+    monkeypatch.setattr(stage, "cache_bytes", lambda products: (5 + len(products), "told"))
     rates = HostRates(products=(took(10.0, rows=256), took(1.0)), bandwidth=2.34567e10, operator_us=2.0)
     small = ItemNodes(item=("steady", 1, 32), nodes=(linear(1.0, "int8", 4),), runs=1, feed_bytes=1)
     quick = ItemNodes(
@@ -213,5 +213,13 @@ def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.Mon
         7, f"told ({cpu_name()})"
     )  # fmt: skip
     assert found.cores is not None and (found.cores.value, found.cores.verified) == (3, True)
+    known = (
+        found.peaks.fp32,
+        found.peaks.int8,
+        found.bandwidth_bytes_per_s,
+        found.launch_overhead_us,
+        found.cache_bytes,
+    )
+    assert all(fact is not None and fact.verified and "None" not in fact.source for fact in known)
     assert (found.name, found.title, found.budgets) == (base.name, base.title, base.budgets)
     assert stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small}))]).peaks.int8 is None
