@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EDGEFORMER := $(BIN)/edgeformer
 
-.PHONY: demo test torture lint wheel clean
+.PHONY: demo test torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -20,6 +20,12 @@ test: $(VENV)/.dev
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture.training
 	$(BIN)/python -m pytest -m torture -n 0 -s
+
+# One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/reliability.md has
+# what was found. Hours, not in CI; MODULES="formats/units.py formats/files.py" does these alone.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet "mutmut==3.8.1"
+	$(BIN)/python -m tests.mutants $(MODULES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

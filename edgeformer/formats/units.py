@@ -51,7 +51,7 @@ def format_milliseconds(value: float | None) -> str:
     """Milliseconds for a table with three significant digits; an en dash where there is no value."""
     if value is None:
         return "–"
-    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
 
 
 def format_duration(seconds: float) -> str:

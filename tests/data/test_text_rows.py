@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeformer.data.batching import IGNORED, packed_rows, paragraph_rows, text_batch
+from edgeformer.data.batching import IGNORED, cut_paragraphs, packed_rows, paragraph_rows, text_batch
 from edgeformer.data.encoding import Encoded
 
 BOUNDARY = 99
@@ -98,3 +98,21 @@ def test_by_hand():
     split = packed_rows(encoded([[1, 2, 3], [4]]), 0, BOUNDARY, 3)
     assert [row(split, index) for index in range(2)] == [[99, 1, 2, 3], [3, 99, 4, 99]]
     assert text_batch(split, np.array([1]), BOUNDARY)["positions"].tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("make", [packed_rows, paragraph_rows])
+def test_a_token_takes_four_bytes_and_no_rows_make_an_empty_batch(make):
+    rows = make(encoded([[1, 2], [3]]), 0, BOUNDARY, 8)
+    assert rows.ids.dtype == np.int32
+    batch = text_batch(rows, np.array([], dtype=np.int64), BOUNDARY)
+    assert {(array.shape, array.dtype) for array in batch.values()} == {((0, 0), np.dtype(np.int64))}
+
+
+def test_a_row_may_fill_the_padded_length():
+    rows = paragraph_rows(encoded([[1, 2]]), 0, BOUNDARY, 8)
+    assert text_batch(rows, np.array([0]), BOUNDARY, pad_to=3)["input_ids"].tolist() == [[99, 1, 2]]
+
+
+def test_cut_paragraphs_are_told_by_their_numbers():
+    found = cut_paragraphs(encoded([[1, 2, 3, 4], [3], [1, 2, 3]]), 4)
+    assert (found.tolist(), found.dtype) == ([0], np.dtype(np.int64))

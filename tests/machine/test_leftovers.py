@@ -135,3 +135,28 @@ def test_an_error_inside_a_claim_ends_it(tmp_path: Path) -> None:
     with claiming(tmp_path / "bundle"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_is_there_is_read_without_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = aside(tmp_path)
+    bundle.mkdir()
+    monkeypatch.setattr(leftovers, "claiming", lambda path: pytest.fail("a folder may be one that cannot be written"))
+    restore_folder(bundle)
+    restore_folder(tmp_path / "never there")
+
+
+def test_the_newest_of_several_that_were_moved_aside_is_put_back(tmp_path: Path) -> None:
+    for age, name in enumerate(("b", "c", "a")):
+        old = tmp_path / f".bundle.{name}.old"
+        (old / "bundle" / name).mkdir(parents=True)
+        os.utime(old, (0, 1000 + age))
+    restore_folder(tmp_path / "bundle")
+    assert [path.name for path in (tmp_path / "bundle").iterdir()] == ["a"]
+    assert not (tmp_path / ".bundle.a.old").exists() and (tmp_path / ".bundle.c.old").exists()
+
+
+def test_rubbish_that_cannot_be_deleted_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".bundle.1.tmp").write_text("a file, which no folder's deletion takes", encoding="utf-8")
+    (tmp_path / ".bundle.2.tmp" / "half").mkdir(parents=True)
+    remove_leftovers(tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == [".bundle.1.tmp"]

@@ -175,3 +175,114 @@ def test_weights_that_fit_are_read_once_per_call() -> None:
     _, looped = range_us(works, GPU, works[0].weight_bytes, fused=True)
     _, stacked = range_us(works, GPU, 10 * works[0].weight_bytes, fused=True)
     assert looped < stacked
+
+
+def samples(works: list[NodeWork], true: Efficiency, precision: str = "fp32") -> list[NodeSample]:
+    done = [(work, amounts(work, 0.0, RATES.cache_bytes)) for work in works]
+    return [NodeSample(precision, work, amount, node_us(amount, true, RATES), 100.0) for work, amount in done]
+
+
+def test_only_products_are_limited_by_arithmetic() -> None:
+    """Their durations follow the operations, and yet an addition's peak is nobody's matter."""
+    draw = np.random.default_rng(0)
+    works = [NodeWork("elementwise", "Add", float(n), 0.0, float(m)) for n, m in draw.uniform(1e5, 1e6, size=(12, 2))]
+    found = fit_efficiency(samples(works, Efficiency(overhead_us=2.0, of_peak=0.5, of_bandwidth=1.0)), RATES, 2.0)
+    assert found.of_peak is None and found.overhead_us > 0
+
+
+def test_a_rate_that_limits_nothing_is_unknown_and_one_may_be_above_the_peak() -> None:
+    works = [product(rows, width) for rows in (1, 8, 64, 512) for width in (128, 512, 1024)]
+    found = fit_efficiency(samples(works, Efficiency(overhead_us=4.0, of_peak=2.0)), RATES, ratio=2.0)
+    assert (found.of_bandwidth, found.of_memory) == (None, None)
+    assert found.of_peak == pytest.approx(2.0) and found.overhead_us == pytest.approx(4.0)
+
+
+def test_memory_and_cache_are_fitted_together() -> None:
+    both = [*samples_of(TRUE, 0.0), *samples_of(TRUE, 1.0), *samples_of(TRUE, 0.3)]
+    found = fit_efficiency(both, RATES, ratio=2.0)
+    fitted = (found.overhead_us, found.of_peak, found.of_bandwidth, found.of_memory)
+    assert fitted == pytest.approx((4.0, 0.8, 3.0, 1.5), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("true", "ratio"),
+    [
+        (Efficiency(of_peak=0.8, of_bandwidth=3.0, of_memory=0.15), 8.0),  # 20, which no cache is
+        (Efficiency(of_peak=0.8, of_bandwidth=1.0, of_memory=2.0), 1.0),  # faster from memory: nonsense
+        (Efficiency(of_peak=0.8, of_memory=1.5), 1.0),  # bytes from the cache cost nothing
+    ],
+)
+def test_the_memory_is_one_to_eight_times_slower_than_the_cache(true: Efficiency, ratio: float) -> None:
+    near, far = samples_of(Efficiency(of_peak=0.8, of_bandwidth=true.of_bandwidth), 0.0), samples_of(true, 1.0)
+    assert memory_ratio([*near, *far], RATES) == ratio
+
+
+@pytest.mark.parametrize(("sizes", "own"), [(3, set()), (4, {"Add"})])
+def test_four_sizes_make_an_operator_of_its_own(sizes: int, own: set[str]) -> None:
+    works = [NodeWork("elementwise", "Add", 1.0, 0.0, 1e5 * (1 + size)) for size in range(sizes)]
+    _, operators = fit_operators(samples([*works, *works], TRUE), {"fp32": RATES}, 2.0)
+    assert set(operators.get("fp32", {})) == own
+
+
+def empty(duration_us: float, call_us: float) -> NodeSample:
+    work = NodeWork("elementwise", "Add", 0.0, 0.0, 0.0)
+    return NodeSample("fp32", work, amounts(work, 0.0, 0.0), duration_us, call_us)
+
+
+def test_a_sample_counts_by_its_share_of_its_call() -> None:
+    """The overhead x with the least sum of share · (relative error)²: Σ 1/call over Σ 1/(call · duration)."""
+    found = fit_efficiency([empty(10.0, 100.0), empty(20.0, 50.0)], RATES, 1.0)
+    assert found.overhead_us == pytest.approx((1 / 100 + 1 / 50) / (1 / 1000 + 1 / 1000))
+    assert fit_efficiency([empty(0.0, 100.0)], RATES, 1.0).overhead_us == pytest.approx(0.5), "half a tick of the clock"
+
+
+def compute(us: float) -> NodeWork:
+    """A product that takes so long at the full peak."""
+    return NodeWork("gemm", "MatMul", us * RATES.peak / 1e6, 0.0, 0.0)
+
+
+def timed(precision: str, known: dict[str, Efficiency], *calls: tuple[float, float]) -> Calibration:
+    """What comes of calls of one product, (microseconds at the full peak, measured)."""
+    before = calibrated({name: {"gemm": efficiency} for name, efficiency in known.items()}, {})
+    found = [CallSample(precision, (compute(us),), measured, 0.0) for us, measured in calls]
+    return meet_calls(before, found, {precision: RATES})
+
+
+def test_the_cost_of_a_call_is_not_mixed_with_that_of_its_nodes() -> None:
+    own = Efficiency(of_peak=0.5, of_memory=0.25)
+    met = timed("fp16", {"fp16": own, "fp32": Efficiency(of_peak=1.0)}, (50.0, 130.0), (500.0, 1030.0))
+    assert met.call_overhead_us == {"fp16": pytest.approx(30.0)}
+    assert met.efficiencies["fp16"]["gemm"].of_peak == pytest.approx(0.5)
+    assert met.efficiencies["fp32"] == {"gemm": Efficiency(of_peak=1.0)}
+
+
+def test_rates_are_scaled_together_where_calls_take_less_than_their_nodes() -> None:
+    own = Efficiency(of_peak=0.5, of_memory=0.25)
+    met = timed("fp16", {"fp16": own}, (50.0, 80.0), (500.0, 800.0), (5000.0, 8000.0)).efficiencies["fp16"]["gemm"]
+    assert met.of_peak is not None and met.of_memory is not None and met.of_bandwidth is None
+    assert met.of_peak == pytest.approx(0.5 / 0.8, rel=0.01)
+    assert met.of_memory == pytest.approx(met.of_peak / 2)
+
+
+def test_rates_stay_where_calls_say_nothing_of_them() -> None:
+    """The longer one took less: no factor fits."""
+    met = timed("fp32", {"fp32": Efficiency(of_peak=1.0)}, (1e5, 100.0), (1e6, 50.0))
+    assert met.efficiencies["fp32"]["gemm"].of_peak == 1.0
+
+
+def test_a_precision_without_efficiencies_of_its_own_has_a_cost_per_call_all_the_same() -> None:
+    met = timed("int8", {"fp32": Efficiency(of_peak=1.0)}, (100.0, 130.0), (1000.0, 1030.0))
+    assert met.call_overhead_us["int8"] == pytest.approx(30.0)
+    assert met.efficiencies["fp32"]["gemm"].of_peak == 1.0
+
+
+def test_a_node_alone_stays_what_it_is() -> None:
+    assert alike([empty(1.0, 2.0)]) == [empty(1.0, 2.0)]
+
+
+def test_operators_are_scaled_as_their_classes_are() -> None:
+    before = calibrated({"fp16": {"gemm": Efficiency(of_peak=0.5)}}, {"fp16": {"MatMul": Efficiency(of_peak=0.25)}})
+    calls = [CallSample("fp16", (compute(us),), 0.8 * 4 * us, 0.0) for us in (50.0, 500.0, 5000.0)]
+    met = meet_calls(before, calls, {"fp16": RATES})
+    assert met.operators["fp16"]["MatMul"].of_peak == pytest.approx(0.25 / 0.8, rel=0.01)
+    assert met.efficiencies["fp16"]["gemm"].of_peak == pytest.approx(0.5 / 0.8, rel=0.01)

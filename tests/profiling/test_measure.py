@@ -13,7 +13,7 @@ class FakeArtifact:
 
     def __init__(self, cost_ms: Callable[[int], float]) -> None:
         self.cost_ms = cost_ms
-        self.now_ns = 0
+        self.now_ns = self.began_ns = 10**12  # a clock's zero means nothing
         self.indices: list[int] = []
 
     def __call__(self, index: int) -> None:
@@ -45,7 +45,7 @@ def test_a_slow_artifact_still_takes_100_calls() -> None:
     artifact = FakeArtifact(lambda _: 100.0)
     sample = measure(artifact, MeasureRules(), artifact.clock)
     assert len(sample.samples_ms) == 100
-    assert sample.stable
+    assert sample.stable and sample.reason is None
 
 
 def test_warm_up_goes_on_until_the_windows_agree() -> None:
@@ -69,7 +69,7 @@ def test_an_artifact_that_never_settles_is_measured_and_marked() -> None:
 def test_a_very_slow_artifact_stops_at_the_ceiling_and_says_so() -> None:
     artifact = FakeArtifact(lambda _: 2000.0)
     sample = measure(artifact, MeasureRules(), artifact.clock)
-    assert artifact.now_ns / 1e9 <= MeasureRules().longest_s + 2 * 2.0
+    assert (artifact.now_ns - artifact.began_ns) / 1e9 <= MeasureRules().longest_s + 2 * 2.0
     assert not sample.stable
     assert "too slow to see whether it has settled: 15 warm-up calls" in sample.warnings[0]
     assert len(sample.samples_ms) == 30
@@ -87,6 +87,33 @@ def test_strict_rules_take_a_minute_and_enough_calls_for_a_p99() -> None:
     assert len(measure(fast, MeasureRules.strict(), fast.clock).samples_ms) == 12_000
     slow = FakeArtifact(lambda _: 200.0)
     assert len(measure(slow, MeasureRules.strict(), slow.clock).samples_ms) == 662
+
+
+def test_who_stops_early_says_after_how_long() -> None:
+    artifact = FakeArtifact(lambda _: 5000.0)
+    sample = measure(artifact, MeasureRules.strict(), artifact.clock)
+    assert sample.reason == "stopped after 900 s with 180 of 662 calls"
+    assert sample.warnings == ("too slow to see whether it has settled: 12 warm-up calls in 60.0 s",)
+
+
+def test_three_windows_are_enough_to_see_that_they_do_not_agree() -> None:
+    artifact = FakeArtifact(lambda index: (300.0, 500.0, 400.0, 400.0)[min(3, index // 25)])
+    sample = measure(artifact, MeasureRules(), artifact.clock)
+    assert sample.warmup_calls == 75
+    assert sample.warnings[0].startswith("did not settle: after 75 warm-up calls in 30.0 s the last 3 windows of 25")
+
+
+def test_the_fewest_calls_of_a_warm_up_are_enough() -> None:
+    artifact = FakeArtifact(lambda _: 1.0)
+    rules = MeasureRules(warmup_min_s=0.0, warmup_min_calls=10, window_calls=5, windows=2)
+    assert measure(artifact, rules, artifact.clock).warmup_calls == 10
+
+
+def test_a_second_process_takes_a_third_and_no_energy() -> None:
+    assert MeasureRules().repeated() == MeasureRules(
+        warmup_max_s=10.0, min_s=1.0, min_calls=34, max_s=20.0, idle_s=0.0, energy_s=0.0
+    )
+    assert MeasureRules().longest_s == 30.0 + 60.0 + 1.0 + 2.0
 
 
 def test_throttling_while_measured_is_not_stable() -> None:
@@ -117,11 +144,19 @@ def test_windows_agree_within_ten_percent_of_the_smallest() -> None:
     assert windows_agree([1.0] * 25 + [1.05] * 25 + [1.1] * 25, rules)
     assert not windows_agree([1.0] * 25 + [1.05] * 25 + [1.11] * 25, rules)
     assert windows_agree([9.0] * 25 + [1.0] * 75, rules), "only the last three count"
+    across = [1.0] * 13 + [2.0] * 24 + [1.0] * 38
+    assert windows_agree(across, rules), "what lies across two windows is none"
 
 
 def test_few_samples_cannot_drift() -> None:
     assert drifted([1.0] * 9 + [2.0] * 9, 0.1) is None
-    assert drifted([1.0] * 10 + [2.0] * 10, 0.1) is not None
+    assert drifted([1.0] * 10 + [2.0] * 10, 0.1) == (
+        "drifted while it was measured: median 1 ms at first, 2 ms at the end, 1 to 2 ms over 2 parts"
+    )
+    assert drifted([1.0] * 10 + [1.1] * 10, 0.1) is None, "the tolerance itself is tolerated"
+    assert drifted([1.0] * 10 + [2.0] * 10 + [1.0] * 10, 0.1) is None, "few calls are cut in halves only"
+    assert drifted([1.0] * 60, 0.1) is None
+    assert str(drifted([1.0] * 30 + [2.0] * 30, 0.1)).endswith("over 2 parts")
 
 
 def test_garbage_collection_is_off_while_measured_and_restored() -> None:
@@ -172,6 +207,17 @@ def test_the_distribution_is_kept_at_41_even_steps() -> None:
     assert latency.quantiles_ms == tuple(25.0 * step for step in range(41))
     assert summarise([1.0, 3.0], stable=True).quantiles_ms[::20] == (1.0, 2.0, 3.0)
     assert summarise([1.0], stable=None).quantiles_ms == (), "one call has no distribution"
+
+
+def test_two_calls_have_a_spread_and_calls_of_no_time_have_none() -> None:
+    assert summarise([0.25, 0.75], stable=True).cv == pytest.approx(0.5**0.5)
+    assert summarise([0.0, 0.0], stable=True).cv is None
+
+
+def test_quantiles_are_told_to_the_nanosecond_and_nothing_is_missing_of_enough_calls() -> None:
+    latency = summarise([1 / 3] * 662, stable=True)
+    assert set(latency.quantiles_ms) == {0.333333}
+    assert latency.reason is None
 
 
 def test_the_spread_warns_above_two_and_a_half_percent() -> None:

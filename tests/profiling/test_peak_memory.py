@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from edgeformer.stages.profiling.memory import (
     gpu_memory_by_name,
     gpu_memory_in_use,
     peak_meter,
+    release_unused,
     resident_bytes,
 )
 
@@ -62,6 +65,58 @@ def test_a_kernel_without_a_peak_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no VmHWM"):
         KernelPeak(tmp_path).peak_bytes()
     assert KernelPeak(tmp_path / "absent").reset() is False
+
+
+def test_the_kernel_counts_in_kilobytes_and_starts_over_when_a_five_is_written(tmp_path: Path) -> None:
+    """Documentation/filesystems/proc: 5 resets VmHWM, the other numbers reset something else; a kB is 1024 bytes."""
+    (tmp_path / "status").write_bytes(b"Name:\t\xff\nVmPeak:\t   99999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1 kB\n")
+    (tmp_path / "clear_refs").write_text("", encoding="ascii")
+    meter = KernelPeak(tmp_path)
+    assert meter.peak_bytes() == 2 * MIB
+    assert meter.reset() and (tmp_path / "clear_refs").read_text(encoding="ascii") == "5"
+
+
+def test_windows_keeps_the_peak_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=7 * MIB, peak_wset=9 * MIB))
+    monkeypatch.setattr(memory_module, "psutil", SimpleNamespace(Process=lambda: process))
+    assert WindowsPeak().peak_bytes() == 9 * MIB
+    assert WindowsPeak().reset() is False
+
+
+def test_polling_keeps_no_process_alive() -> None:
+    before = set(threading.enumerate())
+    meter = PolledPeak()
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon
+    meter.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fails", [OSError, AttributeError])
+def test_freed_memory_goes_back_where_the_c_library_can(
+    monkeypatch: pytest.MonkeyPatch, fails: type[Exception]
+) -> None:
+    asked = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=asked.append))
+    release_unused()
+    assert asked == [0], "all of it"
+
+    def absent(name: None) -> None:
+        raise fails
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    release_unused()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("malloc_trim is Linux's"))
+    release_unused()
+
+
+def test_a_peak_below_the_baseline_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WindowsPeak, "peak_bytes", lambda self: 100)
+    assert added(WindowsPeak(), baseline_bytes=200, since_reset=True) == Memory(
+        status="measured", peak=0, baseline=200, method=WindowsPeak.method
+    )
 
 
 def test_a_peak_that_could_not_be_reset_says_what_it_holds() -> None:
@@ -132,3 +187,22 @@ def test_without_any_figure_there_is_a_reason_and_no_number(machine: Machine) ->
     memory, found = measured()
     assert (memory.status, memory.peak, found) == ("unavailable", None, {})
     assert "container" in str(memory.reason)
+
+
+def test_the_card_is_asked_by_its_number_and_not_at_all_without_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(card=(1000, 1000))
+    assert gpu_memory_in_use(None) == {}
+    monkeypatch.setattr(nvidia, "card_used_bytes", {"GPU-1": 1000, "GPU-2": 2000}.get)
+    monkeypatch.setattr(nvidia, "hides_process_memory", {"GPU-1": False, "GPU-2": True}.get)
+    assert gpu_memory_in_use("GPU-2") == {"card (NVML)": 2000}
+    for uuid, hidden in (("GPU-1", False), ("GPU-2", True)):
+        memory = gpu_memory(uuid, {"card (NVML)": 1000}, {"card (NVML)": 7})
+        assert ("WDDM" in str(memory.method)) is hidden
+
+
+def test_a_card_that_holds_no_more_than_before_has_no_figure(machine: Machine) -> None:
+    machine(card=(1000, 900))
+    memory, found = measured()
+    assert (memory.status, found) == ("unavailable", {})

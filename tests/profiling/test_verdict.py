@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.formats.report import Energy, Latency, Memory, Row
-from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, spared_of_latency
+from edgeformer.formats.report import Check, Energy, Latency, Memory, Row
+from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, judged_rows, shown, spared_of_latency
 
 
 def row(batch: int = 1, seq: int = 128, p50: float = 4.0, peak: int = 1000, stable: bool = True) -> Row:
@@ -190,3 +190,72 @@ def test_a_decoding_graph_that_crashed_leaves_the_limit_unknown_although_full_gr
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
     verdict = check_budget([whole, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
     assert [(c.status, c.reason) for c in verdict.checks if c.name == "latency"] == [("unknown", "it crashed")]
+
+
+def checks(rows: list[Row], **wanted: object) -> dict[str, Check]:
+    """Check by its name, of one artifact."""
+    return {check.name: check for check in check_budget([Evidence("model", 500, rows, "")], limits(**wanted)).checks}
+
+
+def test_a_check_says_what_its_value_is_of_and_nothing_where_that_is_plain() -> None:
+    found = checks([row()])
+    assert [check.reason for check in found.values()] == [None, "p50 at 1×128", "peak at 1×128"]
+    found = checks([estimated(1.0, 2.0)])
+    assert found["latency"].reason == "estimated p50 at 1×128"
+    assert checks([estimated(8.0, 9.0)])["latency"].reason == "estimated p50 at 1×128"
+
+
+def test_an_estimates_value_is_its_own_or_the_geometric_middle_of_its_range() -> None:
+    assert checks([estimated(1.0, 2.0, 100, 900)])["memory"].value == pytest.approx(300.0)
+    own = estimated(1.0, 4.0).model_copy(update={"latency_ms": Latency(status="estimated", low=1.0, high=4.0, p50=3.0)})
+    assert checks([own])["latency"].value == 3.0
+
+
+@pytest.mark.parametrize("bounds", [{"low": 1.0}, {"high": 1.0}])
+def test_an_estimate_with_half_a_range_decides_nothing(bounds: dict[str, float]) -> None:
+    half = row().model_copy(update={"latency_ms": Latency(status="estimated", p50=1.0, **bounds)})
+    assert checks([half])["latency"].status == "unknown"
+
+
+def test_a_limit_within_a_range_is_told_with_the_range() -> None:
+    found = checks([estimated(1.0, 8.0, 100, 2**20)])
+    assert found["latency"].reason.endswith("lies within the range 1.00 ms to 8.00 ms")
+    assert found["memory"].reason.endswith("lies within the range 100 B to 1.0 MiB")
+    assert (shown(2**20, "bytes"), shown(12.345, "ms"), shown(None, "mJ")) == ("1.0 MiB", "12.3 ms", "– mJ")
+
+
+@pytest.mark.parametrize(
+    ("threads", "said"), [((1,), ""), ((2,), ""), ((2, 1), ", with 2 threads"), ((1, 2), ", with 1 thread")]
+)
+def test_threads_are_named_only_where_several_counts_were_measured(threads: tuple[int, ...], said: str) -> None:
+    rows = [row(p50=4.0 + place).model_copy(update={"threads": count}) for place, count in enumerate(threads)]
+    assert checks(rows)["latency"].reason == f"p50 at 1×128{said}"
+
+
+def test_a_provider_without_a_thread_count_names_none() -> None:
+    card = row(p50=1.0).model_copy(update={"provider": "CUDAExecutionProvider"})
+    assert checks([card, row().model_copy(update={"threads": 2})])["latency"].reason == "p50 at 1×128"
+
+
+def test_of_several_ways_the_one_of_which_most_is_known_is_judged_and_then_the_fastest() -> None:
+    unknown = Memory(status="unavailable", reason="no figure")
+    faster = row(p50=1.0).model_copy(update={"memory_bytes": unknown, "threads": 1})
+    assert checks([faster, row(p50=4.0).model_copy(update={"threads": 2})])["latency"].value == 4.0
+    crashed = {"latency_ms": Latency(status="measured", n=1), "threads": 2}
+    timeless = [row().model_copy(update={**crashed, "threads": threads}) for threads in (3, 4)]
+    assert checks([*timeless, faster])["latency"].value == 1.0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_tokens_are_judged_by_decode_rows_wherever_they_stand(turned: bool) -> None:
+    token, whole = row(p50=4.0).model_copy(update={"phase": "decode"}), row(p50=60.0)
+    rows = [token, whole] if turned else [whole, token]
+    wanted = limits(phase="decode")
+    assert judged_rows(Evidence("decode", 500, rows, ""), wanted) == [token]
+    assert judged_rows(Evidence("full", 500, rows, "", whole_texts=True), wanted) == [whole]
+    assert judged_rows(Evidence("none", 500, [], ""), wanted) == []
+
+
+def test_a_limit_per_call_is_of_a_call_also_for_graphs_of_whole_texts() -> None:
+    whole = Evidence("full", 500, [row()], "", whole_texts=True)
+    assert check_budget([whole], limits()).checks[1].reason == "p50 at 1×128"

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from edgeformer.tasks.classification import TASK
-from edgeformer.tasks.classification.scoring import ClassificationScore, score, softmax
+from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score, softmax
 from edgeformer.tasks.metric import token_losses
 
 
@@ -31,6 +31,37 @@ def test_a_class_that_is_never_predicted_counts_as_zero() -> None:
     found = score(np.array([[2.0, 0.0], [1.0, 0.0]]), np.array([1, 0]))
     assert (found.precision, found.recall, found.f1) == (0.0, 0.0, 0.0)
     assert found.accuracy == 0.5
+
+
+def test_a_class_that_is_neither_there_nor_predicted_counts_as_zero() -> None:
+    labels = np.array([0, 1, 1, 0])
+    found = score(np.eye(3)[[0, 1, 0, 0]], labels)
+    expected = metrics.precision_recall_fscore_support(
+        labels, [0, 1, 0, 0], labels=range(3), average="macro", zero_division=0
+    )
+    assert (found.precision, found.recall, found.f1) == pytest.approx(expected[:3])
+
+
+def test_probabilities_of_one_row_do_not_depend_on_the_others() -> None:
+    found = softmax(np.array([[1000.0, 999.0], [-1000.0, -1001.0]], dtype=np.float32))
+    assert found.dtype == np.float64
+    assert found == pytest.approx(np.array([[0.73105857863, 0.26894142137]] * 2))
+
+
+@pytest.mark.parametrize("exits", [(), (8,)])
+def test_a_model_with_one_answer_calls_it_logits(exits: tuple[int, ...]) -> None:
+    meter = ClassificationMeter(exits)
+    for right in (True, False):
+        meter.add({"logits": np.eye(2)[[0, int(right)]]}, {"labels": np.array([0, 1])})
+    assert (meter.score().n, meter.score().accuracy, meter.earlier()) == (4, 0.75, {})
+
+
+def test_a_model_with_two_exits_has_a_score_of_each() -> None:
+    meter = ClassificationMeter((1, 2))
+    answers = {"logits_exit1": np.eye(2)[[0, 0]], "logits_exit2": np.eye(2)[[0, 1]]}
+    meter.add(answers, {"labels": np.array([0, 1])})
+    assert {loop: found.accuracy for loop, found in meter.earlier().items()} == {1: 0.5}  # type: ignore[attr-defined]
+    assert meter.score().accuracy == 1.0
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -66,6 +66,24 @@ def test_rightness_may_be_unknown(logits: dict[int, np.ndarray]) -> None:
     assert found.right is None and found.loss == pytest.approx((1.0 + 1.0) / 2) and found.mean_loops == 1.5
 
 
+@pytest.mark.parametrize("threshold", [0.8, 0.9])  # as float32 one is more than itself, one is less
+def test_who_is_just_sure_enough_leaves(threshold: float) -> None:
+    notes = ExitNotes((1, 2))
+    for loop in (1, 2):
+        notes.add(loop, np.zeros(1), np.array([threshold]))
+    assert notes.leave({1: threshold}).mean_loops == 1.0
+    assert notes.leave({1: threshold + 1e-6}).mean_loops == 2.0
+
+
+def test_notes_take_four_bytes_and_are_averaged_in_eight() -> None:
+    notes = ExitNotes((3,))
+    notes.add(3, np.array([0.1]), np.ones(1))
+    assert notes.leave({}).loss == float(np.float32(0.1))
+    notes = ExitNotes((3,))
+    notes.add(3, np.array([2.0**24, 1.0, 1.0, 1.0]), np.ones(4))
+    assert notes.leave({}).loss == (2**24 + 3) / 4
+
+
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(ValueError, match="exits must rise"):
         ExitNotes((2, 1))

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from edgeformer.data.batching import IGNORED
 from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks.early_exit import ExitNotes
 from edgeformer.tasks.language_modeling.scoring import (
     LanguageMeter,
     LanguageScore,
@@ -139,6 +141,92 @@ def test_a_hopeless_model_has_a_score_that_can_be_written():
     assert math.isfinite(score.perplexity)
     assert score.perplexity > 1e300
     assert LanguageScore.model_validate_json(score.model_dump_json()) == score
+
+
+class TestBatchesOfAModel:
+    """[B, S] targets, of which some are padding, against each form in which models answer."""
+
+    targets = np.array([[1, 2, IGNORED, IGNORED], [0, 1, 2, 0]])
+    kept = targets.reshape(-1) != IGNORED
+
+    def logits(self, seed):
+        return np.random.default_rng(seed).normal(size=(2, 4, 3)).astype(np.float32) * 6
+
+    def losses(self, logits):
+        flat = logits.reshape(-1, 3)[self.kept]
+        return token_losses(flat, self.targets.reshape(-1)[self.kept])
+
+    def sure(self, logits):
+        return top_probability(logits.reshape(-1, 3)[self.kept])
+
+    def test_logits_of_the_last_loop(self):
+        meter = LanguageMeter([8])
+        meter.add({"logits": self.logits(0)}, {"targets": self.targets})
+        score = meter.score()
+        assert (score.n, score.loss) == (6, pytest.approx(self.losses(self.logits(0)).mean()))
+        assert score.early_exit is None
+
+    def test_logits_of_every_exit(self):
+        answers = {loop: self.logits(loop) for loop in (1, 3)}
+        meter, expected = LanguageMeter([1, 3]), LanguageMeter([1, 3])
+        meter.add({f"logits_exit{loop}": found for loop, found in answers.items()}, {"targets": self.targets})
+        expected.add_tokens(
+            {loop: self.losses(found) for loop, found in answers.items()},
+            {loop: self.sure(found) for loop, found in answers.items()},
+        )
+        assert meter.score() == expected.score()
+        assert meter.score().early_exit is not None and 0 < meter.score().early_exit.share["1"] < 1
+
+    @pytest.mark.parametrize("with_confidence", [False, True])
+    def test_losses_of_every_exit(self, with_confidence):
+        answers = {loop: np.random.default_rng(loop).gamma(2.0, size=(2, 4)).astype(np.float32) for loop in (1, 3)}
+        sure = np.array([[0.99, 0.5, 1.0, 1.0], [0.5, 0.99, 0.99, 0.5]], dtype=np.float32)
+        outputs = {f"loss_exit{loop}": found for loop, found in answers.items()}
+        if with_confidence:
+            outputs["confidence_exit1"] = sure
+        meter = LanguageMeter([1, 3])
+        meter.add(outputs, {"targets": self.targets})
+        score, flat = meter.score(), {loop: found.reshape(-1)[self.kept] for loop, found in answers.items()}
+        assert {loop: found.loss for loop, found in score.by_exit.items()} == pytest.approx(
+            {loop: float(found.mean()) for loop, found in flat.items()}
+        )
+        if not with_confidence:
+            assert score.early_exit is None
+            return
+        left = np.where(sure.reshape(-1)[self.kept] > 0.9, flat[1], flat[3])
+        assert score.early_exit.loss == pytest.approx(float(left.mean()))
+        assert score.early_exit.share == {"1": 0.5, "3": 0.5}
+
+    def test_rows_without_their_targets_are_refused(self):
+        for targets in (self.targets[:1], np.concatenate([self.targets, self.targets])):
+            with pytest.raises((ValueError, IndexError)):
+                LanguageMeter([8]).add({"logits": self.logits(0)}, {"targets": targets})
+
+
+def test_notes_hear_of_every_token_at_every_exit():
+    losses, confidence = measurements(100)
+    notes = ExitNotes(EXITS)
+    meter = LanguageMeter(EXITS, notes)
+    del confidence[8]  # nobody asks how sure the last loop is
+    meter.add_tokens(losses, confidence)
+    early, found = meter.score().early_exit, notes.leave(exit_thresholds(EXITS[:-1]))
+    assert (found.loss, found.mean_loops, found.share) == (pytest.approx(early.loss), early.mean_loops, early.share)
+    assert notes.leave({}).loss == pytest.approx(float(losses[8].mean()))
+
+
+def test_a_token_that_is_just_sure_enough_leaves():
+    meter = LanguageMeter([1, 2])
+    meter.add_tokens({1: np.zeros(1), 2: np.ones(1)}, {1: np.array([0.92])})
+    assert meter.score().early_exit.share == {"1": 1.0, "2": 0.0}
+
+
+def test_exits_come_in_the_order_of_their_loops():
+    meter = LanguageMeter([2, 10])
+    meter.add_tokens({2: np.array([2.0]), 10: np.array([1.0])})
+    score = meter.score()
+    assert [(loop, found.loss) for loop, found in score.by_exit.items()] == [(2, 2.0), (10, 1.0)]
+    shuffled = score.model_copy(update={"exits": dict(sorted(score.exits.items()))})
+    assert list(shuffled.exits) == ["10", "2"] and list(shuffled.by_exit) == [2, 10]
 
 
 def test_sums_are_double_precision():

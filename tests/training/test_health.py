@@ -152,3 +152,37 @@ def test_a_leap_of_the_loss_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_a_spike_is(loss: float, before: list[float], spike: bool) -> None:
     """More than six standard deviations (here 0.1) above the mean (here 1), of at least 20 steps."""
     assert health.is_spike(loss, before) is spike
+
+
+def two_layers() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False))
+    model[0].weight.grad = torch.tensor([[3.0, 0.0]])
+    model[1].weight.grad = torch.tensor([[0.0], [4.0]])
+    return model
+
+
+def test_the_norm_is_of_all_gradients_that_there_are() -> None:
+    assert health.gradient_norm(two_layers()) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_weights_are_worth_keeping_if_all_are_finite(wrong: float) -> None:
+    model = two_layers()
+    assert health.weights_are_finite(model)
+    model[1].weight.data[0] = wrong
+    assert not health.weights_are_finite(model)
+
+
+def test_the_first_layer_where_it_shows_is_named() -> None:
+    model = two_layers()
+    assert health.divergence(model, 7, "the loss is nan").startswith(
+        "training diverged at step 7: the loss is nan; the"
+    )
+    model[2].weight.data[0, 0] = torch.nan
+    assert "the first layer with weights that are not finite is 2.weight;" in health.divergence(model, 7, "x")
+    model[1].weight.grad[1] = torch.inf
+    assert "the first layer with a gradient that is not finite is 1.weight;" in health.divergence(model, 7, "x")
+
+
+def test_a_loss_that_only_reaches_the_bound_is_no_spike() -> None:
+    assert not health.is_spike(7.0, [0.0, 2.0] * 20)

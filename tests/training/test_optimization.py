@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from edgeformer.families import load_recipe
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import (
     ConstantSchedule,
     CosineSchedule,
@@ -48,9 +51,20 @@ def test_one_cycle_peaks_at_the_optimizers_rate() -> None:
     assert found[-1] < 1e-3
 
 
-@pytest.mark.parametrize("steps", [2, 19, 20, 21])
+@pytest.mark.parametrize("steps", [1, 2, 19, 20, 21])
 def test_one_cycle_of_few_steps(steps: int) -> None:
-    assert len(rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)) == steps
+    found = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
+    assert len(found) == steps
+    assert steps == 1 or found[-1] < 1e-3, "the last step has the smallest rate"
+
+
+def test_one_cycle_leaves_the_betas_as_the_recipe_says_them() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0, betas=(0.5, 0.75)))
+    rate = LearningRate(optimizer, OneCycleSchedule(kind="one-cycle", warmup=0.3), 10)
+    for _ in range(4):
+        optimizer.step()
+        rate.after_step()
+        assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.75)}
 
 
 def test_constant() -> None:
@@ -98,3 +112,87 @@ def test_auto_is_bf16_from_ampere_on(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert resolve_precision("auto", "cuda") == expected
     assert resolve_precision("fp16", "cuda") == "fp16"
+
+
+def test_what_is_asked_for_is_taken_but_fp16_on_a_processor() -> None:
+    assert [resolve_precision(name, kind) for name in ("fp32", "bf16") for kind in ("cpu", "cuda")] == [
+        "fp32", "fp32", "bf16", "bf16"
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"training\.precision: fp16 trains on CUDA cards only"):
+        resolve_precision("fp16", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags : fpu avx2 avx512f\n", "fp32"),
+        ("flags : fpu avx512_bf16 sse\n", "bf16"),
+        ("flags : fpu amx_bf16 sse\n", "bf16"),
+        ("Features : fp asimd bf16 i8mm\n", "bf16"),  # Arm
+        ("flags : fpu notbf16 nobf16x\n", "fp32"),
+        (None, "fp32"),  # no Linux
+    ],
+)
+def test_auto_is_bf16_where_a_processor_has_instructions_for_it(
+    flags: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cpuinfo(path: Path, encoding: str) -> str:
+        if flags is None or (str(path), encoding) != ("/proc/cpuinfo", "utf-8"):
+            raise FileNotFoundError
+        return flags
+
+    monkeypatch.setattr(Path, "read_text", cpuinfo)
+    assert resolve_precision("auto", "cpu") == expected
+
+
+def test_the_optimizer_is_what_the_recipe_says() -> None:
+    config = OptimizerConfig(lr=0.25, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.0)
+    for group in build_optimizer(nn.Linear(2, 2), config).param_groups:
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (0.25, (0.5, 0.75), 1e-3, True)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PlateauSchedule(kind="plateau", factor=0.5, patience=0),
+        OneCycleSchedule(kind="one-cycle", warmup=0.3),
+        CosineSchedule(kind="cosine", warmup=0.3, final=0.1),
+        ConstantSchedule(kind="constant"),
+    ],
+    ids=lambda schedule: schedule.kind,
+)
+def test_a_schedule_goes_on_from_its_state(schedule: Schedule) -> None:
+    def start() -> tuple[torch.optim.Optimizer, LearningRate]:
+        optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0))
+        return optimizer, LearningRate(optimizer, schedule, 20)
+
+    def go_on(optimizer: torch.optim.Optimizer, rate: LearningRate, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            rate.after_step()
+            rate.after_epoch(1.0)
+            found.append(rate.current)
+        return found
+
+    optimizer, rate = start()
+    go_on(optimizer, rate, 7)
+    other, resumed = start()
+    other.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(rate.state_dict())
+    expected = go_on(optimizer, rate, 6)
+    assert go_on(other, resumed, 6) == expected
+    assert (len(set(expected)) == 1) == (schedule.kind == "constant")
+
+
+def test_cosine_may_rise_to_its_end_or_not_at_all() -> None:
+    found = rates(CosineSchedule(kind="cosine", warmup=0.99, final=0.1), 4)
+    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    found = rates(CosineSchedule(kind="cosine", warmup=0.0, final=0.0), 4)
+    assert found == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+
+
+def test_a_schedule_that_nobody_knows_is_refused() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0))
+    with pytest.raises(TypeError, match="no such schedule"):
+        LearningRate(optimizer, "falling", 10)  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ class Checkpoints:
         try:
             yield
         except (OSError, RuntimeError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
             free = format_bytes(shutil.disk_usage(self._run).free) if self._run.is_dir() else "nothing"
             rest = f"--resume goes on from {self._good[-1].name}" if self._good else "--resume begins anew"
             raise EdgeformerError(f"{path}: cannot be written ({reason}; {free} free on the disk); {rest}") from error

@@ -59,11 +59,11 @@ class LearningRate:
             self._scheduler = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
         elif isinstance(config, OneCycleSchedule):
             peak = optimizer.param_groups[0]["lr"]
-            # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option.
-            warmup = max(config.warmup, 1.001 / total_steps)
-            self._scheduler = OneCycleLR(
-                optimizer, peak, total_steps=total_steps, pct_start=min(warmup, 1.0), cycle_momentum=False
-            )
+            # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option, and
+            # a run of one step is the first of two.
+            steps = max(2, total_steps)
+            warmup = max(config.warmup, 1.001 / steps)
+            self._scheduler = OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
         elif isinstance(config, CosineSchedule):
             rising = round(config.warmup * total_steps)
             final = config.final

@@ -63,7 +63,9 @@ def gather(processes: Processes, model: nn.Module, optimizer: Any) -> State:
 def write(state: State, folder: Path) -> None:
     """Fill ``folder``. Raises OSError, RuntimeError or SafetensorError: it cannot be written."""
     for name, value in state.items():
-        save(value, folder / name, safe_serialization=name == WEIGHTS)
+        # Accelerate takes out of the weights what has another name as well.
+        is_weights = name == WEIGHTS
+        save(OrderedDict(value) if is_weights else value, folder / name, safe_serialization=is_weights)
 
 
 def load(folder: Path, processes: Processes, model: nn.Module, optimizer: Any) -> None:

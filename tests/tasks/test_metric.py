@@ -1,0 +1,45 @@
+"""Figures for people, and losses of many rows at once."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.tasks.metric import Metric, ScoreColumn, token_losses, top_probability
+
+ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
+SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
+
+
+def test_a_metric_is_read_off_a_score_that_has_it() -> None:
+    assert ACCURACY.of(SCORE) == 0.5
+    assert ACCURACY.of(None) is None
+    assert Metric("perplexity", False, 2, 1.0, None, "--max-perplexity").of(SCORE) is None
+
+
+def test_figures_have_their_decimals_and_thousands() -> None:
+    assert ACCURACY.text(0.87654) == "0.8765"
+    assert ACCURACY.text(None) == "–"
+    assert Metric("perplexity", False, 2, 1.0, None, "").text(12345.678) == "12,345.68"
+    assert ScoreColumn("loss", "loss", 3).text(1234.56789) == "1,234.568"
+    assert ScoreColumn("n", "rows", None).text(12345) == "12,345"
+    assert ScoreColumn("n", "rows", None).text(None) == ScoreColumn("loss", "loss", 3).text(None) == "–"
+
+
+def test_losses_of_many_rows_take_the_memory_of_few() -> None:
+    """In float64 the logits of all rows would take twice their own bytes, and their exponentials as much again."""
+    logits = np.random.default_rng(0).normal(size=(2000, 2000)).astype(np.float32)
+    targets = np.arange(2000)
+    tracemalloc.start()
+    try:
+        losses, confidence = token_losses(logits, targets), top_probability(logits)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < logits.nbytes
+    wide = np.exp(logits.astype(np.float64))
+    assert losses == pytest.approx(-np.log(wide[targets, targets] / wide.sum(axis=-1)))
+    assert confidence == pytest.approx(wide.max(axis=-1) / wide.sum(axis=-1))
