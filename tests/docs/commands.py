@@ -65,6 +65,8 @@ NOT_RUN: dict[str, str] = {
 NOT_OURS = {
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "scp": "needs another machine; the test copies the folder",
+    "torchrun": "tests/training/test_processes.py starts two processes with it; the names of machines are the reader's",
+    "accelerate": "starts processes for cards",
     "python": (
         "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py); one line of "
         "Python is run by test_api.py"
@@ -75,6 +77,7 @@ NOT_OURS = {
 PICTURES = {
     "recipe.yaml ──train──▶ run ──export──▶ bundle ──profile──▶ report": "a drawing",
     "bundle/": "a listing of a folder, with what is in it",
+    "#!/bin/bash": "a job for Slurm, which is not here",
 }
 """First line of what is no code → what it is."""
 

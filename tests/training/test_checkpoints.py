@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,11 @@ from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.recipe import CosineSchedule, OptimizerConfig
 from edgeformer.run import read_run
-from edgeformer.stages.training import state
+from edgeformer.stages.training import loop, state
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 from edgeformer.stages.training.processes import Processes
+from edgeformer.stages.training.stepper import Stepper
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from tests.conftest import SMALL, classifier_recipe
@@ -475,3 +477,28 @@ class TestFiles:
         assert [path.name for path in states(run) if not path.name.startswith(".")] == [
             "000001-step-3", "000002-step-4"
         ]  # fmt: skip
+
+
+def test_no_more_than_checkpoint_minutes_is_ever_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right before a state gets its name everything since the one before was drawn is lost: 9 steps and one save."""
+    now, kept = [0.0], []
+    take, save = Stepper.take, Checkpoints.save
+
+    def a_second(self: Stepper, *given: Any) -> Any:
+        now[0] += 1
+        return take(self, *given)
+
+    def two_seconds(self: Checkpoints, *given: Any, **named: Any) -> None:
+        began = now[0]
+        now[0] += 2
+        kept.append((began, now[0]))
+        save(self, *given, **named)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(Stepper, "take", a_second)
+    monkeypatch.setattr(Checkpoints, "save", two_seconds)
+    recipe = classifier_recipe([*TINY, "training.batch_size=5", f"training.checkpoint_minutes={10 / 60}"])
+    train(recipe, TrainOptions(tmp_path, max_steps=40))
+    lost = [end - began for (began, _), (_, end) in pairwise(kept)]
+    assert len(lost) >= 4 and max(lost[1:]) == 10.0

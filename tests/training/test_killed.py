@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason=
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, never killed."""
     artifacts = tmp_path_factory.mktemp("straight")
+    began = time.monotonic()
     assert ends(start(artifacts, overrides=OFTEN)) == 0
+    (artifacts / "seconds.txt").write_text(str(time.monotonic() - began), encoding="utf-8")
     return artifacts / "run"
 
 
@@ -41,9 +43,10 @@ def test_killed_at_a_change_on_disk(tmp_path: Path, straight: Path, share: float
 
 def test_killed_at_random_moments_again_and_again(tmp_path: Path, straight: Path) -> None:
     moments, kills = random.Random(11), 0
+    whole = float((straight.parent / "seconds.txt").read_text(encoding="utf-8"))
     for _ in range(3):
         child = start(tmp_path, overrides=OFTEN, resume=(tmp_path / "run").exists())
-        time.sleep(moments.uniform(0.5, 1.5))
+        time.sleep(moments.uniform(0.1, 0.6) * whole)
         if kill(child) == 0:
             break
         kills += 1

@@ -25,6 +25,7 @@ from edgeformer.stages.training.processes import connect
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.torture.children import TINY, begin, ends
+from tests.training.test_health import two_layers
 from tests.training.test_recipe_effects import metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and POSIX signals")
@@ -232,6 +233,13 @@ def test_shards_need_several_processes(monkeypatch: pytest.MonkeyPatch, launched
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(launched).lower())
     with pytest.raises(InputError, match="--shard: there is one process only"):
         connect(load_recipe(*CLASSIFIER), "cpu", sharded=not launched)
+
+
+def test_the_norm_is_of_all_gradients_that_there_are_before_they_are_clipped() -> None:
+    processes, model = connect(load_recipe(*CLASSIFIER), "cpu", sharded=False), two_layers()
+    assert processes.clip(model, None) == pytest.approx(5.0)
+    assert processes.clip(model, 1.0) == pytest.approx(5.0)
+    assert processes.clip(model, None) == pytest.approx(1.0)
 
 
 def test_what_each_of_several_processes_needs() -> None:

@@ -41,7 +41,8 @@ class TrainingLoop:
         self._rate = self._stepper.rate
         self.position = Position(batch_size=self._config.batch_size)
         self._window = self._meter()  # steps since the last log line
-        self._saved_at, self._stopping = time.monotonic(), False
+        self._saved_at, self._saving_s = time.monotonic(), 0.0
+        self._stopping = False
 
     @property
     def plain_model(self) -> nn.Module:
@@ -98,7 +99,7 @@ class TrainingLoop:
         return True
 
     def _save(self, *, best: bool = False) -> None:
-        processes, model = self.processes, self._stepper.model
+        processes, model, started = self.processes, self._stepper.model, time.monotonic()
         if processes.any(not health.weights_are_finite(model))[0]:  # the last step spoiled them
             raise processes.failure(health.divergence(model, self.position.step, "the weights are not finite"))
         self.position.window = asdict(self._window)
@@ -106,7 +107,7 @@ class TrainingLoop:
         with processes.agreeing():
             if processes.main:
                 self.checkpoints.save(found, self._rate, self.position, best=best)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saving_s = started, time.monotonic() - started
 
     def _epoch(self, stop: threading.Event, log: Log, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
@@ -138,7 +139,9 @@ class TrainingLoop:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
                 self._watch(step, log, progress)
-                late = time.monotonic() - self._saved_at >= 60 * self._config.checkpoint_minutes
+                # One more step may end too late for a checkpoint that is written in time.
+                lost = time.monotonic() - self._saved_at + step.seconds_sum + self._saving_s
+                late = lost > 60 * self._config.checkpoint_minutes
                 self._stopping, late = self.processes.any(stop.is_set(), late)
                 if self._stopping or position.step >= limit:
                     break
