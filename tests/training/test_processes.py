@@ -50,6 +50,9 @@ class Told(Silent):
     def __init__(self, file: Path, stop_after: int | None) -> None:
         self._file, self._left = file, stop_after or -1
 
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.message(description)
+
     def advance(self, amount: int = 1, **fields: float) -> None:
         self._left -= "loss" in fields
         if self._left == 0:
@@ -177,6 +180,17 @@ def test_one_that_is_killed_stops_the_other_and_the_run_goes_on(tmp_path: Path, 
         done = losses(artifacts / "run")
         assert together(2, artifacts, recipe, resume=True, max_steps=len(done) + 3) == [0, 0]
         assert len(losses(artifacts / "run")) == len(done) + 3
+
+
+def test_one_that_is_killed_before_the_first_step(tmp_path: Path) -> None:
+    processes, told = start(2, tmp_path, CLASSIFIER), tmp_path / "told-0.txt"
+    while not (told.exists() and "Reading data" in told.read_text(encoding="utf-8")):  # before that they are connected
+        assert processes[0].is_alive()
+        time.sleep(0.005)
+    processes[1].kill()
+    assert ends(processes[0]) == 1
+    assert "lost the connection to another process" in error(tmp_path, 0)
+    assert error(tmp_path, 0).endswith("; start again when it is known why")
 
 
 def test_a_stop_signal_to_one_stops_all_after_the_same_step(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ class Processes:
                 self.accelerator.wait_for_everyone()
 
     @contextmanager
-    def connected(self, run: str) -> Iterator[None]:
-        """Say clearly when another process is gone. Raises EdgeformerError."""
+    def connected(self, then: str) -> Iterator[None]:
+        """Say clearly when another process is gone, and what to do ``then``. Raises EdgeformerError."""
         try:
             yield
         except RuntimeError as error:
@@ -204,7 +204,7 @@ class Processes:
                 self._named(
                     self.rank,
                     f"lost the connection to another process, which ended or was killed (see its own message): {reason}"
-                    f"; the run goes on from its last checkpoint with --resume --name {run}",
+                    f"; {then}",
                 )
             ) from error
 

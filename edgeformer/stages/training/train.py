@@ -65,7 +65,8 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         processes = connect(recipe, options.accelerator, sharded=options.sharded)
         signals.repeated = processes.count > 1
         progress = Lasting(progress) if processes.main else SILENT
-        folder = _train(recipe, options, processes, signals, held, progress)
+        with processes.connected("start again when it is known why"):
+            folder = _train(recipe, options, processes, signals, held, progress)
         processes.part()
     return folder
 
@@ -121,8 +122,9 @@ def _run(
     """Train to the end, and write down how it ended."""
     folder, processes = record.folder, loop.processes
     try:
+        then = f"the run goes on from its last checkpoint with --resume --name {folder.name}"
         written = closing(MetricsLog(folder, loop.position, progress.message) if processes.main else NoLog())
-        with signals.deferred() as stop, processes.connected(folder.name), written as log:
+        with signals.deferred() as stop, processes.connected(then), written as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
