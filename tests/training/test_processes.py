@@ -42,6 +42,8 @@ WRITER = (
 )
 TASKS = pytest.mark.parametrize("task", [CLASSIFIER, WRITER], ids=["classification", "language-modeling"])
 LOG = "training.log_every=1"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""A test machine's own name need not lead anywhere."""
 
 
 class Told(Silent):
@@ -72,6 +74,7 @@ def _one_of(rank: int, count: int, port: int, artifacts: Path, recipe: Any, opti
         LOCAL_WORLD_SIZE=str(count),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        **LOOPBACK,
     )
     told = Told(artifacts / f"told-{rank}.txt", options.pop("stop_after", None))
     options = {"name": "run", "accelerator": "cpu", **options}
@@ -83,11 +86,15 @@ def _one_of(rank: int, count: int, port: int, artifacts: Path, recipe: Any, opti
     os._exit(0)
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def start(count: int, artifacts: Path, recipe: tuple[str, list[str]], **options: Any) -> list[BaseProcess]:
     artifacts.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return [begin(_one_of, rank, count, port, artifacts, recipe, options) for rank in range(count)]
 
 
@@ -223,9 +230,10 @@ def test_torchrun(tmp_path: Path) -> None:
     """The launcher itself, with the command and without a word changed."""
     name, overrides = CLASSIFIER
     sets = [part for override in (*overrides, LOG) for part in ("--set", override)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
     command = ["-m", "edgeformer", "train", name, "--name", "run", "--max-steps", "3", *sets, "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", **LOOPBACK}
     done = subprocess.run(
         [*launcher, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
