@@ -20,10 +20,11 @@ from typing_extensions import Self, TypeVar
 
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import boundary_id, fingerprint
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
+from edgeformer.machine.lock import LockedError, claiming
 
 FORMAT_VERSION = 1
 _CHUNK = 2048
@@ -173,11 +174,17 @@ def encode(
             return encoded
     encoded = encode(texts, tokenizer, max_length, progress=progress)
     try:
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, key=key, **vars(encoded))
-    except OSError as error:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with claiming(path):
+            for left in path.parent.glob(f".{path.name}.*.tmp*"):  # of processes that were killed while they wrote it
+                left.unlink()
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, key=key, **vars(encoded))
+    except LockedError:  # another process writes the same
+        pass
+    except (OSError, ArtifactError) as error:
         # A cache that cannot be written (full or read-only disk) costs time, not the run.
-        progress.message(f"{path}: token cache not written: {error.strerror}")
+        progress.message(f"{path}: token cache not written: {getattr(error, 'strerror', None) or error}")
     return encoded
 
 

@@ -7,6 +7,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
 from edgeformer.formats.data_config import TrainedTokenizer
 from edgeformer.formats.progress import Silent
+from edgeformer.machine.lock import claiming
 
 ROWS = list(synthetic_reviews(200, 0))
 TEXTS = LabelledTexts([row.text for row in ROWS], np.array([row.label for row in ROWS]))
@@ -119,3 +120,17 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, tokenizer):
     progress = Recorder()
     assert len(encode(TEXTS, tokenizer, 10, blocked, progress)) == 200
     assert "not written" in progress.messages[0]
+
+
+def test_what_a_killed_process_left_goes_and_what_another_one_writes_stays(tmp_path, tokenizer):
+    encode(TEXTS, tokenizer, 16, tmp_path)
+    (made,) = tmp_path.iterdir()
+    left = tmp_path / f".{made.name}.k1ll3d.tmp.npz"
+    made.unlink()
+    left.write_bytes(b"half")
+    with claiming(made):
+        said = Recorder()
+        encode(TEXTS, tokenizer, 16, tmp_path, said)
+        assert left.exists() and not made.exists() and said.messages == []
+    encode(TEXTS, tokenizer, 16, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [made.name]
