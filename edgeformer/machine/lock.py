@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.machine.host import now
 
@@ -85,7 +83,7 @@ def _acquire(path: Path, what: Path, work: str) -> int:
             if not _is_at(handle, path):  # its owner removed it after we opened it
                 os.close(handle)
                 continue
-            me = {"pid": os.getpid(), "host": platform.node(), "process_started": _started(psutil.Process())}
+            me = {"pid": os.getpid(), "host": platform.node(), "process_started": _started(os.getpid())}
             os.ftruncate(handle, 0)
             os.lseek(handle, 0, os.SEEK_SET)
             os.write(handle, json.dumps({**me, "since": now()}).encode())
@@ -130,19 +128,22 @@ def _lives_elsewhere(owner: dict[str, Any]) -> bool:
         return False
     if owner.get("host") != platform.node():
         return True
+    import psutil
+
     try:
-        started = _started(psutil.Process(int(owner["pid"])))
-        return abs(started - float(owner["process_started"])) < _SAME_START_S
+        return abs(_started(int(owner["pid"])) - float(owner["process_started"])) < _SAME_START_S
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
     except psutil.AccessDenied:
         return True
 
 
-def _started(process: psutil.Process) -> float:
+def _started(pid: int) -> float:
     """Seconds, the same at every call of every process, also after the clock was set."""
+    import psutil  # here: it takes 20 ms, and who only reads a bundle locks nothing
+
     # Linux counts from the boot, and psutil adds the boot's moment by the clock as it stands now.
-    return process.create_time() - (psutil.boot_time() if psutil.LINUX else 0.0)
+    return psutil.Process(pid).create_time() - (psutil.boot_time() if psutil.LINUX else 0.0)
 
 
 def _is_at(handle: int, path: Path) -> bool:
