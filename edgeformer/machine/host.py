@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from edgeformer import __version__
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -108,8 +110,6 @@ def _answer_of(*command: str) -> str:
 
 def describe_host() -> dict[str, Any]:
     """Operating system, processor, cores that this process may use, memory in bytes."""
-    import psutil
-
     return {
         "system": platform.system(),
         "release": platform.release(),

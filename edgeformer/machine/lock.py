@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.machine.host import now
 
 LOCK_FILE = ".lock"
 _SAME_START_S = 2.0  # processes start at whole clock ticks, and a boot's moment is known to the second
@@ -73,6 +72,8 @@ def _held(file: Path, what: Path, work: str) -> Iterator[None]:
 
 
 def _acquire(path: Path, what: Path, work: str) -> int:
+    from edgeformer.machine.host import now  # imports psutil, see _started
+
     while True:
         handle = _opened(path, what)
         try:
