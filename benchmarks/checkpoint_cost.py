@@ -56,10 +56,10 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
     steps_s, saves_s = [], []
 
     class Timed(Checkpoints):
-        def save(self, *given: Any) -> None:
+        def save(self, *given: Any, **named: Any) -> None:
             steps_s.append(loop.position.training_seconds - sum(steps_s))
             started = time.perf_counter()
-            super().save(*given)
+            super().save(*given, **named)
             saves_s.append(time.perf_counter() - started)
 
     recipe = load_recipe(name, [*STATES[name], "training.checkpoint_minutes=1e-9", "training.precision=fp32"])
@@ -95,7 +95,7 @@ def killed_while_saving(folder: Path) -> dict[str, float]:
                 raise SystemExit("a training that nobody kills must go on")
             time.sleep(0.001)
         process.kill()
-    ended = time.time()
+        ended = time.time()
     newest = max(states.glob("[0-9]*-step-*"))
     saved = json.loads((newest / "state.json").read_text(encoding="utf-8"))["step"]
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -60,7 +60,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/training/memory_ledger.py": ("training/test_memory_ledger.py",),
     "stages/training/optimization.py": ("training/test_optimization.py",),
     "stages/training/checkpoints.py": ("training/test_checkpoints.py::TestFiles",),
-    "stages/training/state.py": ("training/test_checkpoints.py::TestFiles",),
+    "stages/training/state.py": ("training/test_state.py", "training/test_checkpoints.py::TestFiles"),
     "stages/training/health.py": (
         "training/test_health.py::test_what_a_spike_is",
         "training/test_health.py::test_a_loss_that_only_reaches_the_bound_is_no_spike",
