@@ -66,9 +66,9 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     from edgeformer.families.network import Place
     from edgeformer.formats.manifest import DataSummary
     from edgeformer.formats.progress import SILENT
+    from edgeformer.stages.training.connection import connect
     from edgeformer.stages.training.loop import TrainingLoop
     from edgeformer.stages.training.objective import Objective
-    from edgeformer.stages.training.processes import connect
     from edgeformer.tasks import task_named
 
     rows_per_step = recipe.training.effective_batch

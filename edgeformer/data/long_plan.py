@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -67,6 +67,10 @@ class LongPlan(Sequence[Int64s]):
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Int64s]:
+        # Sequence's own takes any IndexError, also from within, for the end.
+        return (self[number] for number in range(len(self)))
 
     @overload
     def __getitem__(self, index: int) -> Int64s: ...

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from edgeformer.data.encoding import RowsT
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import replacing_folder, sha256_of, write_json
+from edgeformer.formats.files import read_at_most, replacing_folder, sha256_of, write_json, write_text
 from edgeformer.formats.workspace import read_manifest
 
 Int64s = NDArray[np.int64]
 Pieces = Mapping[str, NDArray[np.integer]]
 """Arrays of some rows by name: ``ids``, and ``offsets`` of the rows in it, with 0 in front; others beside them."""
 
-FACTS_FILE = "facts.json"
+FACTS_FILE, _FACTS_SUM = "facts.json", "facts.sha256"
 _KINDS = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
 _PER_TOKEN = ("ids", "starts")
 _AT_ONCE = 256
@@ -158,6 +158,7 @@ class Writer:
         checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
         counted = {"sha256": checksums, "rows": self._rows}
         write_json(self._folder / FACTS_FILE, StoredFacts.model_validate({**counted, **facts}, strict=False))
+        write_text(self._folder / _FACTS_SUM, sha256_of(self._folder / FACTS_FILE) + "\n")
 
 
 @contextmanager
@@ -174,6 +175,8 @@ def read_stored(folder: Path, key: str, build: Callable[[Pieces], RowsT]) -> Sto
         ArtifactError: damaged, or of something else than ``key``.
         OSError: a file of it is not there.
     """
+    if read_at_most(folder / _FACTS_SUM, 100).decode("ascii", "replace").strip() != sha256_of(folder / FACTS_FILE):
+        raise ArtifactError(f"{folder / FACTS_FILE}: is not what was written")
     facts = read_manifest(StoredFacts, folder / FACTS_FILE)
     if facts.key != key:
         raise ArtifactError(f"{folder}: is of other data")
@@ -181,4 +184,6 @@ def read_stored(folder: Path, key: str, build: Callable[[Pieces], RowsT]) -> Sto
         if name not in _KINDS or sha256_of(folder / f"{name}.bin") != known:
             raise ArtifactError(f"{folder / name}.bin: is not what was written")
     arrays = {name: DiskArray(folder / f"{name}.bin", _KINDS[name]) for name in facts.sha256}
+    if not {"ids", "offsets"} <= arrays.keys() or len(arrays["offsets"]) != facts.rows + 1:
+        raise ArtifactError(f"{folder}: does not hold the rows that it says")
     return StoredRows(arrays, facts, build)

@@ -33,9 +33,8 @@ from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import LockedError, claiming
 
-_MOST_ROWS, _MOST_CHARACTERS = 2048, 1_000_000
-"""Of a piece: what is tokenized at once takes some hundred bytes a token."""
-_WAIT_S = 0.5
+_MOST_ROWS, _MOST_CHARACTERS = 2048, 1_000_000  # of a piece: what is tokenized takes some hundred bytes a token
+_WAIT_S, _MOST_S = 0.5, 600.0  # of another machine only a file knows: it may be gone
 LoadTokenizer = Callable[[TokenizerConfig, Iterable[str] | None], Tokenizer]
 
 
@@ -122,12 +121,14 @@ class Streaming:
         target = self._cache / f"stream-{self._identity[:24]}"
         target.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            said = False
+            said, until = False, time.monotonic() + _MOST_S
             while True:
                 try:
                     held.enter_context(claiming(target))
                     break
                 except LockedError as error:
+                    if not error.held and time.monotonic() > until:
+                        raise
                     if not said:
                         self._progress.message(str(error))
                     said = True

@@ -35,7 +35,15 @@ else:
 
 
 class LockedError(ArtifactError):
-    """Another process has it, or may have it: on another host nobody can know."""
+    """Another process has it, or may have it: on another host nobody can know.
+
+    Args:
+        held: the system says so, not only what the owner left in the file.
+    """
+
+    def __init__(self, message: str, *, held: bool) -> None:
+        super().__init__(message)
+        self.held = held
 
 
 def locked(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
@@ -80,7 +88,7 @@ def _acquire(path: Path, what: Path, work: str) -> int:
             held = _is_held(handle)
             owner = _read(handle)
             if held or _lives_elsewhere(owner):
-                raise LockedError(_refusal(path, what, owner, work, held))
+                raise LockedError(_refusal(path, what, owner, work, held), held=held)
             if not _is_at(handle, path):  # its owner removed it after we opened it
                 os.close(handle)
                 continue
@@ -125,10 +133,12 @@ def _read(handle: int) -> dict[str, Any]:
 
 def _lives_elsewhere(owner: dict[str, Any]) -> bool:
     """Whether the process that the file names is another one, and alive; on another host nobody here can know."""
-    if not owner or owner.get("pid") == os.getpid():
+    if not owner:
         return False
-    if owner.get("host") != platform.node():
+    if owner.get("host") != platform.node():  # in containers, which have a name each, many are process 1
         return True
+    if owner.get("pid") == os.getpid():
+        return False
     import psutil
 
     try:

@@ -95,3 +95,15 @@ def test_a_trillion_rows_take_the_memory_of_64_batches():
     assert rows.asked == 2 * 8 * WINDOW_BATCHES  # two windows, each once
     assert len(set(np.concatenate(batches).tolist())) == 32
     assert max(map(max, batches)) > 10**11
+
+
+def test_an_error_within_is_not_the_end():
+    class Broken:
+        def __len__(self):
+            return 10
+
+        def sizes(self, numbers):
+            raise IndexError("numbers that are not there")
+
+    with pytest.raises(IndexError, match="not there"):
+        list(LongPlan(Broken(), 2, seed=0, epoch=0, bucketed=True))

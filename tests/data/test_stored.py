@@ -87,7 +87,7 @@ def test_other_and_missing_files_are_refused(written):
     with pytest.raises(ArtifactError, match="is not what was written"):
         read_stored(written[0], "this", build)
     facts.unlink()
-    with pytest.raises(ArtifactError, match=r"facts\.json: cannot be read"):
+    with pytest.raises(FileNotFoundError):
         read_stored(written[0], "this", build)
 
 

@@ -26,6 +26,7 @@ from edgeformer.formats.recipe import CosineSchedule, OptimizerConfig
 from edgeformer.run import read_run
 from edgeformer.stages.training import loop, state
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
+from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.stepper import Stepper
@@ -502,3 +503,29 @@ def test_no_more_than_checkpoint_minutes_is_ever_lost(tmp_path: Path, monkeypatc
     train(recipe, TrainOptions(tmp_path, max_steps=40))
     lost = [end - began for (began, _), (_, end) in pairwise(kept)]
     assert len(lost) >= 4 and max(lost[1:]) == 10.0
+
+
+def test_saves_that_take_long_leave_time_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the end of the last save, where as much as that cannot be begun early."""
+    made = TrainingLoop.__new__(TrainingLoop)
+    made._config = SimpleNamespace(checkpoint_minutes=10 / 60)  # type: ignore[assignment]
+    now = [100.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made._saved_at, made._saving_s = 0.0, 95.0  # it ended five seconds ago
+    assert not made._is_late(1.0)
+    now[0] = 105.0
+    assert made._is_late(1.0)
+
+
+@pytest.mark.parametrize(("stop", "limit"), [(30, None), (15, 15)])
+def test_a_stop_after_the_last_step_of_all(
+    tmp_path: Path, recipe: ClassificationRecipe, stop: int, limit: int | None
+) -> None:
+    """Its weights are validated when the run goes on."""
+    straight = train(recipe, TrainOptions(tmp_path / "straight", name="run", max_steps=limit))
+    with pytest.raises(InterruptedRun):
+        train(recipe, TrainOptions(tmp_path, name="run", max_steps=limit), StopAfter(stop))
+    assert read_run(tmp_path / "run").steps == stop
+    done = train(recipe, TrainOptions(tmp_path, name="run", resume=True, max_steps=limit))
+    assert_same(done, straight)
+    assert read_run(done).validation == read_run(straight).validation

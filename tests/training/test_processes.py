@@ -20,8 +20,8 @@ from edgeformer.families import load_recipe
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.progress import Silent
 from edgeformer.run import read_run
+from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.memory import predict_peak, share_of
-from edgeformer.stages.training.processes import connect
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.torture.children import TINY, begin, ends
@@ -214,6 +214,25 @@ def test_a_stop_signal_to_one_stops_all_after_the_same_step(tmp_path: Path) -> N
     run = read_run(tmp_path / "run")
     assert run.status == "interrupted" and len(losses(tmp_path / "run")) == run.steps
     assert together(2, tmp_path, recipe, resume=True, max_steps=run.steps + 1) == [0, 0]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["copies", "shards"])
+def test_stopped_after_the_last_step_of_an_epoch(tmp_path: Path, alone: dict[str, Path], sharded: bool) -> None:
+    """Validation is the first thing that a resumed process does."""
+    recipe = with_log(CLASSIFIER)
+    assert together(2, tmp_path, recipe, stop_after=9, sharded=sharded) == [130, 130]
+    assert read_run(tmp_path / "run").steps == 9  # 320 rows in steps of 38
+    assert together(2, tmp_path, recipe, max_steps=STEPS, resume=True, sharded=sharded) == [0, 0]
+    assert_same_training(tmp_path / "run", alone["quickstart"])
+
+
+def test_all_must_train_the_same(tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    port, other = free_port(), (CLASSIFIER[0], [*CLASSIFIER[1], "training.optimizer.lr=1e-4"])
+    processes = [begin(_one_of, rank, 2, port, tmp_path, recipe, {}) for rank, recipe in enumerate((CLASSIFIER, other))]
+    assert [ends(process) for process in processes] == [2, 2]
+    assert error(tmp_path, 0).startswith("InputError: process 1 of 2: the recipe's fingerprint is ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_of_one_ends_all_and_is_told_once(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Position:
     skipped: int = 0  # steps that fp16 scaling could not use
     skipped_in_a_row: int = 0
     losses: list[float] = field(default_factory=list)  # of the last steps, to tell a spike by
+    scored_at: int | None = None  # the step whose weights were validated last
     records: int | None = None  # of the log; None: an earlier version did not count them
 
 

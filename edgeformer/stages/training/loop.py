@@ -82,7 +82,7 @@ class TrainingLoop:
     def run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
         limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
-        while self.position.epoch < self._config.epochs and self.position.step < limit and not self._stagnates():
+        while self._has_work(limit):
             complete = self._epoch(stop, log, progress, limit)
             if self._stopping:
                 self._save()
@@ -98,6 +98,12 @@ class TrainingLoop:
             progress.message("stopping early: validation loss no longer improves")
         return True
 
+    def _has_work(self, limit: int) -> bool:
+        """Whether there are steps left, or one that a stop request ended before its weights were validated."""
+        position = self.position
+        unscored = position.batch > 0 and position.scored_at != position.step
+        return position.epoch < self._config.epochs and (position.step < limit or unscored) and not self._stagnates()
+
     def _save(self, *, best: bool = False) -> None:
         processes, model, started = self.processes, self._stepper.model, time.monotonic()
         if processes.any(not health.weights_are_finite(model))[0]:  # the last step spoiled them
@@ -108,6 +114,13 @@ class TrainingLoop:
             if processes.main:
                 self.checkpoints.save(found, self._rate, self.position, best=best)
         self._saved_at, self._saving_s = started, time.monotonic() - started
+
+    def _is_late(self, step_s: float) -> bool:
+        """Whether to save now: one more step may end too late for a checkpoint that is written in time."""
+        since, limit = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
+        if self._saving_s + step_s > limit / 2:  # no time is left to train in: count from the end of the last save
+            return since - self._saving_s >= limit
+        return since + step_s + self._saving_s > limit
 
     def _epoch(self, stop: threading.Event, log: Log, progress: Progress, limit: int) -> bool:
         """Steps of one epoch, from ``position.batch`` on; True when the epoch is complete."""
@@ -122,7 +135,7 @@ class TrainingLoop:
         with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples"):
             progress.advance(position.batch * self._config.effective_batch)
             mark = time.perf_counter()
-            for rows in self._objective.steps(position.epoch)[position.batch :]:
+            for rows in self._objective.steps(position.epoch)[position.batch :] if position.step < limit else ():
                 rate = self._rate.current
                 step = self._stepper.take(rows, position, halved)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
@@ -139,10 +152,7 @@ class TrainingLoop:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
                 self._watch(step, log, progress)
-                # One more step may end too late for a checkpoint that is written in time.
-                lost = time.monotonic() - self._saved_at + step.seconds_sum + self._saving_s
-                late = lost > 60 * self._config.checkpoint_minutes
-                self._stopping, late = self.processes.any(stop.is_set(), late)
+                self._stopping, late = self.processes.any(stop.is_set(), self._is_late(step.seconds_sum))
                 if self._stopping or position.step >= limit:
                     break
                 if late:
@@ -200,7 +210,9 @@ class TrainingLoop:
         position, objective = self.position, self._objective
         started = time.perf_counter()
         result = objective.evaluate(self.plain_model, "validation", self.processes)
+        self.processes.settle(self._stepper.model)
         position.seconds += time.perf_counter() - started
+        position.scored_at = position.step
         if complete:
             self._rate.after_epoch(result.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)

@@ -201,8 +201,11 @@ benchmarks/stream_memory.py --in-memory: 2.2 for a classifier's rows of 1 KB cut
 model's."""
 
 
-def check_data_fits(data: DataSection) -> None:
+def check_data_fits(data: DataSection, processes: int = 1) -> None:
     """Refuse files that memory cannot hold, before they are read. A training set that is streamed needs none.
+
+    Args:
+        processes: on this machine, each of which reads them.
 
     Raises:
         InputError: with what they would take, and what to do.
@@ -214,7 +217,7 @@ def check_data_fits(data: DataSection) -> None:
         for source in sources
         if source.kind == "file" and part not in some
     ]
-    size = sum(path.stat().st_size for path in paths if path.is_file())
+    size = processes * sum(path.stat().st_size for path in paths if path.is_file())
     free, what = free_bytes("cpu")
     if size * _HELD_PER_BYTE <= free:
         return
@@ -223,9 +226,10 @@ def check_data_fits(data: DataSection) -> None:
         if data.stream
         else "set data.stream: true (--set data.stream=true), which keeps the training set on disk"
     )
+    times = f" (those of {processes} processes)" if processes > 1 else ""
     raise InputError(
-        f"data.parts: {format_bytes(size)} of files take at least {format_bytes(size * _HELD_PER_BYTE)} in memory, and "
-        f"{format_bytes(free)} are {what}; {remedy}, or train anyway with --ignore-memory"
+        f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _HELD_PER_BYTE)} in "
+        f"memory, and {format_bytes(free)} are {what}; {remedy}, or train anyway with --ignore-memory"
     )
 
 

@@ -80,13 +80,17 @@ class Objective:
         """Summed losses of a micro-batch, with gradients. ``model``: as Accelerate wrapped it."""
         return self._loss(model, batch)
 
-    @torch.inference_mode()
     def evaluate(self, model: nn.Module, name: str, processes: Processes | None = None) -> Score:
         """Score of ``model`` in float32 on "validation" or a test set; leaves it in evaluation mode.
 
         Args:
             processes: share the batches; all get the score. None: this one computes all of them.
         """
+        sharded = processes is not None and processes.sharded  # gathers weights that training goes on with
+        with torch.no_grad() if sharded else torch.inference_mode():
+            return self._evaluate(model, name, processes)
+
+    def _evaluate(self, model: nn.Module, name: str, processes: Processes | None) -> Score:
         model.eval()
         device = next(model.parameters()).device
         rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]

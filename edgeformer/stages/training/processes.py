@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
-    InitProcessGroupKwargs,
     broadcast_object_list,
     gather_object,
     set_seed,
@@ -35,21 +30,11 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from edgeformer.formats.errors import EdgeformerError, InputError, ToldElsewhere
-from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training.memory import is_out_of_memory
-from edgeformer.stages.training.optimization import resolve_precision
 
 Value = TypeVar("Value")
 
-_PATIENCE = timedelta(hours=1)
-"""What the others wait for one that prepares large data. One that dies is noticed at once: its connection closes."""
-_OTHER_ENGINES = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
-}
-_FSDP = "ACCELERATE_USE_FSDP"
-_LOST = re.compile(r"connection|socket|timed? ?out|peer|NCCL|gloo", re.IGNORECASE)
+_LOST = re.compile(r"connection|socket|timed? ?out|peer|ncclRemoteError|communicator was aborted", re.IGNORECASE)
 
 
 class Processes:
@@ -94,6 +79,12 @@ class Processes:
             group["params"] = [next(sharded) for _ in group["params"]]
         prepared = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return prepared, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+
+    def settle(self, model: nn.Module) -> None:
+        """After an evaluation: give up the gathered weights, so that everyone has its shard again."""
+        if self.sharded:
+            module: Any = self.plain(model)
+            module.reshard()
 
     def plain(self, model: nn.Module) -> nn.Module:
         """The module that was prepared."""
@@ -178,6 +169,21 @@ class Processes:
             raise (InputError if code == InputError.exit_code else EdgeformerError)(self._named(rank, message))
         raise ToldElsewhere(message, code)
 
+    def compare(self, facts: Mapping[str, object]) -> None:
+        """All must train the same. Raises InputError where a fact of one of them is another one."""
+        told = self.gather(dict(facts))
+
+        def check() -> None:
+            for rank, found in enumerate(told):
+                for name, value in found.items():
+                    if value != told[0][name]:
+                        raise InputError(
+                            f"{self._named(rank, name)} is {value}, but {told[0][name]} in process 0; recipe, files, "
+                            "options and number format must be the same everywhere"
+                        )
+
+        self.on_main(check)
+
     @contextmanager
     def one_first(self) -> Iterator[None]:
         """One process of each machine runs the block before the others, which find what it has prepared."""
@@ -229,45 +235,3 @@ class Processes:
         if self.count > 1:
             self.accelerator.free_memory()
             self.accelerator.end_training()
-
-
-def connect(recipe: Recipe, where: Literal["auto", "cpu", "cuda"], *, sharded: bool) -> Processes:
-    """Find the device and the other processes, as the launcher's environment says.
-
-    Args:
-        where: the kind of device.
-        sharded: FSDP2 instead of DDP; ``accelerate launch --use_fsdp`` asks for it as well.
-
-    Raises:
-        InputError: no such device, a number format that it does not train in, or another engine was asked for.
-    """
-    if where == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
-        )
-    for name, engine in _OTHER_ENGINES.items():
-        if os.environ.get(name, "false").lower() == "true":
-            raise InputError(f"{name}: edgeformer does not train with {engine}; use plain data parallelism or --shard")
-    # Sharding is done here (see Processes.prepare); Accelerate must not do it once more.
-    sharded = os.environ.pop(_FSDP, "false").lower() == "true" or sharded
-    use_cpu = where == "cpu" or not torch.cuda.is_available()
-    precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
-    # Accelerate keeps its settings for the life of the process and refuses others; each run brings its own.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    accelerator = Accelerator(
-        mixed_precision="no" if precision == "fp32" else precision,
-        cpu=use_cpu,
-        # The loop accumulates by itself; a launcher's setting would divide the gradient once more.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=_PATIENCE),
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-        ],
-    )
-    processes = Processes(accelerator, precision, sharded=sharded)
-    if sharded and processes.count == 1:
-        raise InputError("--shard: there is one process only; start several with torchrun --nproc-per-node N")
-    if processes.sharded and precision == "fp16":
-        raise InputError("--shard: does not train in fp16; use training.precision: bf16 or fp32")
-    return processes

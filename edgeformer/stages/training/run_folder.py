@@ -156,6 +156,15 @@ class RunRecord:
             ArtifactError: its checkpoints are damaged.
         """
         self.is_in(folder)
+        with self._loop.processes.agreeing():
+            old = self._resumable(folder)
+        count = self._loop.processes.count
+        if old.processes != count:
+            progress.message(f"going on with {count} processes instead of {old.processes}; the steps are the same")
+        self._loop.resume(progress)
+        self._write(old.model_copy(update={"status": "running", "reason": None, "processes": count}))
+
+    def _resumable(self, folder: Path) -> RunManifest:
         old = read_run(folder)
         known = old.tokenizer_fingerprint  # earlier versions recorded none
         if known is not None and known != fingerprint(self._objective.prepared.tokenizer):
@@ -171,11 +180,7 @@ class RunRecord:
                 f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
                 f"add --set training.precision={old.precision} and train anew, or resume where it began"
             )
-        count = self._loop.processes.count
-        if old.processes != count:
-            progress.message(f"going on with {count} processes instead of {old.processes}; the steps are the same")
-        self._loop.resume(progress)
-        self._write(old.model_copy(update={"status": "running", "reason": None, "processes": count}))
+        return old
 
     def _tokenizer_file(self) -> str:
         return str(getattr(self._recipe.tokenizer, "path", "the tokenizer that the recipe names"))

@@ -95,7 +95,7 @@ def _random_states() -> dict[str, Any]:
         "torch_manual_seed": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+        states["torch_cuda_manual_seed"] = [torch.cuda.get_rng_state()]  # of this process's card
     return states
 
 
@@ -104,9 +104,8 @@ def _restore(states: Mapping[str, Any]) -> None:
     np.random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
     if torch.cuda.is_available() and "torch_cuda_manual_seed" in states:
-        # Of the same card: the process may see another number of them than the one that wrote.
-        for device, state in enumerate(states["torch_cuda_manual_seed"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, device)
+        found = states["torch_cuda_manual_seed"]  # earlier versions: of all cards, by their numbers
+        torch.cuda.set_rng_state(found[min(torch.cuda.current_device(), len(found) - 1)])
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

@@ -46,7 +46,7 @@ class Stepper:
         device, model = self._processes.device, self._objective.model
         model.to(device)
         batch, _ = self._objective.batch(np.arange(1), device)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             with self._processes.accelerator.autocast():
                 total = self._objective.losses(model, batch).total
             total.backward()  # type: ignore[no-untyped-call]

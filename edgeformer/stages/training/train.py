@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from typing_extensions import Self
 
+from edgeformer.data.tokenization import fingerprint
 from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun, ToldElsewhere
@@ -22,12 +23,13 @@ from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.machine.lock import locked
 from edgeformer.run import free_folder
+from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak, share_of
 from edgeformer.stages.training.metrics_log import MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.plan import check_fits, context_of
-from edgeformer.stages.training.processes import Processes, connect
+from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, remove_leftovers
 
 _SAME_SIGNAL_S = 2.0
@@ -86,13 +88,21 @@ def _train(
         place = Place(processes.device.type, processes.precision)
     with processes.agreeing(), processes.one_first():
         objective = Objective(recipe, options.artifacts / ".cache" / "tokens", place, progress)
+    processes.compare(
+        {
+            "the recipe's fingerprint": recipe.fingerprint(),
+            "the data's fingerprint": objective.prepared.summary.fingerprint,
+            "the tokenizer's fingerprint": fingerprint(objective.prepared.tokenizer),
+            "the number format": processes.precision,
+            "--max-steps": options.max_steps,
+        }
+    )
     loop = TrainingLoop(objective, processes)
     record = RunRecord(objective, loop)
     if resumed is None:
         record.is_in(processes.on_main(lambda: _begin(record, options, memory, held)))
     else:
-        with processes.agreeing():
-            record.resume(resumed, progress)
+        record.resume(resumed, progress)
     if processes.main:
         _announce(record.manifest, loop, progress)
     _run(record, loop, signals, progress, options.max_steps)
@@ -209,7 +219,7 @@ def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> Memo
     if options.ignore_memory:
         breakdown = predict_peak(share, device_kind=kind, precision=precision, shards=shards)
     else:
-        check_data_fits(recipe.data)
+        check_data_fits(recipe.data, processes.here)
         breakdown = check_fits(share, device_kind=kind, precision=precision, free_bytes=free, what=what, shards=shards)
     return MemoryUse(device=kind, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
 
@@ -220,7 +230,7 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
     usable = device.usable_memory_bytes or device.memory_bytes
     if usable is None:
         raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
-    total = torch.cuda.get_device_properties(0).total_memory
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     context, less = context_of(device)
     # The fraction caps what the allocator takes; on the smaller card the context would have taken its part before.
     torch.cuda.set_per_process_memory_fraction(min(1.0, (usable.value - context) / total))
