@@ -35,7 +35,7 @@ CHANGES = [
     PARTS,
     "data.first_n=null",
     "data.min_characters=20",
-    "model.vocab_size=2048",
+    "model.vocab_size=800",
     "model.dropout=0",
     "training.precision=fp32",
     "training.log_every=1",
