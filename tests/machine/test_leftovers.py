@@ -160,3 +160,11 @@ def test_rubbish_that_cannot_be_deleted_is_in_nobodys_way(tmp_path: Path) -> Non
     (tmp_path / ".bundle.2.tmp" / "half").mkdir(parents=True)
     remove_leftovers(tmp_path / "bundle")
     assert [path.name for path in tmp_path.iterdir()] == [".bundle.1.tmp"]
+
+
+def test_a_lock_whose_folder_is_gone_goes_and_rubbish_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".new.abc.lock").write_text("{}", encoding="utf-8")
+    (tmp_path / "new.file").write_text("no folder, which is what is deleted", encoding="utf-8")
+    with temporary_folder(tmp_path, "new.") as folder:
+        folder.rmdir()  # whatever was made in it moved on
+    assert [path.name for path in tmp_path.iterdir()] == ["new.file"]
