@@ -68,7 +68,7 @@ def test_the_context_of_cuda_is_taken_before_the_first_tensor() -> None:
 def test_as_device_leaves_the_context_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a larger card would be capped to; its driver is the only part that is not here."""
     total, capped = 16 * 2**30, list[float]()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=total))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", capped.append)
     assert RTX.usable_memory_bytes is not None
     usable = RTX.usable_memory_bytes.value

@@ -230,7 +230,7 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
     usable = device.usable_memory_bytes or device.memory_bytes
     if usable is None:
         raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    total = torch.cuda.get_device_properties().total_memory  # of this process's card
     context, less = context_of(device)
     # The fraction caps what the allocator takes; on the smaller card the context would have taken its part before.
     torch.cuda.set_per_process_memory_fraction(min(1.0, (usable.value - context) / total))
