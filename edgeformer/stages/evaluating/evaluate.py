@@ -64,7 +64,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         ArtifactError: a damaged bundle.
     """
     chosen = choose(location, options.artifact)
-    if options.threshold is not None and not any(len(choice.exits) > 1 for choice in chosen):
+    if options.threshold is not None and not any(choice.leaves_early for choice in chosen):
         raise InputError(
             f"--threshold: {', '.join(choice.id for choice in chosen)} cannot leave early; step artifacts can: "
             f"edgeformer export {location.argument} --exit all"
@@ -112,7 +112,7 @@ class _Scoring:
             (row,) = task.rows(choice.id, name, found, leaks=choice.owner.leaks)
             earlier.append(row.model_copy(update={"exit": loop}))
         self.rows += earlier
-        if len(choice.exits) > 1:
+        if choice.leaves_early:
             self._leave_early(task, last, notes)
 
     def _leave_early(self, task: Task, last: EvaluationRow, notes: ExitNotes) -> None:
