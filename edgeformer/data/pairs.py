@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeformer.data.rows import LabelledTexts, Row
-from edgeformer.data.sources import SCORE_COLUMNS, file_source, read
+from edgeformer.data.sources import pairs_source, read
 from edgeformer.data.splits import IMPORTED_SETS, first_of, unknown_set
 from edgeformer.formats.data_config import PairsConfig, Source
 from edgeformer.formats.errors import DataError, InputError
@@ -69,14 +69,6 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
 def pairs_file(path: Path) -> LabelledTexts:
     """Scored pairs of a file whose columns have well-known names (sentence1, sentence2, score). Raises DataError."""
     return read_pairs([pairs_source(path)], str(path))
-
-
-def pairs_source(path: Path) -> Source:
-    """A file of scored pairs as a source. Raises DataError: it has no such columns."""
-    source = file_source(path, labels=SCORE_COLUMNS)
-    if source.text_pair is None:
-        raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
-    return source
 
 
 def _without_label(source: Source) -> Source:

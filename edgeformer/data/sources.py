@@ -13,7 +13,6 @@ from edgeformer.formats.data_config import (
     DataConfig,
     FileSource,
     HubSource,
-    PairsConfig,
     Source,
     SyntheticSource,
     TextConfig,
@@ -162,21 +161,37 @@ def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list
     return config.model_copy(update={"parts": parts}), notes
 
 
-def local_pair_parts(config: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-    """``--data DIR`` for an embedding model: ``train`` may be plain text, the other parts are scored pairs of texts.
+def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
+    """The files train, validation and test of a folder, as many as there are, for a model that was trained elsewhere.
+
+    Args:
+        scored: they are pairs of texts with scores, and ``train`` is any text; else all are labelled.
+
+    Returns:
+        The sources of each part, and a note for each part that is not there.
 
     Raises:
         DataError: no such folder, no file of any part in it, or no usable columns in one.
     """
-    parts = dict.fromkeys(("train", "validation", "test", *config.parts))
-    files, notes = _part_files(folder, parts, _TEXT, {})
+    kinds = _TEXT if scored else _LABELLED
+    files, notes = _part_files(folder, ("train", "validation", "test"), kinds, {})
     if not files:
-        raise DataError(f"{folder}: has no file of pairs; looked for validation and test (tsv, csv, jsonl), and train")
-    found: dict[str, tuple[Source, ...]] = {}
-    for part, path in files.items():
-        labels = {"labelled": False} if part == "train" else {"labels": SCORE_COLUMNS}
-        found[part] = (file_source(path, **labels),)
-    return config.model_copy(update={"parts": found}), notes
+        raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(kinds)})")
+
+    def source(part: str, path: Path) -> FileSource:
+        if not scored:
+            return file_source(path)
+        return file_source(path, labelled=False) if part == "train" else pairs_source(path)
+
+    return {part: (source(part, path),) for part, path in files.items()}, notes
+
+
+def pairs_source(path: Path) -> FileSource:
+    """A file of scored pairs as a source. Raises DataError: it has no such columns."""
+    source = file_source(path, labels=SCORE_COLUMNS)
+    if source.text_pair is None:
+        raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
+    return source
 
 
 def _part_files(

@@ -42,12 +42,7 @@ class SpecialIds:
 
 
 def load_tokenizer(
-    config: TokenizerConfig,
-    *,
-    cleaning: str,
-    vocab_size: int,
-    training_texts: Iterable[str] | None,
-    exact: bool = True,
+    config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
     """Load or train the tokenizer of a classifier's or an embedding model's recipe.
 
@@ -56,13 +51,12 @@ def load_tokenizer(
     Args:
         vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with.
         training_texts: needed for a trained tokenizer only.
-        exact: False: the model may have rows in its table that no token needs, as many that come from elsewhere have.
 
     Raises:
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = normalizers() if cleaning == "paper" else []
-    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front), exact=exact)
+    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
     own = tokenizer.normalizer
     stored = json.loads(own.__getstate__()).get("normalizers", []) if own is not None else []
     wanted = json.loads(Sequence(front).__getstate__())["normalizers"]
@@ -103,8 +97,6 @@ def _load(
     vocab_size: int,
     training_texts: Iterable[str] | None,
     train: Callable[[str, int, Iterable[str]], Tokenizer],
-    *,
-    exact: bool = True,
 ) -> tuple[Tokenizer, str]:
     """A tokenizer of the model's size, and what to call it in messages.
 
@@ -123,7 +115,7 @@ def _load(
     # Numbers may have holes; the embedding needs a row for the largest one.
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
-    if size > vocab_size or (exact and size != vocab_size):
+    if size != vocab_size:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 

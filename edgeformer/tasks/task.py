@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Prepared, Rows
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import Parity, Precision, Vocabulary
 from edgeformer.formats.progress import Progress
@@ -99,6 +99,10 @@ class Task(ABC):
             InputError: no such set.
             DataError: it cannot be read, or is not what training saw.
         """
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
+        return {}
 
     @abstractmethod
     def read_file(self, data: Any, reader: TextReader, path: Path, *, as_trained: bool = False) -> Rows:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
 from edgeformer.formats.escaping import markdown
@@ -79,6 +79,14 @@ class Classification(OneAnswer):
 
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
+    def known_sets(self, data: DataConfig) -> dict[str, LabelledTexts]:
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import draw, set_parts
+
+        parts = load_parts(data)
+        names = [name for name, drawn_from in set_parts(data).items() if drawn_from]
+        return draw(data, names, parts)
+
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
         from edgeformer.data.prepare import encode_file
 
@@ -86,9 +94,7 @@ class Classification(OneAnswer):
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
-        found = load_tokenizer(
-            config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None, exact=data.split != "imported"
-        )
+        found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
 
     def trim(self, data: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str]) -> tuple[Trimmed, Vocabulary]:

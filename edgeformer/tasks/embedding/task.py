@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, encode
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, PairsConfig
 from edgeformer.formats.errors import DataError, InputError
@@ -73,18 +73,16 @@ class Embedding(OneAnswer):
         )
 
     def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-        from edgeformer.data.sources import local_pair_parts
+        from edgeformer.data.sources import imported_parts
 
-        return local_pair_parts(data, folder)
+        parts, notes = imported_parts(folder, scored=True)
+        return data.model_copy(update={"parts": parts}), notes
 
     def set_name(self, data: PairsConfig, split: str) -> str:
         return split
 
     def read_set(self, data: PairsConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        from edgeformer.data.pairs import pair_part, read_pairs
-
-        part = pair_part(data, split)
-        pairs = read_pairs(data.parts[part], f"data.parts.{part}")
+        pairs = self._pairs(data, split)
         if pairs.fingerprint() != origin.trained_on.get(split, pairs.fingerprint()):
             raise DataError(
                 f"the {split} set is not the one that this model was imported with; its data changed since. Restore "
@@ -92,14 +90,27 @@ class Embedding(OneAnswer):
             )
         return encode(pairs, reader.tokenizer, data.max_length, origin.cache)
 
+    def _pairs(self, data: PairsConfig, split: str) -> LabelledTexts:
+        from edgeformer.data.pairs import pair_part, read_pairs
+
+        part = pair_part(data, split)
+        return read_pairs(data.parts[part], f"data.parts.{part}")
+
     def read_file(self, data: PairsConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
         from edgeformer.data.pairs import pairs_file
 
         return encode(pairs_file(path), reader.tokenizer, data.max_length)
 
+    def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
+        from edgeformer.data.pairs import read_texts
+
+        train = {"train": read_texts(data.parts["train"])} if "train" in data.parts else {}
+        scored = ("validation", "test") if data.parts.keys() - {"train"} else ()
+        return train | {name: self._pairs(data, name) for name in scored}
+
     def reader(self, tokenizer: Path, data: PairsConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
-        found = load_tokenizer(config, cleaning="none", vocab_size=vocabulary, training_texts=None, exact=False)
+        found = load_tokenizer(config, cleaning="none", vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
 
     def trim(
