@@ -82,7 +82,7 @@ def hf(
     pooling: Annotated[
         str | None,
         typer.Option(
-            metavar="cls|mean|max", help="How an encoder makes one vector. Default: the model's own, or mean."
+            metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."
         ),
     ] = None,
     max_length: Annotated[

@@ -22,6 +22,7 @@ from edgeformer.data.encoding import Encoded, Prepared, encode, encode_texts
 from edgeformer.data.english import SENTENCES
 from edgeformer.data.imported import imported_data
 from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families import family_of, recipe_type
 from edgeformer.families.network import Network, Place
 from edgeformer.families.pretrained import FAMILY
@@ -171,8 +172,9 @@ def _recipe(called: str, source: Source, options: HfOptions, task: Task, data: d
 
 
 def _tells_pairs(source: Source) -> bool:
-    """Whether the model has token types, by which it tells the two texts of a pair."""
-    return int(source.config.get("type_vocab_size") or 0) > 1
+    """Whether it tells the two texts of a pair by token types: the model has some, and its tokenizer uses them."""
+    has_types = int(source.config.get("type_vocab_size") or 0) > 1
+    return has_types and 1 in tokenizer_from_file(source.tokenizer).encode("a", "b").type_ids
 
 
 def _model(source: Source, recipe: Recipe) -> tuple[nn.Module, Any]:
