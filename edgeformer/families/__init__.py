@@ -66,7 +66,10 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     if kind is not None and kind not in [*families]:
         where = document.where(("model", "kind"))
         raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
-    recipe: Recipe = validate(recipe_type(task.name, kind or next(iter(families))), document)
+    family = families[kind or next(iter(families))]
+    if isinstance(document.content, dict):
+        family.complete(document.content)
+    recipe: Recipe = validate(recipe_type(task.name, family.kind), document)
     return recipe
 
 

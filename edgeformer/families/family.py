@@ -14,6 +14,40 @@ if TYPE_CHECKING:
     from edgeformer.families.network import Network
 
 
+CLIENT_TYPE = "distilbert"
+"""Clients only open a ``model_type`` that they know, and take from it which inputs to send. To them DistilBERT is any
+text encoder that takes ``input_ids`` and ``attention_mask`` and nothing else, which is what our graphs are: the layers
+themselves are in the graph, and no client of one looks at them."""
+
+
+def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes: int) -> dict[str, Any]:
+    """A text encoder's config.json for clients (:data:`CLIENT_TYPE`); the true description is under ``edgeformer``.
+
+    Args:
+        config: the run's config.json.
+        precision: of the graph that a client gets which does not ask for one.
+        sizes: ``layers`` that a text goes through, ``heads``, ``hidden_size``, and ``iterations``: how often a host
+            runs the loop graph of a step bundle.
+    """
+    known = ("id2label", "label2id")
+    return {
+        "model_type": CLIENT_TYPE,
+        "architectures": config["architectures"],
+        **({"problem_type": "single_label_classification"} if "id2label" in config else {}),
+        "vocab_size": config["vocab_size"],
+        "hidden_size": sizes["hidden_size"],
+        "num_hidden_layers": sizes["layers"],
+        "iterations": sizes["iterations"],
+        "num_attention_heads": sizes["heads"],
+        "max_position_embeddings": config["max_positions"],
+        "pad_token_id": config["pad_token_id"],
+        **{key: config[key] for key in known if key in config},
+        # In a browser Transformers.js would otherwise look for a file that is not there (model_quantized.onnx).
+        "transformers.js_config": {"dtype": precision},
+        "edgeformer": dict(config),
+    }
+
+
 class Family(ABC):
     """One model family. Where a method takes ``config`` it is of this family's own type.
 
@@ -37,6 +71,16 @@ class Family(ABC):
         """The torch half. Raises ModuleNotFoundError where torch is not installed."""
         found: Network = import_module(self.network_module).NETWORK
         return found
+
+    def complete(self, document: dict[str, Any]) -> None:  # noqa: B027 - most families leave nothing out
+        """Fill in, in place, what a recipe leaves to the files that its model is made of.
+
+        Args:
+            document: a recipe as it was written, not validated yet; it may hold anything.
+
+        Raises:
+            InputError, ArtifactError: such a file is missing or cannot be used.
+        """
 
     @abstractmethod
     def loops(self, config: Any) -> int:

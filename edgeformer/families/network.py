@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from edgeformer.data.tokenization import special_ids
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import AttentionUse, Causality
@@ -46,12 +44,39 @@ class Place:
     for_export: bool = False
 
 
+@dataclass(frozen=True)
+class Learning:
+    """How a parameter is learned: with which share of the learning rate, and whether weight decay acts on it."""
+
+    parameter: nn.Parameter
+    rate: float = 1.0
+    decays: bool = True
+
+
 class Network(ABC):
-    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it."""
+    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it.
+
+    Attributes:
+        shows_states: ``model(…, states=True)`` also returns the states after every exit, for distillation.
+    """
+
+    shows_states: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, recipe: Any, place: Place) -> tuple[nn.Module, AttentionUse]:
         """The model with fresh weights, from torch's global generator, and which attention it computes with."""
+
+    def start(self, model: Any, recipe: Any) -> tuple[str, ...]:
+        """Give a new model the weights that training starts from; names of those that stay fresh.
+
+        Most families start from nothing. Raises InputError, ArtifactError: the recipe names weights that are not there.
+        """
+        return ()
+
+    def learning(self, model: Any, training: TrainingConfig) -> Iterator[Learning]:
+        """Every parameter, once, and how it is learned: weight decay acts on matrices only."""
+        for parameter in model.parameters():
+            yield Learning(parameter, decays=parameter.ndim >= 2)
 
     @abstractmethod
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
@@ -116,32 +141,6 @@ class Network(ABC):
 
     def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models have nothing of the kind
         """Put in place, in the model, what takes other memory on a CUDA card than where memory is planned."""
-
-
-def classification_loss(training: TrainingConfig, prepared: Prepared | None) -> Loss:
-    """Cross-entropy summed over the rows, for models from input_ids and attention_mask to logits [B, C].
-
-    Args:
-        training: with ``label_smoothing`` and ``token_dropout``, the share of tokens that becomes [UNK].
-        prepared: says which tokens are special and are never dropped; None: no token is.
-    """
-    smoothing, dropout = float(getattr(training, "label_smoothing", 0)), float(getattr(training, "token_dropout", 0))
-    summed = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
-    special, unk = torch.empty(0, dtype=torch.int64), 0
-    if prepared is not None:
-        added = prepared.tokenizer.get_added_tokens_decoder()
-        special = torch.tensor(sorted(number for number, token in added.items() if token.special))
-        unk = special_ids(prepared.tokenizer).unk
-
-    def loss(model: nn.Module, batch: Batch) -> Losses:
-        ids = batch["input_ids"]
-        if dropout and prepared is not None:
-            chosen = torch.rand(ids.shape, device=ids.device) < dropout
-            ids = torch.where(chosen & ~torch.isin(ids, special.to(ids.device)), unk, ids)
-        logits = model(ids, batch.get("attention_mask"))
-        return Losses(summed(logits.float(), batch["labels"]))
-
-    return loss
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -62,8 +62,17 @@ class CosineSchedule(Frozen):
     final: Probability = 0.0
 
 
+class LinearSchedule(Frozen):
+    """Linear warm-up over ``warmup`` of all steps, then a line down to ``final`` × lr: how encoders are fine-tuned."""
+
+    kind: Literal["linear"]
+    warmup: Probability = 0.06
+    final: Probability = 0.0
+
+
 Schedule = Annotated[
-    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule, Field(discriminator="kind")
+    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule | LinearSchedule,
+    Field(discriminator="kind"),
 ]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.families.crt import FAMILY as CRT_DEEP
-from edgeformer.families.encoder import CLIENT_TYPE
 from edgeformer.families.encoder import FAMILY as ENCODER
+from edgeformer.families.family import CLIENT_TYPE
 from edgeformer.formats.manifest import Precision
 
 OF_RUN = {

@@ -26,6 +26,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 32, "embedding_size": 16, "embedding_cycles": 1, "attention_heads": 4, "ffn_size": 48,
         "loops": 3, "cycles": 2, "dilations": [1, 4], "exits": [1], "heads": "shared",
     },
+    "pretrained": {
+        "source": "made here", "fold": {"layers": 2, "iterations": 2, "own": "norms"}, "pooling": "mean",
+        "architecture": {
+            "model_type": "bert", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 80,
+        },
+    },
 }  # fmt: skip
 """A tiny model of each built-in family; others have a ``TINY`` beside their ``FAMILY``."""
 BUILT_IN = [family.kind for family in ROOM.built_in()]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from edgeformer.families import family_of, load_recipe
 from edgeformer.families.crt import CRTConfig
+from edgeformer.families.distillation import classification_loss
 from edgeformer.families.encoder import EncoderConfig
-from edgeformer.families.network import Place, classification_loss, count_parameters
+from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.progress import SILENT
 from edgeformer.formats.recipe import EarlyStopping, OptimizerConfig, Recipe
 from edgeformer.stages.training.objective import Objective
@@ -169,7 +170,8 @@ def test_token_dropout_is_the_share_of_tokens_that_become_unknown(tmp_path: Path
     text = ~torch.isin(batch["input_ids"], torch.tensor(special))
     for share in (0.0, 0.25, 0.75):
         training = recipe.training.model_copy(update={"token_dropout": share})
-        classification_loss(training, objective.prepared)(Watching(), batch)
+        changed = recipe.model_copy(update={"training": training})
+        classification_loss(changed, objective.prepared)(Watching(), batch)
         ids = seen.pop()
         assert float((ids[text] == unknown).float().mean()) == pytest.approx(share, abs=0.1)
         assert torch.equal(ids[~text], batch["input_ids"][~text])

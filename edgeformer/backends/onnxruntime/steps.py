@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -64,9 +65,13 @@ class StepParts:
         """A language model, whose loop graph keeps keys and values; else a classifier."""
         return "past_key" in self.loop.inputs
 
-    def readout(self, state: Array, loop: int) -> Array:
-        """Logits of the state after ``loop``, one of those that were announced."""
-        return self._readouts[loop].run({"state": state})["logits"]
+    def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
+        """Logits of the state after ``loop``, one of those that were announced.
+
+        Args:
+            inputs: the model's own, of which a readout that pools over the text needs the mask.
+        """
+        return self._readouts[loop].run({**inputs, "state": state})["logits"]
 
     def placement(self) -> dict[str, int] | None:
         """Provider → nodes of all graphs together. See :meth:`Session.placement`."""
@@ -113,7 +118,7 @@ class StepEngine(LoopEngine[Array]):
         graph, kept = self._parts.loop, self._kept[stretch]
         if kept is None:
             kept = {name: graph.empty(name, len(state)) for name in _KEPT}
-        found = graph.run({"state": state, "loop": np.array([stretch], dtype=np.int64), **kept})
+        found = graph.run({"state": state, "loop": _told(stretch), **kept})
         if keep:
             self._kept[stretch] = {name: found[name.replace("past", "present")] for name in _KEPT}
         return found["next_state"]
@@ -170,9 +175,9 @@ class StepSession(StepParts, Session):
         answers: dict[str, Array] = {}
         for loop, state in enumerate(self._states(inputs), start=1):
             if loop in self._exits:
-                answers[exit_logits(loop)] = self.readout(state, loop)
+                answers[exit_logits(loop)] = self.readout(state, loop, inputs)
             elif loop == self._last and not self._exits:
-                answers["logits"] = self.readout(state, loop)
+                answers["logits"] = self.readout(state, loop, inputs)
         return answers
 
     def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
@@ -187,8 +192,8 @@ class StepSession(StepParts, Session):
                 yield state
             return
         state = self.embed.run(inputs)["state"]
-        for _ in range(self._last):
-            state = self.loop.run({**inputs, "state": state})["next_state"]
+        for number in range(self._last):
+            state = self.loop.run({**inputs, "state": state, "loop": _told(number)})["next_state"]
             yield state
 
     def _leave(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
@@ -197,11 +202,11 @@ class StepSession(StepParts, Session):
         loops = np.full(len(state), self._last, dtype=np.int64)
         logits: Array | None = None
         for loop in range(1, self._last + 1):
-            rows = {name: inputs[name][waiting] for name in self.loop.inputs if name in inputs}
-            state = self.loop.run({**rows, "state": state})["next_state"]
+            rows = {name: array[waiting] for name, array in inputs.items()}
+            state = self.loop.run({**rows, "state": state, "loop": _told(loop - 1)})["next_state"]
             if loop != self._last and loop not in self._asked:
                 continue
-            answer = self.readout(state, loop)
+            answer = self.readout(state, loop, rows)
             logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
             sure = np.ones(len(waiting), dtype=bool)
             if loop != self._last:
@@ -212,3 +217,8 @@ class StepSession(StepParts, Session):
                 break
         assert logits is not None
         return {"logits": logits, "loops": loops}
+
+
+def _told(number: int) -> Array:
+    """The number of a loop, from 0, for graphs in which loops differ."""
+    return np.array([number], dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.families.family import Family
+from edgeformer.families.family import Family, text_client_config
 from edgeformer.formats.data_config import PositiveFloat, PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
 from edgeformer.formats.recipe import ModelConfig
@@ -40,12 +40,6 @@ class EncoderConfig(ModelConfig):
         return self
 
 
-CLIENT_TYPE = "distilbert"
-"""Clients only open a ``model_type`` that they know, and take from it which inputs to send. To them DistilBERT is any
-text encoder that takes ``input_ids`` and ``attention_mask`` and nothing else, which is what our graphs are: the layers
-themselves are in the graph, and no client of one looks at them."""
-
-
 class Encoder(Family):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
@@ -60,24 +54,14 @@ class Encoder(Family):
         return config.iterations
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
-        """Says ``distilbert`` to clients (:data:`CLIENT_TYPE`); the true description is under ``edgeformer``."""
-        return {
-            "model_type": CLIENT_TYPE,
-            "architectures": config["architectures"],
-            "problem_type": "single_label_classification",
-            "vocab_size": config["vocab_size"],
-            "hidden_size": config["hidden_size"],
-            "num_hidden_layers": config["layers"] * config["iterations"],
-            "iterations": config["iterations"],  # how often a host runs the loop graph of a step bundle
-            "num_attention_heads": config["heads"],
-            "max_position_embeddings": config["max_positions"],
-            "pad_token_id": config["pad_token_id"],
-            "id2label": config["id2label"],
-            "label2id": config["label2id"],
-            # In a browser Transformers.js would otherwise look for a file that is not there (model_quantized.onnx).
-            "transformers.js_config": {"dtype": precision},
-            "edgeformer": dict(config),
-        }
+        return text_client_config(
+            config,
+            precision,
+            layers=config["layers"] * config["iterations"],
+            heads=config["heads"],
+            hidden_size=config["hidden_size"],
+            iterations=config["iterations"],
+        )
 
     def card_line(self, config: EncoderConfig) -> str:
         return (

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgeformer.families.distillation import classification_loss
 from edgeformer.families.encoder.model import Attention, EncoderClassifier, SelfAttention, sdpa
-from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
+from edgeformer.families.network import Loss, Network, Place, count_parameters
 from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.manifest import AttentionUse
@@ -127,8 +128,8 @@ class EncoderNetwork(Network):
         return EncoderClassifier(classes=recipe.classes, attention=chosen, **options), used
 
     def loss(self, model: EncoderClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
-        """Cross-entropy."""
-        return classification_loss(recipe.training, prepared)
+        """Cross-entropy, or distillation from a teacher."""
+        return classification_loss(recipe, prepared)
 
     def scorer(self, model: EncoderClassifier) -> nn.Module:
         """The model itself."""

@@ -62,7 +62,8 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]
     ledger = MemoryLedger(weights)
-    optimizer = build_optimizer(model, recipe.training.optimizer)
+    learning = network.learning(model, recipe.training)
+    optimizer = build_optimizer(model, recipe.training.optimizer, learning)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # makes its state

@@ -31,12 +31,13 @@ class Objective:
         cache: where encoded data is kept between runs.
         place: where the model will compute, and in what.
         progress: reports what is read.
+        resumed: the weights will be those of a checkpoint.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used; a model that leaks without ``allow_leak``.
     """
 
-    def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress) -> None:
+    def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, resumed: bool = False) -> None:
         self.recipe, self.task, self.family = recipe, task_named(recipe.task), family_of(recipe)
         network = self.family.network
         set_seed(recipe.seed)
@@ -45,6 +46,9 @@ class Objective:
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
             progress.message(f"model.attention: {requested} is not used, torch {used} instead: {self.attention.reason}")
+        fresh = () if resumed else network.start(self.model, recipe)
+        if fresh:
+            progress.message(f"the source has no weights for {', '.join(fresh)}: training starts them afresh")
         # Before the data: the probe takes a second and may end the run.
         self.causality = found = network.causality(self.model, recipe.seed)
         if found is not None and found.leaks and not getattr(recipe, "allow_leak", False):

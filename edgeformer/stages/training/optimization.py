@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,10 +11,12 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
+from edgeformer.families.network import Learning
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import (
     ConstantSchedule,
     CosineSchedule,
+    LinearSchedule,
     OneCycleSchedule,
     OptimizerConfig,
     PlateauSchedule,
@@ -41,12 +44,26 @@ def resolve_precision(requested: str, device_type: str) -> str:
     return "bf16" if any(f" {feature}" in flags for feature in ("avx512_bf16", "amx_bf16", "bf16 ")) else "fp32"
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Fused AdamW; weight decay on matrices only."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterable[Learning] | None = None) -> Optimizer:
+    """Fused AdamW.
+
+    Args:
+        model: what is trained.
+        config: of the recipe.
+        learning: how each of its parameters is learned; None: all at the same rate, with weight decay on matrices only.
+    """
+    if learning is None:
+        learning = (Learning(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
+    for one in learning:
+        groups.setdefault((one.rate, one.decays), []).append(one.parameter)
+    # The order is part of a checkpoint. The full rate comes first, which is the one that is shown.
+    ordered = sorted(groups.items(), key=lambda item: (-item[0][0], not item[0][1]))
+    options = [
+        {"params": parameters, "lr": config.lr * rate, "weight_decay": config.weight_decay if decays else 0.0}
+        for (rate, decays), parameters in ordered
+    ]
+    return AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 class LearningRate:
@@ -58,21 +75,21 @@ class LearningRate:
         if isinstance(config, PlateauSchedule):
             self._scheduler = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
         elif isinstance(config, OneCycleSchedule):
-            peak = optimizer.param_groups[0]["lr"]
+            peak = [group["lr"] for group in optimizer.param_groups]
             # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option, and
             # a run of one step is the first of two.
             steps = max(2, total_steps)
             warmup = max(config.warmup, 1.001 / steps)
             self._scheduler = OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
-        elif isinstance(config, CosineSchedule):
-            rising = round(config.warmup * total_steps)
-            final = config.final
+        elif isinstance(config, (CosineSchedule, LinearSchedule)):
+            rising, final, straight = round(config.warmup * total_steps), config.final, config.kind == "linear"
 
             def factor(step: int) -> float:
                 if step < rising:
                     return (step + 1) / (rising + 1)
-                share = (step - rising) / max(1, total_steps - rising)
-                return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+                share = min(1.0, (step - rising) / max(1, total_steps - rising))
+                left = 1 - share if straight else 0.5 * (1 + math.cos(math.pi * share))
+                return final + (1 - final) * left
 
             self._scheduler = LambdaLR(optimizer, factor)
         elif not isinstance(config, ConstantSchedule):

@@ -32,7 +32,8 @@ class Stepper:
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:
         self._objective, self._processes, self._config = objective, processes, objective.recipe.training
-        optimizer = build_optimizer(objective.model, self._config.optimizer)
+        learning = objective.family.network.learning(objective.model, self._config)
+        optimizer = build_optimizer(objective.model, self._config.optimizer, learning)
         # Before Accelerate keeps the optimizer's step method, which a schedule marks as its own.
         self.rate = LearningRate(optimizer, self._config.schedule, total_steps)
         if processes.count > 1 and not processes.sharded:

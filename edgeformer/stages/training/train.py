@@ -87,7 +87,8 @@ def _train(
         memory = _memory(recipe, options, processes)
         place = Place(processes.device.type, processes.precision)
     with processes.agreeing(), processes.one_first():
-        objective = Objective(recipe, options.artifacts / ".cache" / "tokens", place, progress)
+        cache = options.artifacts / ".cache" / "tokens"
+        objective = Objective(recipe, cache, place, progress, resumed=resumed is not None)
     processes.compare(
         {
             "the recipe's fingerprint": recipe.fingerprint(),

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeformer.formats.data_config import DataConfig, Probability
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.data_config import DataConfig, PositiveFloat, Probability
 from edgeformer.formats.recipe import Recipe, TrainingConfig
+
+
+class Distillation(Frozen):
+    """What a student learns of its teacher beside the labels; losses are sums over the rows, in nats."""
+
+    weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.7, description="of the teacher's answers (KL divergence × temperature²); the labels get the rest"
+    )
+    temperature: PositiveFloat = Field(2.0, description="answers of both are divided by it first")
+    states: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="of the squared distance between both models' states after every iteration"
+    )
 
 
 class ClassificationTraining(TrainingConfig):
@@ -17,6 +30,11 @@ class ClassificationTraining(TrainingConfig):
     token_dropout: Probability = Field(
         0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
     )
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="pretrained encoders: each layer learns at this share of the rate of the one behind it"
+    )
+    teacher: str | None = Field(None, description="folder of a finished run whose answers are learned, too")
+    distillation: Distillation = Distillation()
     select_by: Literal["loss", "accuracy"] = Field(
         "loss", description="the validation metric that picks the epoch whose weights are kept"
     )

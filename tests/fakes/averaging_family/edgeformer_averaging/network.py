@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.families.network import Loss, Network, Place, classification_loss, count_parameters
+from edgeformer.families.distillation import classification_loss
+from edgeformer.families.network import Loss, Network, Place, count_parameters
 from edgeformer.families.norms import RMSNorm
 from edgeformer.families.tracing import Graphs, GraphSpec, export_graph, state_name, text_spec
 from edgeformer.formats.manifest import AttentionUse
@@ -128,7 +129,7 @@ class AveragingNetwork(Network):
 
     def loss(self, model: nn.Module, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy."""
-        return classification_loss(recipe.training, prepared)
+        return classification_loss(recipe, prepared)
 
     def scorer(self, model: nn.Module) -> nn.Module:
         """The model itself."""
