@@ -81,9 +81,7 @@ def hf(
     ] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(
-            metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."
-        ),
+        typer.Option(metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."),
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(metavar="N", help="Cut texts to N tokens. Default: the model's own, at most 512.")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from edgeformer.data.english import SENTENCES
 
-LAYERS, WIDTH, VOCABULARY = 3, 32, 400
+LAYERS, WIDTH, VOCABULARY = 2, 32, 400
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -72,6 +72,7 @@ def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes:
         labels: of a sequence classifier; none: a bare encoder.
     """
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": {}} if labels else {}
@@ -82,6 +83,7 @@ def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes:
     for parameter in model.parameters():  # fresh biases and norms are all alike: a graph would store them once
         parameter.data += torch.randn_like(parameter) * 0.05
     folder.mkdir(parents=True, exist_ok=True)
+    transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     save_tokenizer(folder, kind)
     return model

@@ -65,10 +65,11 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     """
     chosen = choose(location, options.artifact)
     if options.threshold is not None and not any(choice.leaves_early for choice in chosen):
-        raise InputError(
-            f"--threshold: {', '.join(choice.id for choice in chosen)} cannot leave early; step artifacts can: "
-            f"edgeformer export {location.argument} --exit all"
-        )
+        task, ids = chosen[0].owner.task, ", ".join(choice.id for choice in chosen)
+        if not task.has_confidence:
+            raise InputError(f"--threshold: {location.name} is a {task.noun}; a vector has no probability to leave by")
+        hint = f"edgeformer export {location.argument} --exit all"
+        raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {hint}")
     scoring = _Scoring(options, progress)
     for choice in chosen:
         scoring.score(choice)

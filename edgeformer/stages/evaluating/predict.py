@@ -8,7 +8,8 @@ from edgeformer.data.encoding import encode_texts, require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.choice import Choice, choose
+from edgeformer.stages.evaluating.choice import choose
+from edgeformer.tasks import Task
 from edgeformer.tasks.prediction import Prediction
 from edgeformer.tasks.running import answer_rows
 
@@ -17,8 +18,11 @@ _BATCH = 32
 
 def predicts_vectors(location: Location) -> bool:
     """Whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    owner = location.open_bundle() if location.bundle is not None else location.open_run()
-    return owner.task.predicts == "vectors"
+    return _task_of(location).predicts == "vectors"
+
+
+def _task_of(location: Location) -> Task:
+    return (location.open_bundle() if location.bundle is not None else location.open_run()).task
 
 
 def predict(
@@ -41,6 +45,7 @@ def predict(
     for text in texts:
         for part in (text,) if isinstance(text, str) else text:
             require_unicode("a text", part)
+    _check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
@@ -49,7 +54,6 @@ def predict(
             )
         artifact = steps[0].id
     chosen = choose(location, artifact)[0]
-    _check(location.name, chosen, confidence, pairs=not all(isinstance(text, str) for text in texts))
     reader = chosen.reader()
     encoded, cut = encode_texts(reader.tokenizer, texts, chosen.owner.data.tokens_at_once)
     early = dict.fromkeys(chosen.exits[:-1], confidence) if confidence is not None else None
@@ -58,12 +62,12 @@ def predict(
     return chosen.id, [*chosen.owner.task.predictions(texts, answers, cut, chosen.owner.data)]
 
 
-def _check(name: str, chosen: Choice, confidence: float | None, *, pairs: bool) -> None:
+def _check(location: Location, confidence: float | None, *, pairs: bool) -> None:
     """Raises InputError for what such a model does not answer."""
-    task = chosen.owner.task
+    name, task = location.name, _task_of(location)
     if task.predicts is None:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and not task.has_confidence:
-        raise InputError(f"--confidence: {name} is an {task.noun}; a vector has no probability to stop at")
+        raise InputError(f"--confidence: {name} is a {task.noun}; a vector has no probability to stop at")
     if pairs and task.predicts != "labels":
-        raise InputError(f"--pair: {name} is an {task.noun}, which reads each text by itself; give both as texts")
+        raise InputError(f"--pair: {name} is a {task.noun}, which reads each text by itself; give both as texts")

@@ -32,6 +32,7 @@ from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.workspace import CONFIG_FILE
 from edgeformer.run import free_folder
 from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks import Task, TextReader, task_named
@@ -138,7 +139,7 @@ def _length(source: Source, options: HfOptions) -> int:
 def _notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
     """What the user should know of what was chosen for them. ``labels``: of a classifier."""
     notes = []
-    if source.config.get("auto_map"):
+    if '"auto_map"' in (source.folder / CONFIG_FILE).read_text(encoding="utf-8"):
         notes.append("config.json names code of its own (auto_map), which is not run")
     if labels is None and options.pooling is None and source.pooling is None:
         notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")

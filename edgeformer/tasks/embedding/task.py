@@ -47,7 +47,7 @@ class Embedding(OneAnswer):
     """One vector per text. Models are imported with their weights; none is trained here."""
 
     name: ClassVar[str] = "embedding"
-    noun: ClassVar[str] = "embedding model"
+    noun: ClassVar[str] = "sentence encoder"
     recipe_type: ClassVar[type[Recipe]] = EmbeddingRecipe
     score_type: ClassVar[type[Score]] = EmbeddingScore
     metric: ClassVar[Metric] = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
