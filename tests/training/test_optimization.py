@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from edgeformer.families import load_recipe
+from edgeformer.families.network import Learning
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import (
     ConstantSchedule,
     CosineSchedule,
+    LinearSchedule,
     OneCycleSchedule,
     OptimizerConfig,
     PlateauSchedule,
@@ -196,3 +198,28 @@ def test_a_schedule_that_nobody_knows_is_refused() -> None:
     optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0))
     with pytest.raises(TypeError, match="no such schedule"):
         LearningRate(optimizer, "falling", 10)  # type: ignore[arg-type]
+
+
+def test_linear_rises_and_falls_in_lines() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=1.0))
+    rate, seen = LearningRate(optimizer, LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10), []
+    for _ in range(10):
+        seen.append(rate.current)
+        optimizer.step()
+        rate.after_step()
+    assert seen == pytest.approx([1 / 3, 2 / 3, *(0.1 + 0.9 * (1 - step / 8) for step in range(8))])
+
+
+@pytest.mark.parametrize("schedule", [ConstantSchedule(kind="constant"), OneCycleSchedule(kind="one-cycle")])
+def test_a_parameter_learns_at_its_own_share_of_the_rate(schedule: ConstantSchedule | OneCycleSchedule) -> None:
+    whole, tenth = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    learning = [Learning(tenth, rate=0.1, decays=False), Learning(whole)]
+    optimizer = build_optimizer(nn.Module(), OptimizerConfig(lr=0.5, weight_decay=0.3), learning)
+    rate = LearningRate(optimizer, schedule, 10)
+    for _ in range(3):
+        rates = {id(group["params"][0]): group for group in optimizer.param_groups if group["params"]}
+        assert rates[id(tenth)]["lr"] == pytest.approx(0.1 * rates[id(whole)]["lr"])
+        assert (rates[id(tenth)]["weight_decay"], rates[id(whole)]["weight_decay"]) == (0.0, 0.3)
+        assert rate.current == rates[id(whole)]["lr"], "the full rate is the one that is shown"
+        optimizer.step()
+        rate.after_step()

@@ -226,6 +226,8 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
     ClassificationTraining: {
         "precision": "tests/training/test_train.py", "optimizer": "here, field by field",
         "schedule": "tests/training/test_optimization.py", "checkpoint_minutes": "tests/training",
+        "layer_decay": "tests/families/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
+        "distillation": "tests/training/test_distillation.py",
     },
     LanguageTraining: {
         "exit_weight": "tests/families/test_crt_loss.py", "chunked_loss": "tests/families/test_crt_loss.py",

@@ -112,8 +112,8 @@ class Pretrained(Family):
         model.setdefault("weights_sha256", source.weights_sha256())
         model.setdefault("vocab_size", source.vocabulary())
         model.setdefault("max_positions", source.max_positions)
-        if model.get("pairs"):
-            model.setdefault("separator", source.separator())
+        if model.get("pairs") and "separator" not in model:
+            model["separator"] = source.separator()
         document.setdefault("tokenizer", {"kind": "file", "path": str(source.tokenizer)})
 
     def loops(self, config: PretrainedConfig) -> int:

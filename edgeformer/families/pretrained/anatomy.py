@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from edgeformer.families.norms import LayerNorm
@@ -148,7 +149,7 @@ def _quiet() -> Iterator[None]:
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ArtifactError(f"{what}: transformers cannot make a model of it: {first}") from None
 

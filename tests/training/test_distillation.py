@@ -1,0 +1,135 @@
+"""A teacher: what its answers and states add to the loss, as the formula says; and which runs cannot be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeformer.families import load_recipe
+from edgeformer.families.network import Place
+from edgeformer.families.saving import load_model
+from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.progress import SILENT
+from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.train import TrainOptions, train
+
+pytest.importorskip("transformers", reason="the extra [hf] is not installed")
+
+STACK = {
+    "model_type": "bert", "vocab_size": 150, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32,
+}  # fmt: skip
+DATA = ["data.parts.train.0.rows=80", "data.max_length=16", "training.epochs=1", "training.batch_size=16"]
+CPU = torch.device("cpu")
+
+
+def overrides(folder: Path, **more: Any) -> list[str]:
+    """A tiny pretrained encoder whose source is its own description."""
+    model = {"kind": "pretrained", "source": str(folder), "vocab_size": 150, "max_positions": 32, **more}
+    return [*DATA, f"model={ {**model, 'architecture': STACK} }"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random encoder as transformers saves it, with a tokenizer that nothing is asked of."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("source")
+    transformers.utils.logging.disable_progress_bar()
+    config = transformers.BertConfig(**{key: value for key, value in STACK.items() if key != "model_type"})
+    torch.manual_seed(3)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    artifacts = tmp_path_factory.mktemp("artifacts")
+    recipe = load_recipe("quickstart", [*overrides(source), "training.optimizer.lr=0.01"])
+    return train(recipe, TrainOptions(artifacts, name="teacher"))
+
+
+def taught(source: Path, teacher: Path, *changes: str, fold: dict[str, Any] | None = None) -> Any:
+    more = {} if fold is None else {"fold": fold}
+    return load_recipe(
+        "quickstart",
+        [*overrides(source, **more), f"tokenizer={ {'kind': 'file', 'path': str(teacher / 'model/tokenizer.json')} }",
+         f"training.teacher={teacher}", "training.label_smoothing=0.0", *changes],
+    )  # fmt: skip
+
+
+FOLD = {"layers": 2, "iterations": 2, "own": "norms"}
+
+
+def test_the_loss_is_the_formulas(source: Path, teacher: Path, tmp_path: Path) -> None:
+    how = "training.distillation={weight: 0.6, temperature: 3.0, states: 0.5}"
+    objective = Objective(taught(source, teacher, how, fold=FOLD), tmp_path, Place(), SILENT)
+    batch, rows = objective.batch(np.arange(7), CPU)
+    student, master = objective.model.eval(), load_model(teacher)
+    with torch.no_grad():
+        found = objective.losses(student, batch)
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        logits, states = student(ids, mask, states=True)
+        wanted, reference = master(ids, mask, states=True)
+    log_p, log_q = torch.log_softmax(wanted / 3, -1), torch.log_softmax(logits / 3, -1)
+    kl = float((log_p.exp() * (log_p - log_q)).sum()) * 9
+    right = -float(torch.log_softmax(logits, -1)[torch.arange(7), batch["labels"]].sum())
+    apart = 0.0
+    for ours, theirs in zip(states, (reference[1], reference[3]), strict=True):
+        for row, seen in enumerate(mask):
+            apart += float((ours[row] - theirs[row])[seen.bool()].square().mean())
+    assert rows == 7 and kl > 1e-3 and apart > 1e-3
+    assert float(found.total) == pytest.approx(0.4 * right + 0.6 * kl + 0.5 * apart, rel=1e-4)
+    parts = {name: float(value) for name, value in found.parts.items()}
+    assert parts == pytest.approx({"cross_entropy": right, "distillation": kl, "states": apart}, rel=1e-4)
+
+
+def test_answers_are_kept_for_rows_that_come_again(source: Path, teacher: Path, tmp_path: Path) -> None:
+    objective = Objective(taught(source, teacher), tmp_path, Place(), SILENT)
+    batch, _ = objective.batch(np.arange(6), CPU)
+    again, _ = objective.batch(np.arange(5, -1, -1), CPU)
+    student = objective.model.eval()
+    first = objective.losses(student, batch).total.detach()
+    master = next(cell.cell_contents for cell in objective._loss.__closure__ if hasattr(cell.cell_contents, "model"))  # type: ignore[attr-defined]
+    master.model.forward = None  # it is not asked again
+    assert float(objective.losses(student, again).total.detach()) == pytest.approx(float(first), rel=1e-5)
+
+
+def test_a_student_comes_closer_to_its_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
+    settings = ["training.distillation={weight: 1.0, temperature: 1.0, states: 1.0}", "training.optimizer.lr=0.01"]
+    recipe = taught(source, teacher, *settings, "training.epochs=6", fold=FOLD)
+    run = train(recipe, TrainOptions(tmp_path / "artifacts", name="student"))
+    objective = Objective(recipe, tmp_path / "cache", Place(), SILENT)
+    batch, _ = objective.batch(np.arange(len(objective.prepared.train)), CPU)
+    with torch.no_grad():
+        before = float(objective.losses(objective.model.eval(), batch).total)
+        after = float(objective.losses(load_model(run), batch).total)
+    assert after < 0.7 * before
+
+
+def test_what_cannot_teach_says_why(source: Path, teacher: Path, tmp_path: Path) -> None:
+    def begin(*changes: str) -> None:
+        Objective(taught(source, teacher, *changes), tmp_path / "cache", Place(), SILENT)
+
+    with pytest.raises(RecipeError, match=r"training.teacher: .*nobody: is no run; name the folder"):
+        begin(f"training.teacher={tmp_path / 'nobody'}")
+    with pytest.raises(RecipeError, match="its labels are not those of this recipe"):
+        begin("data.labels=[no, yes]")
+    with pytest.raises(RecipeError, match="reads other tokens"):
+        begin("tokenizer={kind: trained}", "data.parts.train.0.seed=5")
+    with pytest.raises(RecipeError, match=r"states can be compared between pretrained encoders only"):
+        small = ["hidden_size: 16", "layers: 1", "iterations: 1", "heads: 2", "ffn_size: 16", "residual_scale: 0"]
+        begin(f"model={{kind: encoder, vocab_size: 150, {', '.join(small)}}}", "training.distillation.states=1.0")
+
+
+def test_states_need_a_teacher_whose_depth_divides(source: Path, teacher: Path, tmp_path: Path) -> None:
+    recipe = taught(source, teacher, "training.distillation.states=1.0", fold={"layers": 1, "iterations": 3})
+    objective = Objective(recipe, tmp_path, Place(), SILENT)
+    batch, _ = objective.batch(np.arange(2), CPU)
+    with pytest.raises(RecipeError, match="a teacher of 4 stages has none that stands for each of 3 iterations"):
+        objective.losses(objective.model, batch)
