@@ -44,6 +44,8 @@ def save_tokenizer(folder: Path, kind: str) -> None:
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[(name, number(name)) for name in ("[CLS]", "[SEP]")],
         )
+    tokenizer.enable_padding(length=12)  # as files from the hub often carry it, and as nothing here may be read
+    tokenizer.enable_truncation(12)
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -93,6 +95,8 @@ def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None)
     """What transformers computes for a text or a pair, one row by itself: logits [C], or states [S, d]."""
     import torch
 
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     found = tokenizer.encode(text, pair)
     inputs = {"input_ids": torch.tensor([found.ids])}
     if int(getattr(model.config, "type_vocab_size", 0) or 0) > 1:

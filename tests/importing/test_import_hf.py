@@ -122,7 +122,6 @@ def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
     assert run.name == "all-MiniLM-L6-v2-001"
     texts = ["How do I reset my password?", "I forgot my login.", "The soup was cold."]
     tokenizer, model = Tokenizer.from_file(str(minilm / "tokenizer.json")), AutoModel.from_pretrained(minilm).eval()
-    tokenizer.no_padding()
     means = np.stack([answer(model, tokenizer, text).mean(0) for text in texts])
     expected = means / np.linalg.norm(means, axis=1, keepdims=True)
     found = answers(run, texts)
