@@ -17,7 +17,8 @@ from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.progress import Progress
-from edgeformer.run import Location, Run
+from edgeformer.run import Location, Run, locate
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
 from edgeformer.stages.importing.import_hf import HfOptions, import_hf
 from tests.cli.run_cli import edgeformer
@@ -234,11 +235,9 @@ def test_the_command(shared_model: Path, tmp_path: Path) -> None:
     document = json.loads(outcome.out)
     assert document["run"] == "mine" and document["task"] == "classification" and document["status"] == "finished"
     assert "golden inputs from the validation set" in document["reason"]
-    scored = edgeformer("evaluate", "mine", "--artifact", "torch", "--json", cwd=tmp_path)
-    (last, *_) = json.loads(scored.out)["rows"]
-    assert (last["split"], last["n"]) == ("test", 3)
-    pair = edgeformer("predict", "mine", "It is cold", "--pair", "Nobody waits", "--artifact", "torch", cwd=tmp_path)
-    assert pair.code == 0 and "It is cold ⁄ Nobody waits" in pair.out
+    location = locate("mine", tmp_path / "artifacts")
+    (last, *_) = evaluate(location, EvaluateOptions(artifact="torch", data=tmp_path / "test.tsv")).rows
+    assert (last.split, last.n) == ("test.tsv", 3)
     several = edgeformer("predict", "mine", "a", "b", "c", "--pair", "d", "--pair", "e", cwd=tmp_path)
     assert several.code == 2 and "--pair: 2 second texts for 3 texts" in several.err
     refused = edgeformer("predict", "mine", "a", "b", "--nearest", "test.tsv", cwd=tmp_path)

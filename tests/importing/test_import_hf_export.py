@@ -105,6 +105,8 @@ def test_the_bundle_stands_for_itself(exported: tuple[str, Path], tmp_path: Path
     built = {artifact.id for artifact in Bundle.open(run / "bundle").built() if artifact.is_graph}
     assert {check.artifact for check in checked.artifacts if check.status == "verified"} == built
     texts: list[Any] = ["It is done.", "Nobody ever waits until it is cold.", ("Is it late?", "Both will have to pay.")]
+    pair = edgeformer("predict", str(run), "Is it late?", "--pair", "Both will have to pay.", cwd=tmp_path)
+    assert pair.code == 0 and "Is it late? ⁄ Both will have to pay." in pair.out
     location = locate(str(run), run.parent)
     own = predict(location, texts, "torch")[1]
     for one, other in zip(own, predict(location, texts, "onnx-fp32")[1], strict=True):
