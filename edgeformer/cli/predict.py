@@ -1,17 +1,19 @@
-"""edgeformer predict: label and probability of texts."""
+"""edgeformer predict: label and probability of texts; of an embedding model, how similar they are."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, print_json, stdin, stdout
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
+    from edgeformer.data.rows import Text
     from edgeformer.run import Location
 
 
@@ -31,10 +33,19 @@ def command(
             "(export --exit all).",
         ),
     ] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Classifiers of pairs: the second text of every TEXT; or one for each."),
+    ] = None,
+    nearest: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="So many of --nearest.")] = 5,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Classify texts with an exported artifact (no torch needed).
+    """Classify texts with an exported artifact, or compare them with an embedding model (no torch needed).
 
     Examples:
 
@@ -43,11 +54,16 @@ def command(
       edgeformer predict recurrent_sst2_fast-001 "not my kind of movie" "great fun"
 
       edgeformer predict path/to/bundle < reviews.txt
+
+      edgeformer predict minilm "How do I reset my password?" --nearest questions.txt
     """
-    from edgeformer.stages.evaluating.predict import predict
+    from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 
     location, texts = _split(list(words or []), artifacts)
-    chosen, predictions = predict(location, texts, artifact, confidence)
+    if nearest is not None or (predicts_vectors(location) and not pair and confidence is None):
+        _similarities(location, texts, artifact, (nearest, top), as_json=as_json)
+        return
+    chosen, predictions = predict(location, _paired(texts, pair), artifact, confidence)
     rows = [prediction.as_dict() for prediction in predictions]
     if as_json:
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})
@@ -55,6 +71,28 @@ def command(
         from edgeformer.reporting.tables import prediction_table
 
         stdout().print(prediction_table(location.name, chosen, rows))
+
+
+def _similarities(
+    location: Location, texts: list[str], artifact: str | None, among: tuple[Path | None, int], *, as_json: bool
+) -> None:
+    from edgeformer.stages.evaluating.similarity import compare_texts
+
+    found = compare_texts(location, texts, artifact, *among)
+    if as_json:
+        print_json({"run": location.name, **asdict(found)})
+        return
+    from edgeformer.reporting.similarity_tables import similarity_table
+
+    stdout().print(similarity_table(location.name, found))
+
+
+def _paired(texts: list[str], pair: list[str] | None) -> list[Text]:
+    if not pair:
+        return [*texts]
+    if len(pair) not in (1, len(texts)):
+        raise InputError(f"--pair: {len(pair)} second texts for {len(texts)} texts; give one for all, or one for each")
+    return [*zip(texts, pair * (len(texts) if len(pair) == 1 else 1), strict=True)]
 
 
 def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:

@@ -67,6 +67,12 @@ def command(
     max_perplexity: Annotated[
         float | None, typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.")
     ] = None,
+    min_similarity: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8."
+        ),
+    ] = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
@@ -121,7 +127,8 @@ def command(
 
     location = locate(run, artifacts)
     manifest = location.open_bundle().manifest
-    wanted = _search(search, min_accuracy, max_perplexity, minimize, manifest)
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity, "similarity": min_similarity}
+    wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
         limits = {"latency": max_latency, "vram": max_vram, "size": max_size, "energy": max_energy}
@@ -197,21 +204,17 @@ def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
 
 
 def _search(
-    wanted: bool,
-    min_accuracy: float | None,
-    max_perplexity: float | None,
-    minimize: Minimize | None,
-    manifest: BundleManifest,
+    wanted: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
-    """What to search for, checked against the bundle before minutes of measuring."""
+    """What to search for, checked against the bundle before minutes of measuring. ``bounds``: metric → as given."""
     from edgeformer.stages.profiling.choosing import SearchOptions, check_options
+    from edgeformer.tasks import all_tasks
 
     if not wanted:
-        asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}
-        if given := [option for option, value in asked.items() if value is not None]:
+        flags = {task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}
+        if given := [flag for flag, value in {**flags, "--minimize": minimize}.items() if value is not None]:
             raise InputError(f"{given[0]}: says what to search for; add --search")
         return None
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options

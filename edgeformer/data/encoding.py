@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import boundary_id, fingerprint
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing
@@ -108,14 +108,15 @@ class Prepared(Generic[RowsT]):
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], max_length: int, advance: Callable[[int], None] = lambda rows: None
+    tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, advance: Callable[[int], None] = lambda rows: None
 ) -> tuple[Encoded, NDArray[np.bool_]]:
     """Encode texts that nobody labelled, and say which of them were cut to ``max_length`` tokens, bool [n].
 
     The final special token of a text that was cut is kept.
 
     Args:
-        tokenizer: cuts its texts here and nowhere else.
+        tokenizer: cuts its texts here and nowhere else; it joins the two texts of a pair as its own template says.
+        texts: or pairs of texts, of which the longer one is cut.
         max_length: tokens, special ones included.
         advance: called with the number of rows done since the last call.
     """

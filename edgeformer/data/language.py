@@ -203,12 +203,12 @@ def _long_enough(
     config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None
 ) -> Iterator[str]:
     """The first stripped texts with more than min_characters characters. Raises DataError where there is none."""
-    no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
+    no_label = {"text_pair": None, "label": None, "label_value": None, "skip_unlabelled": False}
     plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
     seen = found = 0
     for row in itertools.chain.from_iterable(map(read, plain)):
         seen += 1
-        text = row.text.strip()
+        text = str(row.text).strip()
         if len(text) > config.min_characters:
             found += 1
             yield text

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.rows import LabelledTexts, label_rows, labelled
+from edgeformer.data.rows import LabelledTexts, in_one, label_rows, labelled
 from edgeformer.data.sources import file_source, load_part, load_parts, read
 from edgeformer.data.splits import check_classes, draw, set_parts, split
 from edgeformer.data.stored import Pieces
@@ -69,11 +69,12 @@ def _in_memory(
         sets = split(data, load_parts(data))
     train = sets.pop("train")
     tokenizer = load_tokenizer(
-        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=train.texts
+        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
     )
     with bar(progress, "Tokenizing the training set", len(train), "rows"):
         rows = encode(train, tokenizer, data.max_length, cache, progress)
-    overlap = count_overlaps(train.texts, {name: sets[name].texts for name in _tests(sets)}, "test sets", progress)
+    others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
+    overlap = count_overlaps(map(in_one, train.texts), others, "test sets", progress)
     labels = np.bincount(train.labels, minlength=len(data.labels)).tolist()
     return TrainingSet(tokenizer, rows, len(train), train.fingerprint(), labels, overlap), sets
 
@@ -93,7 +94,7 @@ def _streamed(
     with streaming.alone():
         trained_by = {"cleaning": data.cleaning, "vocab_size": vocab_size}
         tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
-        others = {name: sets[name].texts for name in _tests(sets)}
+        others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
         encoder = ClassEncoder(tokenizer, data.max_length)
         return streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others), sets
 
@@ -103,7 +104,8 @@ def class_stream(data: DataConfig) -> Stream:
     sources = data.parts["train"]
 
     def pairs() -> Iterator[tuple[str, int]]:
-        return labelled((row for source in sources for row in read(source, data.labels)), data.labels)
+        found = labelled((row for source in sources for row in read(source, data.labels)), data.labels)
+        return ((str(text), label) for text, label in found)  # pairs of texts are never streamed: DataConfig sees to it
 
     return Stream(sources, {"labels": data.labels}, pairs, len(data.labels), partial(check_classes, data))
 

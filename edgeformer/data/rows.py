@@ -17,6 +17,8 @@ from edgeformer.formats.errors import DataError
 Record = tuple[str, Mapping[str, object]]
 """Where a record is ("reviews.csv, line 7"), and its values by column."""
 
+Text = str | tuple[str, str]
+"""What one row is about: a text, or a pair of texts, which a tokenizer joins by its own template."""
 
 _LONGEST_NAME = 80
 """Characters of a column's name or of a label that a message repeats."""
@@ -24,10 +26,10 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Row:
-    """A text, its label as the source has it (None: unlabelled), and where it was found, for messages."""
+    """A text or a pair, its label as the source has it (None: unlabelled), and where it was found, for messages."""
 
-    text: str
-    label: str | int | None
+    text: Text
+    label: str | int | float | None
     where: str
 
 
@@ -46,7 +48,13 @@ def rows_of(records: Iterable[Record], source: FileSource | HubSource) -> Iterat
                 f"{where}: has no label in column {source.label!r}; fill it in, "
                 "or set skip_unlabelled: true for this source to leave such rows out"
             )
-        yield Row(_text(where, values, source.text), label, where)
+        text = _text(where, values, source.text)
+        yield Row(text if source.text_pair is None else (text, _text(where, values, source.text_pair)), label, where)
+
+
+def in_one(text: Text) -> str:
+    """A text as it is; both of a pair, with a space between them: for counts of words and letters, not for a model."""
+    return text if isinstance(text, str) else " ".join(text)
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
@@ -66,7 +74,7 @@ def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> 
     return DataError(f"{where}: no column {name!r}; {hint}columns: {shown}; set the source's {kind}: to one of them")
 
 
-def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | None:
+def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | float | None:
     if source.label_value is not None:
         return source.label_value
     if source.label is None:
@@ -78,10 +86,10 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
         return None
     if isinstance(value, float) and value.is_integer():  # pandas writes whole numbers so beside missing ones
         return int(value)
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, float)):
         return int(value) if isinstance(value, bool) else value
     kind = type(value).__name__
-    raise DataError(f"{where}: column {source.label!r} holds a {kind}; a label is a name or a whole number")
+    raise DataError(f"{where}: column {source.label!r} holds a {kind}; a label is a name or a number")
 
 
 def _text(where: str, values: Mapping[str, object], column: str) -> str:
@@ -106,7 +114,7 @@ def _text(where: str, values: Mapping[str, object], column: str) -> str:
 class LabelledTexts:
     """``texts`` [n] as the source has them, not cleaned; ``labels`` int64 [n], indices into data.labels."""
 
-    texts: list[str]
+    texts: list[Text]
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -117,7 +125,7 @@ class LabelledTexts:
         return LabelledTexts([self.texts[i] for i in indices.tolist()], self.labels[indices])
 
     @classmethod
-    def unlabelled(cls, texts: Sequence[str]) -> LabelledTexts:
+    def unlabelled(cls, texts: Sequence[Text]) -> LabelledTexts:
         """Texts of a language model in the form that the token cache and the fingerprints know: all labels are 0."""
         return cls(list(texts), np.zeros(len(texts), dtype=np.int64))
 
@@ -139,12 +147,13 @@ class Fingerprint:
         """Of the next rows, as indices."""
         self._digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
 
-    def add_texts(self, texts: Iterable[str]) -> None:
+    def add_texts(self, texts: Iterable[Text]) -> None:
         """Of the next rows."""
         for text in texts:
-            content = text.encode("utf-8")
-            self._digest.update(len(content).to_bytes(8, "little"))
-            self._digest.update(content)
+            for part in (text,) if isinstance(text, str) else text:
+                content = part.encode("utf-8")
+                self._digest.update(len(content).to_bytes(8, "little"))
+                self._digest.update(content)
 
     def hexdigest(self) -> str:
         """Of what was added so far."""
@@ -163,7 +172,7 @@ def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     return LabelledTexts([text for text, _ in found], np.array([index for _, index in found], dtype=np.int64))
 
 
-def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[str, int]]:
+def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
     """Each row's text and class index, as :func:`label_rows` finds them. Raises DataError."""
     by_name = {name: index for index, name in enumerate(labels)}
     return ((row.text, _index(row, by_name)) for row in rows)

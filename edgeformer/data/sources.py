@@ -9,11 +9,23 @@ from edgeformer.data.records import check_file, file_records, format_of, hub_rec
 from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.unpacking import COMPRESSIONS
-from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, TextConfig
+from edgeformer.formats.data_config import (
+    DataConfig,
+    FileSource,
+    HubSource,
+    Source,
+    SyntheticSource,
+    TextConfig,
+)
 from edgeformer.formats.errors import DataError
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
+PAIR_COLUMNS = (
+    ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text_pair"), ("premise", "hypothesis"),
+    ("question1", "question2"), ("question", "sentence"), ("query", "passage"),
+)  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "sentiment")
+SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
 _LABELLED = ("tsv", "csv", "jsonl", "parquet")
 _TEXT = ("txt", *_LABELLED)
@@ -66,6 +78,8 @@ def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Re
         raise DataError(
             f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
         )
+    if source.text_pair is not None:
+        raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
     # Plain text has one column, whatever the source calls it.
     return ((where, {source.text: values["text"]}) for where, values in file_records(path, kind))
 
@@ -77,23 +91,33 @@ def _columns(path: Path) -> list[str]:
     raise DataError(f"{path}: no rows in it; a set needs at least one")
 
 
-def file_source(path: Path, like: Source | None = None, *, labelled: bool = True) -> FileSource:
+def file_source(
+    path: Path, like: Source | None = None, *, labelled: bool = True, labels: Sequence[str] = LABEL_COLUMNS
+) -> FileSource:
     """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
+
+    Where there is no ``like``, or it reads pairs, and the file has the columns of a pair of texts, it is read as pairs.
 
     Args:
         like: what it is read instead of.
         labelled: False: only the text is wanted.
+        labels: what a column of labels may be called.
 
     Raises:
         DataError: the file cannot be read, or has no column that looks like text or labels.
     """
     have = _columns(path)
     known = None if isinstance(like, SyntheticSource) else like
-    text = _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS))
-    source = FileSource(kind="file", path=str(path), text=text, label=None)
+    pairs = (*([(known.text, known.text_pair)] if known and known.text_pair else []), *PAIR_COLUMNS)
+    pair = next(((a, b) for a, b in pairs if a in have and b in have), None)
+    if pair is not None and (known is None or known.text_pair is not None):
+        source = FileSource(kind="file", path=str(path), text=pair[0], text_pair=pair[1], label=None)
+    else:
+        text = _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS))
+        source = FileSource(kind="file", path=str(path), text=text, label=None)
     if not labelled:
         return source
-    label = _choose(path, "label", have, (known.label if known else None, *LABEL_COLUMNS))
+    label = _choose(path, "label", have, (known.label if known else None, *labels))
     return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
 
 
@@ -135,6 +159,39 @@ def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list
     files, notes = _part_files(folder, config.parts, _TEXT, needed)
     parts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
     return config.model_copy(update={"parts": parts}), notes
+
+
+def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
+    """The files train, validation and test of a folder, as many as there are, for a model that was trained elsewhere.
+
+    Args:
+        scored: they are pairs of texts with scores, and ``train`` is any text; else all are labelled.
+
+    Returns:
+        The sources of each part, and a note for each part that is not there.
+
+    Raises:
+        DataError: no such folder, no file of any part in it, or no usable columns in one.
+    """
+    kinds = _TEXT if scored else _LABELLED
+    files, notes = _part_files(folder, ("train", "validation", "test"), kinds, {})
+    if not files:
+        raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(kinds)})")
+
+    def source(part: str, path: Path) -> FileSource:
+        if not scored:
+            return file_source(path)
+        return file_source(path, labelled=False) if part == "train" else pairs_source(path)
+
+    return {part: (source(part, path),) for part, path in files.items()}, notes
+
+
+def pairs_source(path: Path) -> FileSource:
+    """A file of scored pairs as a source. Raises DataError: it has no such columns."""
+    source = file_source(path, labels=SCORE_COLUMNS)
+    if source.text_pair is None:
+        raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
+    return source
 
 
 def _part_files(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.rows import LabelledTexts, in_one
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
+IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
+"""Sets of a model that was trained elsewhere, and the parts that each is read from, the first that is there."""
 
 
 def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
@@ -26,6 +28,7 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
         "glue-dev": {"train": ("train",), "validation": ("train",), "glue-dev": ("validation",)},
         "sst-test": {"train": ("train",), "validation": ("validation",), "sst-test": ("sst-test",)},
         "given": {"train": ("train",), "validation": (kept,), "given": ("test",)},
+        "imported": {name: first_of(config.parts, *names) for name, names in IMPORTED_SETS.items()},
     }
     sets = protocols[config.split]
     used = {part for parts in sets.values() for part in parts}
@@ -35,6 +38,11 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
                 raise DataError(f"data.parts: under split {config.split!r} no part may be called {part!r}; rename it")
             sets[part] = (part,)
     return sets
+
+
+def first_of(parts: Collection[str], *names: str) -> tuple[str, ...]:
+    """The first of ``names`` that is there, alone; nothing where none is."""
+    return tuple(name for name in names if name in parts)[:1]
 
 
 def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
@@ -49,6 +57,15 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
     sets = draw(config, tuple(set_parts(config)), parts)
     check_classes(config, np.bincount(sets["train"].labels, minlength=len(config.labels)).tolist())
     return sets
+
+
+def unknown_set(name: str) -> str:
+    """What is to be said of a model that was imported without the data of that set."""
+    what = "its training text" if name == "train" else f"a {name} set"
+    return (
+        f"data.parts: this model was trained elsewhere, and nothing is known of {what}; import it again with a folder "
+        f"that has {name}.tsv (or .csv, .jsonl): --data DIR, or give evaluate a file of its own: --data FILE"
+    )
 
 
 def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
@@ -69,6 +86,9 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
         DataError: a set is empty, or fewer than 10 rows to cut it from.
     """
     sources = set_parts(config)
+    for name in names:
+        if not sources[name]:
+            raise DataError(unknown_set(name))
     cuts: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
         pooled = _pool(parts, sources["train"])
@@ -77,7 +97,7 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
                 f"data.parts {' + '.join(sources['train'])}: {len(pooled)} rows; split {config.split!r} needs at least "
                 f"{MIN_ROWS} of them"
             )
-        cuts = _cuts(config, pooled.texts)
+        cuts = _cuts(config, [in_one(text) for text in pooled.texts])
     sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, sources[name]) for name in names}
     for name, rows in sets.items():
         if not len(rows):

@@ -44,7 +44,7 @@ class SpecialIds:
 def load_tokenizer(
     config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
-    """Load or train the tokenizer of a classifier's recipe.
+    """Load or train the tokenizer of a classifier's or an embedding model's recipe.
 
     With ``cleaning == "paper"`` the cleaning goes in front of the tokenizer's own normalizer, once.
 

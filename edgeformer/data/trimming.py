@@ -70,6 +70,19 @@ def trim_to_training(
     return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
 
 
+def trim_to_texts(
+    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int
+) -> tuple[Trimmed, Vocabulary]:
+    """Keep the tokens of ``texts``, each cut to ``max_length``, and see what that does to ``others``.
+
+    Raises:
+        DataError: a tokenizer that cannot be trimmed.
+    """
+    used = np.unique(encode(texts, tokenizer, max_length).ids).tolist()
+    trimmed = trim_tokenizer(tokenizer, used)
+    return trimmed, trim_effect(tokenizer, trimmed, others, max_length)
+
+
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:
     """Keep the tokens ``used``, special and added ones, the unknown token, and what words can be spelled out with.
 

@@ -24,7 +24,8 @@ class HubSource(Frozen):
     split: str = "train"
     revision: str | None = None
     text: str = "text"
-    label: str | None = "label"
+    text_pair: str | None = Field(None, description="column of the second text, where rows are pairs of texts")
+    label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
     skip_unlabelled: bool = False
 
@@ -38,7 +39,8 @@ class FileSource(Frozen):
         None, description="read from the file's suffix when absent"
     )
     text: str = "text"
-    label: str | None = "label"
+    text_pair: str | None = Field(None, description="column of the second text, where rows are pairs of texts")
+    label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
     skip_unlabelled: bool = False
 
@@ -106,7 +108,7 @@ class DataSection(Recognised):
         return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
 
 
-SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given"]
+SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given", "imported"]
 
 
 class DataConfig(DataSection):
@@ -116,6 +118,8 @@ class DataConfig(DataSection):
     ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
     ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
     ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
+    ``imported``      a model that was trained elsewhere: whatever there is of the parts ``train`` (to which its
+                      vocabulary is trimmed), ``validation`` and ``test``, of which each stands in for the other
 
     A part that the protocol does not use is scored as a further test set under its own name.
     """
@@ -127,6 +131,11 @@ class DataConfig(DataSection):
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     cleaning: Literal["paper", "none"] = "paper"
     max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
+
+    @property
+    def test_set(self) -> str:
+        """What the protocol's own test set is called."""
+        return "test" if self.split == "imported" else self.split
 
     @field_validator("labels")
     @classmethod
@@ -142,6 +151,7 @@ class DataConfig(DataSection):
             "glue-dev": ("train", "validation"),
             "sst-test": ("train", "validation", "sst-test"),
             "given": ("train", "test"),
+            "imported": (),
         }[self.split]
         missing = [part for part in needs if part not in self.parts]
         if missing:
@@ -150,7 +160,10 @@ class DataConfig(DataSection):
 
     @model_validator(mode="after")
     def _streams_whole_parts(self) -> Self:
-        whole = self.split == "sst-test" or (self.split == "given" and "validation" in self.parts)
+        whole = self.split == "sst-test" or (self.split in ("given", "imported") and "validation" in self.parts)
+        pairs = any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ()))
+        if self.stream and pairs:
+            raise ValueError("stream: true reads single texts, not pairs (text_pair); set stream: false")
         if self.stream and not whole:
             raise ValueError(
                 f"stream: true reads the part train as a whole, and split {self.split!r} would draw "
@@ -184,6 +197,29 @@ class TextConfig(DataSection):
         if missing:
             raise ValueError(f"needs the parts train and validation; missing: {', '.join(missing)}")
         return parts
+
+
+class PairsConfig(DataSection):
+    """Texts for an embedding model, and pairs of texts with a score of how similar people found them.
+
+    ``train``       texts, or pairs: the vocabulary is trimmed to what they use
+    ``validation``  scored pairs, by which export judges an artifact; else those of ``test``
+    ``test``        scored pairs; else those of ``validation``
+
+    A part of another name is a further test set. Where there are no scored pairs, artifacts are judged by how close
+    their vectors are to those of the model in FP32.
+    """
+
+    length_key: ClassVar[str] = "max_length"
+
+    max_length: Annotated[int, Field(ge=4)] = Field(description="tokens, special tokens included")
+
+    @field_validator("stream")
+    @classmethod
+    def _fits_memory(cls, stream: bool) -> bool:
+        if stream:
+            raise ValueError("an embedding model is not trained here, so there is no training set to stream")
+        return stream
 
 
 AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(DataSection.recognise)]

@@ -36,7 +36,7 @@ class Score(Recognised):
     """What every task's scores have. A task's own type is known by its fields once the task was imported."""
 
     n: int = Field(description="what the loss is a mean over: rows, or predicted tokens")
-    loss: float = Field(description="mean cross-entropy, nats")
+    loss: float = Field(description="mean cross-entropy, nats; embeddings: 1 − similarity")
 
     called: ClassVar[str] = "scores"
 
@@ -62,13 +62,14 @@ class EvaluationRow(Frozen):
     split: str
     exit: int | None = Field(None, description="the loop that answered; None: the last")
     n: int = Field(description="rows, or predicted tokens")
-    loss: float = Field(description="mean cross-entropy per row or token, nats")
+    loss: float = Field(description="mean cross-entropy per row or token, nats; embeddings: 1 − similarity")
     accuracy: float | None = None
     precision: float | None = None
     recall: float | None = None
     f1: float | None = None
     perplexity: float | None = None
     word_perplexity: float | None = None
+    similarity: float | None = Field(None, description="embeddings: rank correlation of cosines with scores of pairs")
     leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
     ms_per_sample: float | None = Field(
         None,

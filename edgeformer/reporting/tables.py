@@ -151,7 +151,8 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, A
 
     def given(prediction: Mapping[str, Any]) -> Text:
         note = (" (cut to the model's length)", "yellow")
-        return Text.assemble(str(prediction["text"]), *([note] if prediction["truncated"] else []))
+        texts = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
+        return Text.assemble(texts, *([note] if prediction["truncated"] else []))
 
     columns: Columns[dict[str, Any]] = Columns(
         [

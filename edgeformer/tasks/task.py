@@ -4,49 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Prepared, Rows
-from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.manifest import Parity, Precision, Vocabulary
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
+from edgeformer.tasks.parity import measure_parity
+from edgeformer.tasks.prediction import Prediction
+from edgeformer.tasks.reading import Origin as Origin
+from edgeformer.tasks.reading import TextReader as TextReader
+
+if TYPE_CHECKING:
+    from edgeformer.data.trimming import Trimmed
 
 Int64s = NDArray[np.int64]
 Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: a session's ``run``."""
-
-
-@dataclass(frozen=True)
-class TextReader:
-    """How a trained model reads text: its tokenizer, the token that fills up rows, and how many tokens it knows."""
-
-    tokenizer: Tokenizer
-    pad: int
-    vocabulary: int
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What is known of a trained model's data.
-
-    Attributes:
-        cache: where encoded sets are kept; None: nowhere.
-        trained_on: set → fingerprint, as training recorded it; other data cut by the same protocol is refused.
-        as_trained: cut the text as training did. Exported graphs read every document by itself.
-    """
-
-    cache: Path | None = None
-    trained_on: Mapping[str, str] = field(default_factory=dict)
-    as_trained: bool = False
 
 
 class Task(ABC):
@@ -63,6 +47,8 @@ class Task(ABC):
         phase: which call a latency budget is about: a whole input, or one decoded token.
         writes_text: whether it generates: its step and decode artifacts keep what they computed for earlier tokens.
         can_trim: whether its vocabulary can be trimmed.
+        predicts: what :meth:`predictions` are made of, ``labels`` or ``vectors``; None: it has none.
+        has_confidence: whether its answers have a top probability, by which rows and tokens can leave early.
         pipeline_tag: how model hubs call it.
         use: the command that uses such a model, for messages.
         golden_names: names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers.
@@ -80,6 +66,8 @@ class Task(ABC):
     phase: ClassVar[Literal["steady", "decode"]]
     writes_text: ClassVar[bool] = False
     can_trim: ClassVar[bool] = False
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = None
+    has_confidence: ClassVar[bool] = True
     pipeline_tag: ClassVar[str]
     use: ClassVar[str]
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
@@ -112,6 +100,10 @@ class Task(ABC):
             DataError: it cannot be read, or is not what training saw.
         """
 
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
+        return {}
+
     @abstractmethod
     def read_file(self, data: Any, reader: TextReader, path: Path, *, as_trained: bool = False) -> Rows:
         """Encode a labelled or plain file as the model's own sets were. Raises DataError."""
@@ -119,6 +111,22 @@ class Task(ABC):
     @abstractmethod
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """A trained model's own tokenizer. Raises DataError."""
+
+    def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str]) -> tuple[Trimmed, Vocabulary]:
+        """The tokenizer with only the tokens that the training text uses, and what that does to other text.
+
+        Args:
+            trained_on: set → fingerprint, as training recorded it.
+
+        Raises:
+            InputError: the vocabulary of such a model cannot be trimmed.
+            DataError: the text is not there, or is not what training saw; a tokenizer that cannot be trimmed.
+        """
+        raise InputError(
+            "--vocab-trim: only a classifier's or an embedding model's vocabulary can be trimmed; a language model's "
+            "vocabulary is what it predicts, so without some tokens it is another model, whose perplexity compares "
+            "with nothing"
+        )
 
     # Batches
 
@@ -205,6 +213,23 @@ class Task(ABC):
     def lost(self, found: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
         """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within."""
 
+    # Predictions
+
+    def predictions(
+        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
+    ) -> Sequence[Prediction]:
+        """What a model's answers say of texts.
+
+        Args:
+            texts: as they were given, or pairs of texts.
+            answers: ``logits`` [n, C], and ``loops`` [n] where rows could leave early.
+            cut: texts that were longer than the model reads, bool [n].
+
+        Raises:
+            InputError: a model of this task answers nothing of the kind.
+        """
+        raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
+
     # Golden inputs
 
     @abstractmethod
@@ -218,6 +243,19 @@ class Task(ABC):
     @abstractmethod
     def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> Score:
         """Score logits [n, C] of an exit on the golden inputs. ``rows``: those that they are of; None: all."""
+
+    def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
+        """What :meth:`golden_score` scores against.
+
+        Args:
+            answers: those of the run's golden inputs; of a model that was made of another one, that one's.
+            references: exit → torch FP32's logits.
+        """
+        return answers
+
+    def parity(self, logits: Array, reference: Array, precision: Precision, provider: str) -> Parity:
+        """Compare logits [n, C], computed with ``provider``, with torch FP32's; n counts rows or tokens."""
+        return measure_parity(logits, reference, precision, provider)
 
     @abstractmethod
     def golden_parity(

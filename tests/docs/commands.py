@@ -43,6 +43,7 @@ RUN: dict[str, tuple[str, ...]] = {
 """Command line → options that are added."""
 
 _MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
+_IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
@@ -54,6 +55,10 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export crt_imported-001 --allow-leak": (
         "takes half a minute; tests/exporting/test_export_language.py exports a model that leaks"
     ),
+    "edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm --data path/to/sts --target raspberry-pi-5": _IMPORTED,
+    "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
+    "edgeformer profile minilm": _MEASURES,
+    'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from edgeformer.cli import main
+from edgeformer.data.english import PARAGRAPHS
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.stages.importing.import_crt import PARAGRAPHS
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.families.crt_oracle import public_weights, small_config

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeformer.data.english import PARAGRAPHS
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.formats.caution import LEAKS
-from edgeformer.stages.importing.import_crt import PARAGRAPHS
 from tests.cli.run_cli import edgeformer
 from tests.families.crt_oracle import public_weights, small_config
 

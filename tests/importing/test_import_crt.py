@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from edgeformer.data.english import PARAGRAPHS
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.families.card import model_card
@@ -24,7 +25,7 @@ from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
-from edgeformer.stages.importing.import_crt import PARAGRAPHS, ImportOptions, import_crt
+from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
 

@@ -85,7 +85,10 @@ class Source:
         return sha256_of(path) if path.is_file() else None
 
     def _tokenizer(self) -> Tokenizer:
-        return tokenizer_from_file(self.tokenizer)
+        tokenizer = tokenizer_from_file(self.tokenizer)
+        tokenizer.no_padding()  # what a file may carry would stand behind the last separator
+        tokenizer.no_truncation()
+        return tokenizer
 
 
 def depth_of(architecture: Mapping[str, Any]) -> int:

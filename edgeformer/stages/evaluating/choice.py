@@ -46,6 +46,11 @@ class Choice:
         """It answers with the losses of all exits at once: their logits would not fit."""
         return isinstance(self.owner, Run) and self.owner.answers_with_losses
 
+    @property
+    def leaves_early(self) -> bool:
+        """What it answers at several exits says how sure it is, so that a row or token could leave at any of them."""
+        return len(self.exits) > 1 and self.owner.task.has_confidence
+
     def reader(self) -> TextReader:
         """How it reads text. Raises ArtifactError or DataError."""
         return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)

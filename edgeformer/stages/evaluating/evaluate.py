@@ -64,11 +64,12 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         ArtifactError: a damaged bundle.
     """
     chosen = choose(location, options.artifact)
-    if options.threshold is not None and not any(len(choice.exits) > 1 for choice in chosen):
-        raise InputError(
-            f"--threshold: {', '.join(choice.id for choice in chosen)} cannot leave early; step artifacts can: "
-            f"edgeformer export {location.argument} --exit all"
-        )
+    if options.threshold is not None and not any(choice.leaves_early for choice in chosen):
+        task, ids = chosen[0].owner.task, ", ".join(choice.id for choice in chosen)
+        if not task.has_confidence:
+            raise InputError(f"--threshold: {location.name} is a {task.noun}; a vector has no probability to leave by")
+        hint = f"edgeformer export {location.argument} --exit all"
+        raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {hint}")
     scoring = _Scoring(options, progress)
     for choice in chosen:
         scoring.score(choice)
@@ -112,7 +113,7 @@ class _Scoring:
             (row,) = task.rows(choice.id, name, found, leaks=choice.owner.leaks)
             earlier.append(row.model_copy(update={"exit": loop}))
         self.rows += earlier
-        if len(choice.exits) > 1:
+        if choice.leaves_early:
             self._leave_early(task, last, notes)
 
     def _leave_early(self, task: Task, last: EvaluationRow, notes: ExitNotes) -> None:

@@ -1,54 +1,51 @@
-"""predict: label and probability of texts."""
+"""predict: what a model answers to texts: label and probability, or a vector."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 from edgeformer.data.encoding import encode_texts, require_unicode
+from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import choose
-from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks import Task
+from edgeformer.tasks.prediction import Prediction
 from edgeformer.tasks.running import answer_rows
 
 _BATCH = 32
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The most likely label of one text."""
+def predicts_vectors(location: Location) -> bool:
+    """Whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
+    return _task_of(location).predicts == "vectors"
 
-    text: str
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    truncated: bool
-    loops: int | None = None  # after which it answered; None: not asked for
 
-    def as_dict(self) -> dict[str, object]:
-        """For JSON output."""
-        return asdict(self)
+def _task_of(location: Location) -> Task:
+    return (location.open_bundle() if location.bundle is not None else location.open_run()).task
 
 
 def predict(
-    location: Location, texts: Sequence[str], artifact: str | None = None, confidence: float | None = None
+    location: Location, texts: Sequence[Text], artifact: str | None = None, confidence: float | None = None
 ) -> tuple[str, list[Prediction]]:
-    """Classify raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
+    """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
 
     Args:
         location: the run, the bundle, or both.
-        texts: one or more.
+        texts: one or more; of a classifier also pairs of texts.
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step bundle's host loop stops for a text as soon as its top softmax probability is at least this.
 
     Raises:
-        InputError: no text, an unknown artifact, a language model, or ``confidence`` without a step artifact.
+        InputError: no text, an unknown artifact, a language model, ``confidence`` without a step artifact, or either
+            of ``confidence`` and pairs for an embedding model.
     """
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
     for text in texts:
-        require_unicode("a text", text)
+        for part in (text,) if isinstance(text, str) else text:
+            require_unicode("a text", part)
+    _check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
@@ -57,21 +54,20 @@ def predict(
             )
         artifact = steps[0].id
     chosen = choose(location, artifact)[0]
-    data = chosen.owner.data
-    labels: Sequence[str] | None = getattr(data, "labels", None)
-    if labels is None:
-        task = chosen.owner.task
-        raise InputError(f"{location.name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     reader = chosen.reader()
-    encoded, cut = encode_texts(reader.tokenizer, texts, data.tokens_at_once)
+    encoded, cut = encode_texts(reader.tokenizer, texts, chosen.owner.data.tokens_at_once)
     early = dict.fromkeys(chosen.exits[:-1], confidence) if confidence is not None else None
     with chosen.session(early=early) as session:
         answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
-    probabilities = softmax(answers["logits"]).tolist()
-    loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
-    predictions = []
-    for text, found, truncated, after in zip(texts, probabilities, cut.tolist(), loops, strict=True):
-        by_label = dict(zip(labels, found, strict=True))
-        best = max(by_label, key=by_label.__getitem__)
-        predictions.append(Prediction(text, best, by_label[best], by_label, truncated, after))
-    return chosen.id, predictions
+    return chosen.id, [*chosen.owner.task.predictions(texts, answers, cut, chosen.owner.data)]
+
+
+def _check(location: Location, confidence: float | None, *, pairs: bool) -> None:
+    """Raises InputError for what such a model does not answer."""
+    name, task = location.name, _task_of(location)
+    if task.predicts is None:
+        raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
+    if confidence is not None and not task.has_confidence:
+        raise InputError(f"--confidence: {name} is a {task.noun}; a vector has no probability to stop at")
+    if pairs and task.predicts != "labels":
+        raise InputError(f"--pair: {name} is a {task.noun}, which reads each text by itself; give both as texts")

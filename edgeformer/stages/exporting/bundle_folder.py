@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.data.tokenization import special_ids
-from edgeformer.data.trimming import Trimmed, trim_to_training
+from edgeformer.data.trimming import Trimmed
 from edgeformer.families.card import CARD_FILE, model_card
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of, write_json, write_text
 from edgeformer.formats.golden import write_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Precision, RunManifest, Vocabulary
@@ -143,13 +143,7 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
         InputError: a model whose vocabulary cannot be trimmed.
         DataError: the training text is not there any more, or a tokenizer that cannot be trimmed.
     """
-    if not subject.task.can_trim:
-        raise InputError(
-            "--vocab-trim: only a classifier's vocabulary can be trimmed; a language model's vocabulary is what it "
-            "predicts, so without some tokens it is another model, whose perplexity compares with nothing"
-        )
-    data: Any = subject.recipe.data  # labelled texts: no other task can trim
-    trimmed, vocabulary = trim_to_training(data, tokenizer, manifest.data.fingerprints)
+    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints)
     new = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
     new[trimmed.kept] = np.arange(len(trimmed.kept))
     inputs = {**subject.inputs, "input_ids": new[subject.inputs["input_ids"]]}

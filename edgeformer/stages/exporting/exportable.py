@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +51,7 @@ class Exportable:
         parameters: of the whole model, each counted once.
         needed: exit → parameters that its graph needs; the last exit is the full graph.
         inputs: real validation inputs, int64 [n, S] each.
-        answers: what is right for them.
+        answers: what is right for them, as the task scores it.
         references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
         states: loop → torch FP32 hidden states, float32 [n, S, d].
         golden: what golden.npz holds.
@@ -66,7 +66,7 @@ class Exportable:
     parameters: int
     needed: dict[int, int]
     inputs: Tokens
-    answers: Tokens
+    answers: Mapping[str, Array]
     references: dict[int, Logits]
     states: dict[int, Logits]
     golden: dict[str, Array]
@@ -123,7 +123,9 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     return with_references(run.recipe, model, inputs, right, leaks=leaks)
 
 
-def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Tokens, *, leaks: bool) -> Exportable:
+def with_references(
+    recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Mapping[str, Array], *, leaks: bool
+) -> Exportable:
     """A model with what torch FP32 computes for its inputs; the arguments are those of :class:`Exportable`."""
     task, family = task_named(recipe.task), family_of(recipe)
     exits: Any = family.network.exits(model)
@@ -131,6 +133,7 @@ def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: T
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)
     logits = {exit_: found.numpy() for exit_, found in zip(exits.exits, outputs[:count], strict=True)}
+    kept = {name: answers[name] for name in task.golden_names[1]}
     return Exportable(
         recipe=recipe,
         task=task,
@@ -140,10 +143,10 @@ def with_references(recipe: Recipe, model: nn.Module, inputs: Tokens, answers: T
         parameters=count_parameters(model),
         needed=family.network.needed(model),
         inputs=inputs,
-        answers=answers,
+        answers=task.right_answers(answers, logits),
         references={exit_: found.reshape(-1, found.shape[-1]) for exit_, found in logits.items()},
         states={loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)},
-        golden={**inputs, **answers, **task.golden_answers(logits)},
+        golden={**inputs, **kept, **task.golden_answers(logits)},
         leaks=leaks,
     )
 

@@ -35,7 +35,7 @@ from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
-from edgeformer.tasks.parity import measure_parity, out_of_tolerance
+from edgeformer.tasks.parity import out_of_tolerance
 
 _ROUNDS, _CALLS = 7, 3  # of timing the step bundle against the full graph
 _LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
@@ -153,7 +153,7 @@ class Judge:
         # Flat positions of the tokens that it answers for: of every window, the second half's and the one before.
         rows = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
         found, reference = _rows(logits), self.subject.references[last][rows]
-        parity = measure_parity(found, reference, self.variant.precision, provider)
+        parity = self.subject.task.parity(found, reference, self.variant.precision, provider)
         reason = out_of_tolerance(parity) or self._overflow()
         score = None if parity.max_abs_error is None else self.subject.score(last, found, rows)
         if reason is None and score is not None and self.variant.precision != "fp32":
@@ -165,7 +165,8 @@ class Judge:
 
     def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
         """Parity and scores; ``run`` is left out where the golden inputs are enough."""
-        parity = measure_parity(logits, self.subject.references[exit_], self.variant.precision, provider)
+        reference = self.subject.references[exit_]
+        parity = self.subject.task.parity(logits, reference, self.variant.precision, provider)
         reason = out_of_tolerance(parity) or self._overflow()
         if parity.max_abs_error is None:  # no score can be made of what is not a number
             return {"parity": parity, "reason": reason}

@@ -7,52 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from edgeformer.backends import library_versions
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
+from edgeformer.data.english import PARAGRAPHS
 from edgeformer.data.language import prepare_text_set
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
-from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.crt import CRTConfig
 from edgeformer.families.crt.checkpoint import config_of, convert
-from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt, probe_causality
-from edgeformer.families.network import count_parameters
-from edgeformer.families.saving import MODEL_FOLDER, save_model
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TextConfig
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.formats.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import AttentionUse, DataSummary
 from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.run import free_folder
 from edgeformer.stages.importing.checkpoint_file import read_weights
+from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
 _UNKNOWN = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
 _NAME, _PUBLISHED = "crt_imported", "crt_deep_published"
-
-PARAGRAPHS = (
-    "A river begins as rain on high ground. The water runs off the slopes in thin streams, finds the lowest way "
-    "between the stones, and joins other streams until it has a bed of its own. In spring, when the snow melts, "
-    "it rises within a few days and floods the meadows on both sides; in a dry summer it may shrink until "
-    "children can wade across it. People have always settled on its banks, because it gave them water, fish, and "
-    "a road that nobody had to build.",
-    "The first bridge of the town was made of wood and burned down in the winter of 1742. The second one, of "
-    "stone, took nine years and cost more than the council had in its chest, so that every cart that crossed it "
-    "paid two pennies until the debt was cleared. It has five arches; the middle one is wider than the others, to "
-    "let the barges through.",
-    "Today trains cross the valley on a steel viaduct a mile to the north, and the old bridge is closed to cars. "
-    "On Saturdays there is a market on it. You can buy bread, honey, second-hand books and, in the autumn, more "
-    "apples than anyone can eat.",
-)
-"""A short English text for the golden inputs of a model whose own data is not at hand; repeated where it needs more."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +65,23 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         progress.message(note)
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     prepared, golden = _prepared(recipe, tokenizer, from_data=options.data is not None)
-    source = f"imported from {path.name} (sha256 {sha256_of(path)}); golden inputs {golden}"
     try:
         causality = probe_causality(model)
     except ValueError as error:
         raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
-    manifest = _manifest(folder.name, recipe, model, causality, source)
-    with replacing_folder(folder) as temporary:
-        (temporary / MODEL_FOLDER).mkdir()
-        save_model(temporary / MODEL_FOLDER, model, recipe, prepared)
-        write_text(temporary / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
-        header = f"# Imported from {path.name}. Golden inputs: {golden}.\n"
-        write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
-        write_json(temporary / RUN_FILE, manifest)
+    found = Imported(
+        recipe=recipe,
+        model=model,
+        attention=AttentionUse(requested="sdpa", used="sdpa"),
+        prepared=prepared,
+        origin=path.name,
+        sha256=sha256_of(path),
+        golden=golden,
+        # By its architecture, whatever the probe saw of it.
+        leaks=causality.leaks or not model.causal,
+        causality=causality,
+    )
+    write_run(folder, found)
     return folder
 
 
@@ -139,28 +121,3 @@ def _prepared(recipe: LanguageRecipe, tokenizer: Tokenizer, *, from_data: bool) 
         rows = TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden = "from a short built-in English text, not from the model's own data"
     return Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN), golden
-
-
-def _manifest(name: str, recipe: LanguageRecipe, model: CRT, causality: Causality, reason: str) -> RunManifest:
-    moment = now()
-    return RunManifest(
-        run=name,
-        status="finished",
-        reason=reason,
-        task=recipe.task,
-        recipe=recipe.name,
-        recipe_sha256=recipe.fingerprint(),
-        started=moment,
-        finished=moment,
-        parameters=count_parameters(model),
-        vocabulary=recipe.model.vocab_size,
-        precision="unknown",
-        attention=AttentionUse(requested="sdpa", used="sdpa"),
-        data=_UNKNOWN,
-        # By its architecture, whatever the probe saw of it.
-        leaks=causality.leaks or not model.causal,
-        causality=causality,
-        versions=library_versions(),
-        code_version=code_version(),
-        host={**describe_host(), "threads": torch.get_num_threads()},
-    )

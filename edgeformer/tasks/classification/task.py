@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
 from edgeformer.formats.escaping import markdown
-from edgeformer.formats.golden import GoldenError
-from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.formats.manifest import Precision, Vocabulary
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.classification.prediction import LabelPrediction, label_predictions
 from edgeformer.tasks.classification.recipe import ClassificationRecipe, ClassificationTraining
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
-from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits
+from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
-from edgeformer.tasks.parity import measure_parity
-from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
+from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
+from edgeformer.tasks.task import Int64s, Origin, TextReader
+
+if TYPE_CHECKING:
+    from edgeformer.data.trimming import Trimmed
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
 """Accuracy that an artifact of each precision may lose against FP32 on the same rows."""
@@ -32,11 +36,8 @@ LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
 TRIMMED_LOSS = 0.005
 """The same for one with a trimmed vocabulary, whatever its precision."""
 
-GOLDEN_ROWS = 64
-EVALUATION_ROWS = 128
 
-
-class Classification(Task):
+class Classification(OneAnswer):
     """One label per text."""
 
     name: ClassVar[str] = "classification"
@@ -52,11 +53,8 @@ class Classification(Task):
         ScoreColumn("f1", "F1", 4),
         ScoreColumn("loss", "loss", 4),
     )
-    unit: ClassVar[str] = "rows"
-    phase: ClassVar[Literal["steady", "decode"]] = "steady"
-    can_trim: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "text-classification"
-    use: ClassVar[str] = "predict"
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = "labels"
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
@@ -74,12 +72,20 @@ class Classification(Task):
         return local_parts(data, folder)
 
     def set_name(self, data: DataConfig, split: str) -> str:
-        return data.split if split == "test" else split
+        return data.test_set if split == "test" else split
 
     def read_set(self, data: DataConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
         from edgeformer.data.prepare import prepare_test
 
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+
+    def known_sets(self, data: DataConfig) -> dict[str, LabelledTexts]:
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import draw, set_parts
+
+        parts = load_parts(data)
+        names = [name for name, drawn_from in set_parts(data).items() if drawn_from]
+        return draw(data, names, parts)
 
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
         from edgeformer.data.prepare import encode_file
@@ -91,26 +97,10 @@ class Classification(Task):
         found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
 
-    def batch(
-        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
-        """input_ids, attention_mask int64 [B, S]; labels int64 [B]."""
-        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
+    def trim(self, data: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str]) -> tuple[Trimmed, Vocabulary]:
+        from edgeformer.data.trimming import trim_to_training
 
-    def weight(self, batch: Arrays) -> int:
-        return len(batch["labels"])
-
-    def example(self, recipe: ClassificationRecipe, rows: int) -> dict[str, Int64s]:
-        ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
-
-    def evaluation_rows(self, longest: int) -> int:
-        return EVALUATION_ROWS
-
-    def call_batches(
-        self, rows: Encoded, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
-    ) -> list[Int64s]:
-        return ordered_batches(rows.lengths[:first], most)
+        return trim_to_training(data, tokenizer, trained_on)
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
         return ClassificationMeter(exits, notes)
@@ -151,25 +141,15 @@ class Classification(Task):
         rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
         return self.batch(validation, rows, prepared.pad)
 
-    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Logits [n, C] of every exit; ``logits`` are those of the last."""
-        found = {exit_logits(exit_): logits for exit_, logits in references.items()}
-        return {"logits": references[max(references)], **found}
-
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None
     ) -> ClassificationScore:
         return score(logits, answers["labels"] if rows is None else answers["labels"][rows])
 
-    def golden_parity(
-        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
-    ) -> Parity:
-        name = "logits" if exit_ is None else exit_logits(exit_)
-        if name not in golden:
-            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
-        if golden[name].shape != logits.shape:
-            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
-        return measure_parity(logits, golden[name], precision, provider)
+    def predictions(
+        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: DataConfig
+    ) -> list[LabelPrediction]:
+        return label_predictions(texts, answers, cut, data.labels)
 
     def client_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
         labels = recipe.data.labels
@@ -178,17 +158,6 @@ class Classification(Task):
             "label2id": {label: number for number, label in enumerate(labels)},
             "max_length": recipe.data.max_length,
             "pad_token_id": prepared.pad,
-        }
-
-    def tokenizer_config(self, prepared: Prepared[Encoded], recipe: ClassificationRecipe) -> dict[str, object]:
-        name, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.max_length,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "pad_token": name(special.pad),
-            "unk_token": name(special.unk),
-            "cls_token": name(special.cls),
         }
 
     def bundle_facts(self, recipe: ClassificationRecipe, config: Mapping[str, Any]) -> dict[str, Any]:

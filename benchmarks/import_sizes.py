@@ -1,0 +1,120 @@
+"""What imported models weigh in every format, and how often their weights are stored.
+
+ALBERT calls one layer twelve times: here of the size of its base model, with random weights, on which sizes do not
+depend. MiniLM, the real one, has a layer for every call. Both are imported, and exported in FP32, FP16, INT8 and as a
+TensorRT engine for an RTX 4050 (built without a card).
+
+Usage: python benchmarks/import_sizes.py run MINILM_FOLDER JSON
+       python benchmarks/import_sizes.py table JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from edgeformer.backends import library_versions
+from edgeformer.bundle import Bundle
+from edgeformer.families.saving import load_model
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.machine.host import cpu_name, now
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.variants import ExportOptions
+from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+
+ALBERT_BASE = {
+    "vocab_size": 30_000,
+    "embedding_size": 128,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+SHAPE = ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050", keep_going=True)
+
+
+def make_albert(folder: Path, tokenizer: Path) -> None:
+    """A classifier of two labels with random weights; its tokenizer is another's, for sizes do not depend on it."""
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    rows = len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
+    AlbertForSequenceClassification(AlbertConfig(**{**ALBERT_BASE, "vocab_size": rows})).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+
+
+def artifact_row(artifact: ArtifactManifest) -> dict[str, Any]:
+    """What is kept of an artifact."""
+    sharing, engine = artifact.sharing, artifact.engine
+    return {
+        "id": artifact.id,
+        "status": artifact.status,
+        "reason": artifact.reason,
+        "bytes": artifact.size_bytes,
+        "stored_parameters": sharing.stored_parameters if sharing is not None else None,
+        "weight_bytes": engine.weight_bytes if engine is not None else sharing.weight_bytes if sharing else None,
+    }
+
+
+def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
+    """Import and export one model."""
+    run = import_hf(str(folder), HfOptions(artifacts))
+    export(run, SHAPE)
+    bundle, model = Bundle.open(run / "bundle"), load_model(run)
+    layers: Any = model.layers
+    own = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    parameters = bundle.manifest.parameters
+    calls: Any = model.order
+    return {
+        "parameters": parameters,
+        "calls": len(calls),
+        "layers": len(own),
+        "one_layer_per_call": parameters - sum(own) + sum(own[number] for number in calls),
+        "artifacts": [artifact_row(artifact) for artifact in bundle.artifacts],
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table of docs/results.md."""
+    rows = [
+        [
+            name,
+            found["id"],
+            f"{found['bytes']:,}" if found["bytes"] else found["status"],
+            f"{found['weight_bytes']:,}" if found["weight_bytes"] else "–",
+            f"{model['parameters']:,}",
+            f"{found['stored_parameters']:,}" if found["stored_parameters"] else "–",
+            f"{model['one_layer_per_call']:,}",
+        ]
+        for name, model in result["models"].items()
+        for found in model["artifacts"]
+    ]
+    columns = ["model", "artifact", "bytes", "of weights", "parameters", "stored", "were every call's its own"]
+    return tabulate(rows, columns, tablefmt="github", disable_numparse=True)
+
+
+def main() -> None:
+    """Measure into a JSON file, or print the table of one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run")
+    run.add_argument("minilm", type=Path)
+    run.add_argument("json", type=Path)
+    commands.add_parser("table").add_argument("json", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "run":
+        with tempfile.TemporaryDirectory() as work:
+            albert = Path(work, "albert-base")
+            make_albert(albert, asked.minilm / "tokenizer.json")
+            models = {folder.name: measure(folder, Path(work, "artifacts")) for folder in (albert, asked.minilm)}
+        found = {"host": cpu_name(), "when": now(), "versions": library_versions(), "models": models}
+        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(table(json.loads(asked.json.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Embedding: data, metric, scoring and golden inputs of models that make one vector of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgeformer.data.encoding import Encoded, Prepared, encode
+from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.formats.data_config import FileTokenizer, PairsConfig
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.manifest import Parity, Precision, Vocabulary
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.early_exit import Departures, ExitNotes
+from edgeformer.tasks.embedding.prediction import TextVector
+from edgeformer.tasks.embedding.recipe import EmbeddingRecipe
+from edgeformer.tasks.embedding.scoring import EmbeddingScore, PairsMeter, reference_score, vector_parity
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
+from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
+from edgeformer.tasks.task import Int64s, Origin, TextReader
+
+if TYPE_CHECKING:
+    from edgeformer.data.trimming import Trimmed
+
+COSINE_LOSS: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02}
+"""What the mean cosine with the whole FP32 model's vectors may be below 1, where no scored pairs are known."""
+
+PAIRS_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01}
+"""Rank correlation that an artifact may lose against FP32 on the same pairs."""
+
+TRIMMED_LOSS = {"fp32": 0.03, "pairs": 0.015}
+"""The same for one with a trimmed vocabulary, whatever its precision, by what it is compared with."""
+
+REFERENCE = "reference_exit{}"
+"""Among the right answers: the whole FP32 model's vectors after an exit."""
+
+
+class Embedding(OneAnswer):
+    """One vector per text. Models are imported with their weights; none is trained here."""
+
+    name: ClassVar[str] = "embedding"
+    noun: ClassVar[str] = "sentence encoder"
+    recipe_type: ClassVar[type[Recipe]] = EmbeddingRecipe
+    score_type: ClassVar[type[Score]] = EmbeddingScore
+    metric: ClassVar[Metric] = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
+    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+        ScoreColumn("n", "rows", None),
+        ScoreColumn("similarity", "similarity", 4),
+        ScoreColumn("loss", "loss", 4),
+    )
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = "vectors"
+    has_confidence: ClassVar[bool] = False
+    pipeline_tag: ClassVar[str] = "sentence-similarity"
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ()
+    score_note: ClassVar[str] = (
+        "Similarity: Spearman's rank correlation of the cosines of pairs with their scores; on golden inputs the mean "
+        "cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
+    )
+    few: ClassVar[str] = "they say how close vectors are to FP32's, not how good they are"
+
+    def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
+        raise InputError(
+            f"{recipe.name}: embedding models are not trained here; import one with edgeformer import hf PATH, or "
+            "train a recipe with task: classification"
+        )
+
+    def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
+        from edgeformer.data.sources import imported_parts
+
+        parts, notes = imported_parts(folder, scored=True)
+        return data.model_copy(update={"parts": parts}), notes
+
+    def set_name(self, data: PairsConfig, split: str) -> str:
+        return split
+
+    def read_set(self, data: PairsConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
+        pairs = self._pairs(data, split)
+        if pairs.fingerprint() != origin.trained_on.get(split, pairs.fingerprint()):
+            raise DataError(
+                f"the {split} set is not the one that this model was imported with; its data changed since. Restore "
+                "the data, or score a file of its own with --data FILE"
+            )
+        return encode(pairs, reader.tokenizer, data.max_length, origin.cache)
+
+    def _pairs(self, data: PairsConfig, split: str) -> LabelledTexts:
+        from edgeformer.data.pairs import pair_part, read_pairs
+
+        part = pair_part(data, split)
+        return read_pairs(data.parts[part], f"data.parts.{part}")
+
+    def read_file(self, data: PairsConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
+        from edgeformer.data.pairs import pairs_file
+
+        return encode(pairs_file(path), reader.tokenizer, data.max_length)
+
+    def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
+        from edgeformer.data.pairs import read_texts
+
+        train = {"train": read_texts(data.parts["train"])} if "train" in data.parts else {}
+        scored = ("validation", "test") if data.parts.keys() - {"train"} else ()
+        return train | {name: self._pairs(data, name) for name in scored}
+
+    def reader(self, tokenizer: Path, data: PairsConfig, vocabulary: int) -> TextReader:
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        found = load_tokenizer(config, cleaning="none", vocab_size=vocabulary, training_texts=None)
+        return TextReader(found, special_ids(found).pad, vocabulary)
+
+    def trim(
+        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str]
+    ) -> tuple[Trimmed, Vocabulary]:
+        """To the texts of the part ``train``; its effect is seen on the other parts, else on every tenth text."""
+        from edgeformer.data.pairs import pair_part, read_texts
+        from edgeformer.data.trimming import trim_to_texts
+
+        train = read_texts(data.parts[pair_part(data, "train")])
+        if train.fingerprint() != trained_on.get("train", train.fingerprint()):
+            raise DataError(
+                "data.parts.train: is not the text that this model was imported with; restore it, or export without "
+                "--vocab-trim"
+            )
+        others = [source for part, sources in data.parts.items() if part != "train" for source in sources]
+        if others:
+            return trim_to_texts(tokenizer, train, read_texts(others), data.max_length)
+        tenth = np.arange(len(train)) % 10 == 9
+        kept, held_out = (train.take(np.flatnonzero(which)) for which in (~tenth, tenth))
+        return trim_to_texts(tokenizer, kept, held_out if len(held_out) else kept, data.max_length)
+
+    def batch(
+        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        """input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and rows, their numbers, int64 [B]."""
+        return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
+
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> PairsMeter:
+        """A vector has no probability, so nothing is noted for early exit."""
+        return PairsMeter(exits)
+
+    def departures(self, found: Departures) -> dict[str, float | None]:
+        return {"loss": found.loss}
+
+    def criterion(self, score: EmbeddingScore, training: Any) -> float:
+        return score.loss
+
+    def record(self, score: EmbeddingScore) -> dict[str, float]:
+        return {"val_loss": score.loss, "val_similarity": score.similarity}
+
+    def describe(self, score: EmbeddingScore) -> str:
+        return f"validation similarity {score.similarity:.4f}"
+
+    def rows(self, artifact: str, split: str, score: EmbeddingScore, *, leaks: bool = False) -> list[EvaluationRow]:
+        figures = score.model_dump(exclude={"compared_with"})
+        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
+
+    def lost(
+        self, found: EmbeddingScore, reference: EmbeddingScore, precision: Precision, *, trimmed: bool
+    ) -> str | None:
+        """Rank correlation on pairs; without them, cosine with the whole model's vectors.
+
+        A pair that changes its rank is no loss that could be told from chance, so 1 / n is always allowed on pairs.
+        """
+        by_pairs = found.compared_with == "pairs"
+        least = 1 / reference.n if by_pairs else 0.0
+        bars = PAIRS_LOSS if by_pairs else COSINE_LOSS
+        bar = max(TRIMMED_LOSS[found.compared_with] if trimmed else 0.0, bars[precision], least)
+        drop = reference.similarity - found.similarity
+        if drop > bar:
+            what = "rank correlation" if by_pairs else "mean cosine with the vectors of FP32"
+            rows = f"{reference.n:,} {'pairs' if by_pairs else 'texts'}"
+            return f"{what} {found.similarity:.4f} is {drop:.4f} below FP32's on {rows}; at most {bar:.4f} may be lost"
+        return None
+
+    def predictions(
+        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: PairsConfig
+    ) -> list[TextVector]:
+        found = zip(texts, cut.tolist(), answers["logits"], strict=True)
+        return [TextVector(text, truncated, vector) for text, truncated, vector in found]
+
+    def golden_inputs(self, prepared: Prepared[Encoded], recipe: EmbeddingRecipe) -> dict[str, Int64s]:
+        """64 different rows of the validation set, drawn by the recipe's seed."""
+        rows = prepared.validation
+        different = np.array([*{rows.row(number).tobytes(): number for number in range(len(rows))}.values()])
+        count = min(GOLDEN_ROWS, len(different))
+        drawn = np.random.default_rng(recipe.seed).choice(different, count, replace=False)
+        batch = self.batch(rows, drawn, prepared.pad)
+        return {name: batch[name] for name in self.golden_names[0]}
+
+    def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
+        """The whole model's own vectors; a model that was made of it (with a trimmed vocabulary) is held to them."""
+        return answers or {REFERENCE.format(exit_): vectors for exit_, vectors in references.items()}
+
+    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> EmbeddingScore:
+        reference = answers[REFERENCE.format(exit_)]
+        return reference_score(logits, reference if rows is None else reference[rows])
+
+    def parity(self, logits: Array, reference: Array, precision: Precision, provider: str) -> Parity:
+        return vector_parity(logits, reference, precision, provider)
+
+    def client_config(self, prepared: Prepared[Encoded], recipe: EmbeddingRecipe) -> dict[str, object]:
+        return {"max_length": recipe.data.max_length, "pad_token_id": prepared.pad}
+
+    def bundle_facts(self, recipe: EmbeddingRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"max_length": recipe.data.max_length, "pad_id": int(config["pad_token_id"])}
+
+    def card_lines(self, recipe: EmbeddingRecipe) -> list[str]:
+        return [f"**Input:** one text of at most {recipe.data.max_length} tokens; compare vectors by their cosine"]

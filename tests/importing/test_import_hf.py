@@ -1,0 +1,244 @@
+"""A Hugging Face model becomes a run that computes what transformers computes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
+
+from edgeformer.data.batching import collate
+from edgeformer.data.encoding import encode_texts
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.progress import Progress
+from edgeformer.run import Location, Run, locate
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+from tests.cli.run_cli import edgeformer
+from tests.importing.hf_models import LAYERS, OWN, answer, make_model
+
+TEXTS: list[str | tuple[str, str]] = [
+    "The first bridge of the town was made of wood.",
+    "Drink enough.",
+    ("Can you wait until it is cold?", "Nobody ever does, although it is worth the time that it takes."),
+]
+LABELS = ("no", "perhaps", "yes")
+CLOSE = 1e-5
+
+
+class Told(Progress):
+    """Keeps what a user is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def start(self, what: str, total: int | None, unit: str) -> None: ...
+    def advance(self, count: int = 1) -> None: ...
+    def stop(self) -> None: ...
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def answers(run: Path, texts: list[Any]) -> Any:
+    """What the run's own weights compute for texts of different lengths in one batch, [n, C]."""
+    opened = Run.open(run)
+    reader = opened.reader()
+    encoded, _ = encode_texts(reader.tokenizer, texts, opened.data.tokens_at_once)
+    with opened.session() as session:
+        return session.run(collate(encoded, np.arange(len(texts)), reader.pad))["logits"]
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / kind, kind, LABELS)
+    run = import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+    expected = np.stack([answer(model, tokenizer, *([text] if isinstance(text, str) else text)) for text in TEXTS])
+    assert np.abs(answers(run, TEXTS) - expected).max() < CLOSE
+    assert np.ptp(expected, axis=0).min() > 100 * CLOSE  # the rows do differ
+    manifest, recipe = Run.open(run).manifest, Run.open(run).recipe
+    assert (run.name, manifest.status, manifest.task) == (f"{kind}-001", "finished", "classification")
+    assert not manifest.leaks
+    assert manifest.causality is None and "imported from" in str(manifest.reason) and manifest.steps == 0
+    assert manifest.parameters <= sum(parameter.numel() for parameter in model.parameters())
+    assert recipe.data.labels == LABELS and recipe.data.tokens_at_once == 64  # type: ignore[attr-defined]
+    chosen, found = predict(Location(run, None), TEXTS, "torch")
+    assert chosen == "torch" and [p.label for p in found] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
+
+
+def test_a_layer_that_is_called_again_and_again_is_counted_once(tmp_path: Path) -> None:
+    counts = []
+    for layers in (2, 6):
+        make_model(tmp_path / f"albert{layers}", "albert", LABELS, num_hidden_layers=layers)
+        run = import_hf(str(tmp_path / f"albert{layers}"), HfOptions(tmp_path / "artifacts"))
+        counts.append(Run.open(run).manifest.parameters)
+        assert Run.open(run).exits == tuple(range(1, layers + 1))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False)])
+def test_an_encoder_makes_vectors_as_its_folder_says(tmp_path: Path, pooling: str, normalize: bool) -> None:
+    model = make_model(tmp_path / "encoder", "bert")
+    sentence_transformers(tmp_path / "encoder", pooling, normalize=normalize)
+    run = import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts", name="mine"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "encoder" / "tokenizer.json"))
+    single = [text for text in TEXTS if isinstance(text, str)]
+    states = [answer(model, tokenizer, text) for text in single]
+    pools = {"mean": lambda h: h.mean(0), "cls": lambda h: h[0], "max": lambda h: h.max(0)}
+    expected = np.stack([pools[pooling](state) for state in states])
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(answers(run, single) - expected).max() < CLOSE
+    opened = Run.open(run)
+    assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
+
+
+def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
+    """Make a folder one of sentence-transformers."""
+    mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    listed = [
+        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
+        for n, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
+
+
+def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
+    """MiniLM by hand: transformers' states, their mean over the tokens, divided by its length."""
+    from transformers import AutoModel
+
+    run = import_hf(str(minilm), HfOptions(tmp_path / "artifacts"))
+    assert run.name == "all-MiniLM-L6-v2-001"
+    texts = ["How do I reset my password?", "I forgot my login.", "The soup was cold."]
+    tokenizer, model = Tokenizer.from_file(str(minilm / "tokenizer.json")), AutoModel.from_pretrained(minilm).eval()
+    means = np.stack([answer(model, tokenizer, text).mean(0) for text in texts])
+    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
+    found = answers(run, texts)
+    assert np.abs(found - expected).max() < CLOSE
+    cosines = found @ found.T
+    assert cosines[0, 1] > 0.5 > cosines[0, 2]
+    assert Run.open(run).data.tokens_at_once == 256
+
+
+def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", "distilbert", ("LABEL_0", "LABEL_1"))
+    told = Told()
+    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), told)
+    assert any("its labels have no names" in message for message in told.messages)
+    options = HfOptions(tmp_path / "artifacts", "mine", None, ("bad", "good"), None, 16, "raspberry-pi-5")
+    told = Told()
+    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, told)).recipe
+    assert (recipe.data.labels, recipe.data.max_length, recipe.target) == (("bad", "good"), 16, "raspberry-pi-5")
+    assert told.messages == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"labels": ("a", "b", "c")}, "--labels a,b,c: needs 2 different names, for no, yes"),
+        ({"labels": ("a", "a")}, "--labels a,a: needs 2 different names"),
+        ({"pooling": "mean"}, "--pooling: .* is a classifier"),
+        ({"max_length": 100}, "--max-length 100: .* takes 4 to 64 tokens"),
+        ({"target": "toaster"}, "toaster"),
+        ({"name": "a/b"}, "--name"),
+        ({"data": Path("none.tsv")}, "none.tsv"),
+    ],
+)
+def test_options_that_do_not_go_with_the_model(
+    shared_model: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        import_hf(str(shared_model), HfOptions(tmp_path / "artifacts", **changes))
+    assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.fixture(scope="module")
+def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of two labels. Read it; copy it before changing anything."""
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    make_model(folder, "bert", ("no", "yes"))
+    return folder
+
+
+def changed(folder: Path, to: Path, **config: Any) -> Path:
+    """A copy of a model with other keys in its config.json."""
+    shutil.copytree(folder, to)
+    path = to / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **config}), encoding="utf-8")
+    return to
+
+
+def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -> None:
+    options = HfOptions(tmp_path / "artifacts")
+    for number, (config, said) in enumerate(
+        (
+            ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
+            ({"problem_type": "multi_label_classification"}, "is a model for multi_label_classification"),
+            ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
+        )
+    ):
+        with pytest.raises(InputError, match=said):
+            import_hf(str(changed(shared_model, tmp_path / str(number), **config)), options)
+    assert not options.artifacts.exists()
+
+
+def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: Path) -> None:
+    pickled = changed(shared_model, tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no model\.safetensors; other formats could run code"):
+        import_hf(str(pickled), HfOptions(tmp_path / "artifacts"))
+    bare = changed(shared_model, tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"has no tokenizer\.json; write one with transformers"):
+        import_hf(str(bare), HfOptions(tmp_path / "artifacts"))
+
+
+def test_code_of_the_folder_is_named_and_not_run(shared_model: Path, tmp_path: Path) -> None:
+    code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
+    folder = changed(shared_model, tmp_path / "code", **code)
+    (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    told = Told()
+    import_hf(str(folder), HfOptions(tmp_path / "artifacts"), told)
+    assert any("auto_map" in message and "not run" in message for message in told.messages)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_classifier_whose_head_was_never_trained_is_refused(shared_model: Path, tmp_path: Path) -> None:
+    make_model(tmp_path / "bare", "bert")
+    config = json.loads((shared_model / "config.json").read_text(encoding="utf-8"))
+    headless = changed(
+        tmp_path / "bare", tmp_path / "headless", **{k: config[k] for k in ("architectures", "id2label")}
+    )
+    with pytest.raises(ArtifactError, match=r"the weights lack .*never trained for classification"):
+        import_hf(str(headless), HfOptions(tmp_path / "artifacts"))
+
+
+def test_the_command(shared_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text(
+        "text\tlabel\nIt is done\tyes\nNobody came\tno\nWho knows\tno\n", encoding="utf-8"
+    )
+    line = ("import", "hf", str(shared_model), "--name", "mine", "--data", "test.tsv", "--labels", "no,yes", "--json")
+    outcome = edgeformer(*line, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["run"] == "mine" and document["task"] == "classification" and document["status"] == "finished"
+    assert "golden inputs from the validation set" in document["reason"]
+    location = locate("mine", tmp_path / "artifacts")
+    (last, *_) = evaluate(location, EvaluateOptions(artifact="torch", data=tmp_path / "test.tsv")).rows
+    assert (last.split, last.n) == ("test.tsv", 3)
+    several = edgeformer("predict", "mine", "a", "b", "c", "--pair", "d", "--pair", "e", cwd=tmp_path)
+    assert several.code == 2 and "--pair: 2 second texts for 3 texts" in several.err
+    refused = edgeformer("predict", "mine", "a", "b", "--nearest", "test.tsv", cwd=tmp_path)
+    assert refused.code == 2 and "makes no vectors of texts" in refused.err
