@@ -55,6 +55,16 @@ def command(
     vocab_trim: Annotated[
         bool, typer.Option("--vocab-trim", help="Also write graphs whose table keeps only what the training text uses.")
     ] = False,
+    vocab_keep: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-keep",
+            min=0,
+            metavar="N",
+            help="With --vocab-trim: also keep the first N tokens of the vocabulary, which are its most frequent ones, "
+            "for text that is unlike the training text.",
+        ),
+    ] = None,
     replace: Annotated[
         bool,
         typer.Option(
@@ -115,6 +125,7 @@ def command(
             exits=_exits(exits),
             target=target,
             vocab_trim=vocab_trim,
+            vocab_keep=vocab_keep,
             replace=replace,
             keep_going=keep_going,
             allow_leak=allow_leak,

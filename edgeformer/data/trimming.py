@@ -39,7 +39,7 @@ class Trimmed:
 
 
 def trim_to_training(
-    config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None
+    config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, frequent: int = 0
 ) -> tuple[Trimmed, Vocabulary]:
     """Read the training text again, keep its tokens, and see what that does to the validation text.
 
@@ -47,6 +47,7 @@ def trim_to_training(
         config: the data of the run's recipe.
         tokenizer: the run's own.
         trained_on: set → fingerprint, as training recorded it.
+        frequent: as :func:`trim_tokenizer` has it.
 
     Raises:
         DataError: the data cannot be read, or is not what the run was trained on; a tokenizer that cannot be trimmed.
@@ -66,28 +67,36 @@ def trim_to_training(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    trimmed = trim_tokenizer(tokenizer, used)
+    trimmed = trim_tokenizer(tokenizer, used, frequent)
     return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
 
 
 def trim_to_texts(
-    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int
+    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int, frequent: int = 0
 ) -> tuple[Trimmed, Vocabulary]:
     """Keep the tokens of ``texts``, each cut to ``max_length``, and see what that does to ``others``.
+
+    Args:
+        frequent: as :func:`trim_tokenizer` has it.
 
     Raises:
         DataError: a tokenizer that cannot be trimmed.
     """
     used = np.unique(encode(texts, tokenizer, max_length).ids).tolist()
-    trimmed = trim_tokenizer(tokenizer, used)
+    trimmed = trim_tokenizer(tokenizer, used, frequent)
     return trimmed, trim_effect(tokenizer, trimmed, others, max_length)
 
 
-def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:
+def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
     """Keep the tokens ``used``, special and added ones, the unknown token, and what words can be spelled out with.
 
     Everything else of the tokenizer (cleaning, splitting, special tokens around a text) stays as it is, but for the
     numbers; stored truncation and padding are switched off.
+
+    Args:
+        used: numbers of tokens.
+        frequent: also keep so many tokens from the beginning of the vocabulary, which WordPiece and BPE number from
+            frequent to rare in the text that they were made of: other text will use them.
 
     Raises:
         DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
@@ -96,7 +105,7 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> Trimmed:
     model: Document = document["model"]
     numbers = tokenizer.get_vocab(with_added_tokens=True)
     names = {number: name for name, number in numbers.items()}
-    wanted = set(used)
+    wanted = {*used, *(number for number in sorted(names)[:frequent])}
     unknown = sorted(wanted - names.keys())
     if unknown:
         raise DataError(f"token {unknown[0]} is in the text but not in the tokenizer, which has {len(names)} tokens")

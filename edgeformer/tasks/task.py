@@ -112,11 +112,14 @@ class Task(ABC):
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """A trained model's own tokenizer. Raises DataError."""
 
-    def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str]) -> tuple[Trimmed, Vocabulary]:
+    def trim(
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+    ) -> tuple[Trimmed, Vocabulary]:
         """The tokenizer with only the tokens that the training text uses, and what that does to other text.
 
         Args:
             trained_on: set → fingerprint, as training recorded it.
+            frequent: also keep so many tokens from the frequent end of the vocabulary.
 
         Raises:
             InputError: the vocabulary of such a model cannot be trimmed.

@@ -103,6 +103,14 @@ def test_other_texts_are_cut_into_smaller_pieces_not_into_unknown_ones(plain: To
     assert shorter
 
 
+def test_frequent_tokens_stay_although_the_text_does_not_use_them(plain: Tokenizer, trimmed: Trimmed) -> None:
+    more = trim_tokenizer(plain, used_ids(plain, USED), frequent=320)
+    numbers = sorted(plain.get_vocab(with_added_tokens=True).values())
+    assert {*trimmed.kept.tolist(), *numbers[:320]} <= {*more.kept.tolist()} and len(more.kept) > len(trimmed.kept)
+    cut = [len(tokenizer.encode(" ".join(OTHER)).ids) for tokenizer in (plain, more.tokenizer, trimmed.tokenizer)]
+    assert cut[0] <= cut[1] < cut[2]
+
+
 def test_stored_truncation_and_padding_are_switched_off(trimmed: Trimmed) -> None:
     assert trimmed.tokenizer.truncation is None and trimmed.tokenizer.padding is None
 

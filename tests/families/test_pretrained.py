@@ -354,4 +354,4 @@ def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) 
 
 def test_a_recipe_whose_source_is_missing_says_so(tmp_path: Path) -> None:
     with pytest.raises((InputError, RecipeError), match=r"nowhere/at/all: is no folder here"):
-        load_recipe("minilm_sst2", ["model.source=nowhere/at/all"])
+        load_recipe("quickstart", ["model={kind: pretrained, source: nowhere/at/all}"])

@@ -4,6 +4,7 @@ are or folded: a few of their layers, each applied several times."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -15,6 +16,7 @@ from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
 from edgeformer.formats.recipe import ModelConfig
+from edgeformer.formats.workspace import TOKENIZER_FILE
 
 Pooling = Literal["cls", "mean", "max"]
 
@@ -103,18 +105,22 @@ class Pretrained(Family):
     network_module: ClassVar[str] = "edgeformer.families.pretrained.network"
 
     def complete(self, document: dict[str, Any]) -> None:
-        """Reads what the recipe leaves to its source: architecture, sizes, checksum, tokenizer."""
+        """Reads what the recipe leaves to its source: architecture, sizes, checksum; the tokenizer is the source's."""
         model = document.get("model")
-        if not isinstance(model, dict) or "architecture" in model or not isinstance(model.get("source"), str):
+        if not isinstance(model, dict) or not isinstance(model.get("source"), str):
             return
-        source = open_source(model["source"])
+        name = model["source"]
+        own = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)} if Path(name).is_dir() else None
+        document.setdefault("tokenizer", own or {"kind": "hub", "name": name})
+        if "architecture" in model:
+            return
+        source = open_source(name)
         model["architecture"] = dict(source.config)
         model.setdefault("weights_sha256", source.weights_sha256())
         model.setdefault("vocab_size", source.vocabulary())
         model.setdefault("max_positions", source.max_positions)
         if model.get("pairs") and "separator" not in model:
             model["separator"] = source.separator()
-        document.setdefault("tokenizer", {"kind": "file", "path": str(source.tokenizer)})
 
     def loops(self, config: PretrainedConfig) -> int:
         """Iterations of a folded model; else its layers, after each of which it can answer."""

@@ -78,7 +78,15 @@ class PretrainedNetwork(Network):
             raise ArtifactError(f"{source.folder}: has {len(weight)} token vectors, its tokenizer {config.vocab_size}")
         # Tables are often padded to a round number of rows, which no token has.
         parts.words.weight = nn.Parameter(weight[: config.vocab_size].clone())
-        model.load_state_dict(_assemble(parts, config).state_dict())
+        weights = _assemble(parts, config).state_dict()
+        own = model.state_dict()
+        odd = sorted(name for name in own.keys() | weights.keys() if not _alike(own.get(name), weights.get(name)))
+        if odd:
+            raise ArtifactError(
+                f"{source.folder}: is not the model that model.architecture describes ({', '.join(odd[:4])}); take "
+                "that key out of the recipe, and it is read from there"
+            )
+        model.load_state_dict(weights)
         if parts.head is None or config.pooling is not None:  # what it has of a head is not used
             lacking = frozenset(name for name in lacking if "pooler" not in name)
         return tuple(sorted(lacking))
@@ -142,6 +150,10 @@ class PretrainedNetwork(Network):
         for name, parameter in model.named_parameters():
             start = ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
             yield Learning(parameter, rates.get(start, 1.0), decays=parameter.ndim - _own(name, model) >= 2)
+
+
+def _alike(own: Tensor | None, found: Tensor | None) -> bool:
+    return own is not None and found is not None and own.shape == found.shape
 
 
 def _classes(recipe: Any) -> int | None:

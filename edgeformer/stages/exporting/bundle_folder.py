@@ -127,7 +127,7 @@ class TrimmedSubject:
         return TextReader(tokenizer, special_ids(tokenizer).pad, self.vocabulary.kept)
 
 
-def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer) -> TrimmedSubject:
+def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, frequent: int = 0) -> TrimmedSubject:
     """The model with a table of the tokens that its training text uses.
 
     Its golden inputs are those of the whole model with the new numbers; a token that is gone becomes the unknown one.
@@ -138,12 +138,13 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
         subject: the whole model.
         manifest: of its run.
         tokenizer: the run's own.
+        frequent: also keep so many tokens from the frequent end of its vocabulary.
 
     Raises:
         InputError: a model whose vocabulary cannot be trimmed.
         DataError: the training text is not there any more, or a tokenizer that cannot be trimmed.
     """
-    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints)
+    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, frequent)
     new = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
     new[trimmed.kept] = np.arange(len(trimmed.kept))
     inputs = {**subject.inputs, "input_ids": new[subject.inputs["input_ids"]]}

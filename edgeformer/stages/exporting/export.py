@@ -75,6 +75,8 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
             ``replace`` is not set; another process exports the same run.
     """
     options = options or ExportOptions()
+    if options.vocab_keep is not None and not options.vocab_trim:
+        raise InputError("--vocab-keep: says what --vocab-trim keeps; add that")
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
@@ -99,7 +101,8 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
         asked = Asked(options, exits, [target for _, target in plans if isinstance(target, Target)])
         previous = Previous.read(run, subject, source, asked)
         previous.refuse_to_lose(but=previous.again)
-    trimmed = trim_subject(subject, manifest, tokenizer) if options.vocab_trim else None
+    keep = options.vocab_keep or 0
+    trimmed = trim_subject(subject, manifest, tokenizer, keep) if options.vocab_trim else None
     facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
     readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
     if trimmed is not None:

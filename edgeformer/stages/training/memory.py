@@ -51,7 +51,6 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     """
     task, network = task_named(recipe.task), family_of(recipe).network
     model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
-    loss = network.loss(model, recipe, None)
     if device_kind == "cuda":
         network.as_on_cuda(model)
         for module in list(model.modules()):
@@ -62,6 +61,8 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]
     ledger = MemoryLedger(weights)
+    with ledger.making("weights"):  # a teacher's
+        loss = network.loss(model, recipe, None)
     learning = network.learning(model, recipe.training)
     optimizer = build_optimizer(model, recipe.training.optimizer, learning)
     for parameter in parameters:

@@ -97,10 +97,12 @@ class Classification(OneAnswer):
         found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(found, special_ids(found).pad, vocabulary)
 
-    def trim(self, data: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str]) -> tuple[Trimmed, Vocabulary]:
+    def trim(
+        self, data: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+    ) -> tuple[Trimmed, Vocabulary]:
         from edgeformer.data.trimming import trim_to_training
 
-        return trim_to_training(data, tokenizer, trained_on)
+        return trim_to_training(data, tokenizer, trained_on, frequent)
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> ClassificationMeter:
         return ClassificationMeter(exits, notes)

@@ -114,7 +114,7 @@ class Embedding(OneAnswer):
         return TextReader(found, special_ids(found).pad, vocabulary)
 
     def trim(
-        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str]
+        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
     ) -> tuple[Trimmed, Vocabulary]:
         """To the texts of the part ``train``; its effect is seen on the other parts, else on every tenth text."""
         from edgeformer.data.pairs import pair_part, read_texts
@@ -128,10 +128,10 @@ class Embedding(OneAnswer):
             )
         others = [source for part, sources in data.parts.items() if part != "train" for source in sources]
         if others:
-            return trim_to_texts(tokenizer, train, read_texts(others), data.max_length)
+            return trim_to_texts(tokenizer, train, read_texts(others), data.max_length, frequent)
         tenth = np.arange(len(train)) % 10 == 9
         kept, held_out = (train.take(np.flatnonzero(which)) for which in (~tenth, tenth))
-        return trim_to_texts(tokenizer, kept, held_out if len(held_out) else kept, data.max_length)
+        return trim_to_texts(tokenizer, kept, held_out if len(held_out) else kept, data.max_length, frequent)
 
     def batch(
         self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
