@@ -59,8 +59,9 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
 
     Told by what the graph does with them, because folded weights have lost the names that they had in the model:
     tables of which rows are taken are embeddings; whatever stands between the last product and the logits, that
-    product's weight included, is a head, if there is one; the rest is block. Scales and zero points of INT8 go with their weights.
-    Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts as embeddings.
+    product's weight included, is a head, if there is one; the rest is block. Scales and zero points of INT8 go with
+    their weights. Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts
+    as embeddings.
     """
     tables = {node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")}
     heads = _behind_the_logits(graph)
