@@ -20,12 +20,8 @@ from tabulate import tabulate
 
 from edgeformer.backends import library_versions
 from edgeformer.bundle import Bundle
-from edgeformer.families.saving import load_model
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.machine.host import cpu_name, now
-from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.stages.importing.import_hf import HfOptions, import_hf
 
 ALBERT_BASE = {
     "vocab_size": 30_000,
@@ -35,7 +31,6 @@ ALBERT_BASE = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
-SHAPE = ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050", keep_going=True)
 
 
 def make_albert(folder: Path, tokenizer: Path) -> None:
@@ -67,8 +62,13 @@ def artifact_row(artifact: ArtifactManifest) -> dict[str, Any]:
 
 def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
     """Import and export one model."""
+    from edgeformer.families.saving import load_model
+    from edgeformer.stages.exporting.export import export
+    from edgeformer.stages.exporting.variants import ExportOptions
+    from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+
     run = import_hf(str(folder), HfOptions(artifacts))
-    export(run, SHAPE)
+    export(run, ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050", keep_going=True))
     bundle, model = Bundle.open(run / "bundle"), load_model(run)
     layers: Any = model.layers
     own = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]

@@ -28,7 +28,7 @@ from edgeformer.families.network import Network, Place
 from edgeformer.families.pretrained import FAMILY
 from edgeformer.families.pretrained.source import Source, open_source
 from edgeformer.formats.documents import load_profile, own_profiles
-from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
@@ -179,8 +179,7 @@ def _tells_pairs(source: Source) -> bool:
 
 
 def _model(source: Source, recipe: Recipe) -> tuple[nn.Module, Any]:
-    with needs_extra("hf", "importing a Hugging Face model"):
-        network = family_of(recipe).network
+    network = family_of(recipe).network
     model, attention = network.build(recipe, Place(for_export=True))
     lacking = network.start(model, recipe)
     if lacking:
