@@ -340,13 +340,14 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
     [
         ({"pairs": True, "separator": None}, "needs separator"),
         ({"fold": {"layers": 5, "iterations": 2}}, "has 4 layers"),
-        ({"architecture": {"model_type": "albert", "num_hidden_layers": 4}, "fold": {"layers": 1, "iterations": 4}},
+        ({"architecture": {"model_type": "albert", "num_hidden_layers": 4, "max_position_embeddings": 9}, "fold": {"layers": 1, "iterations": 4}},
          "are shared already"),
         ({"architecture": {"model_type": "t5"}}, "model_type must be one of"),
+        ({"max_positions": 10}, "the source takes at most 9 tokens"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) -> None:
-    whole = {"model_type": "bert", "num_hidden_layers": 4}
+    whole = {"model_type": "bert", "num_hidden_layers": 4, "max_position_embeddings": 9}
     document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": whole}
     with pytest.raises(ValueError, match=message):
         PretrainedConfig.model_validate({**document, **model})

@@ -51,9 +51,7 @@ class Source:
     @property
     def max_positions(self) -> int:
         """Tokens of the longest text."""
-        positions = int(self.config["max_position_embeddings"])
-        # RoBERTa's first rows are of padding, which stands at no position.
-        return positions - int(self.config["pad_token_id"]) - 1 if self.config["model_type"] == "roberta" else positions
+        return positions_of(self.config)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -94,6 +92,13 @@ class Source:
 def depth_of(architecture: Mapping[str, Any]) -> int:
     """How many layers a text goes through, by a model's config.json."""
     return int(architecture.get("num_hidden_layers") or architecture.get("n_layers") or 0)
+
+
+def positions_of(architecture: Mapping[str, Any]) -> int:
+    """Tokens of the longest text, by a model's config.json."""
+    positions = int(architecture["max_position_embeddings"])
+    # RoBERTa's first rows are of padding, which stands at no position.
+    return positions - int(architecture["pad_token_id"]) - 1 if architecture["model_type"] == "roberta" else positions
 
 
 def open_source(name: str) -> Source:
