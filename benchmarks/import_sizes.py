@@ -39,11 +39,16 @@ SHAPE = ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050
 
 
 def make_albert(folder: Path, tokenizer: Path) -> None:
-    """A classifier of two labels with random weights; its tokenizer is another's, for sizes do not depend on it."""
-    from transformers import AlbertConfig, AlbertForSequenceClassification
+    """An encoder with random weights; its tokenizer is another's, for sizes do not depend on it."""
+    import torch
+    from transformers import AlbertConfig, AlbertModel
 
+    torch.manual_seed(0)
     rows = len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
-    AlbertForSequenceClassification(AlbertConfig(**{**ALBERT_BASE, "vocab_size": rows})).save_pretrained(folder)
+    model = AlbertModel(AlbertConfig(**{**ALBERT_BASE, "vocab_size": rows}), add_pooling_layer=False)
+    for parameter in model.parameters():  # fresh biases and norms are all alike, and would be stored once
+        parameter.data += torch.randn_like(parameter) * 0.01
+    model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
 
 

@@ -76,3 +76,15 @@ def test_rotary_tables_and_scalars_are_no_part() -> None:
     ]
     tensors = [stored("table", 40, 8), stored("model.cos", 64, 8), stored("half", 1), stored("weight", 8, 2)]
     assert weight_parts(graph(nodes, tensors)) == {"embeddings": 4 * 320, "block": 0, "heads": 4 * 16}
+
+
+def test_a_stack_that_ends_without_a_head_has_none() -> None:
+    """Embeddings: the last layer's sum has two products behind it, its own and that of the layer before."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "first"], ["y"]),
+        helper.make_node("MatMul", ["y", "second"], ["z"]),
+        helper.make_node("Add", ["y", "z"], ["logits"]),
+    ]
+    parts = weight_parts(graph(nodes, [stored("table", 40, 8), stored("first", 8, 8), stored("second", 8, 8)]))
+    assert parts == {"embeddings": 4 * 320, "block": 4 * 128, "heads": 0}

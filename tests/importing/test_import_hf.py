@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
+from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.progress import Progress
 from edgeformer.run import Location, Run, locate
@@ -71,6 +73,18 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
     assert recipe.data.labels == LABELS and recipe.data.tokens_at_once == 64  # type: ignore[attr-defined]
     chosen, found = predict(Location(run, None), TEXTS, "torch")
     assert chosen == "torch" and [p.label for p in found] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
+
+
+def test_other_numbers_for_the_tokens_change_no_answer_to_a_pair(shared_model: Path, tmp_path: Path) -> None:
+    """Trimming puts special tokens first, wherever they were: the separator, which tells the texts, among them."""
+    run = Run.open(import_hf(str(shared_model), HfOptions(tmp_path / "artifacts")))
+    encoded, _ = encode_texts(run.reader().tokenizer, TEXTS, 64)
+    batch = {name: torch.from_numpy(array) for name, array in collate(encoded, np.arange(len(TEXTS)), 0).items()}
+    model: Any = load_model(run.folder)
+    kept = torch.randperm(run.manifest.vocabulary, generator=torch.Generator().manual_seed(1))
+    renumbered = {**batch, "input_ids": kept.argsort()[batch["input_ids"]]}
+    with torch.inference_mode():
+        assert torch.equal(run.family.network.trim(model, kept)(**renumbered), model(**batch))
 
 
 def test_a_layer_that_is_called_again_and_again_is_counted_once(tmp_path: Path) -> None:

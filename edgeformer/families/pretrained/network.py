@@ -125,7 +125,7 @@ class PretrainedNetwork(Network):
         trimmed.embeddings.words = table_of(table)
         separator = model.embeddings.separator
         if separator is not None:
-            trimmed.embeddings.separator = int(torch.searchsorted(kept.sort().values, separator))
+            trimmed.embeddings.separator = int((kept == separator).nonzero())
         return trimmed.train(model.training)
 
     def as_on_cuda(self, model: PretrainedEncoder) -> None:

@@ -59,8 +59,9 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
 
     Told by what the graph does with them, because folded weights have lost the names that they had in the model:
     tables of which rows are taken are embeddings; whatever stands between the last product and the logits, that
-    product's weight included, is a head; the rest is block. Scales and zero points of INT8 go with their weights.
-    Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts as embeddings.
+    product's weight included, is a head, if there is one; the rest is block. Scales and zero points of INT8 go with
+    their weights. Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts
+    as embeddings.
     """
     tables = {node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")}
     heads = _behind_the_logits(graph)
@@ -73,11 +74,15 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
 
 
 def _behind_the_logits(graph: onnx.ModelProto) -> set[str]:
-    """Names of all values from the logits back to the operands of the last product with a stored weight."""
+    """Names of all values from the logits back to the operands of the last product with a stored weight.
+
+    Empty where several products meet on the way, as in a stack of layers that ends without a head (embeddings).
+    """
     stored = {tensor.name for tensor in graph.graph.initializer}
     makers = {name: node for node in graph.graph.node for name in node.output}
     waiting = [value.name for value in graph.graph.output if value.name.split(".")[-1] == "logits"]
     seen: set[str] = set()
+    products = 0
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -89,9 +94,10 @@ def _behind_the_logits(graph: onnx.ModelProto) -> set[str]:
             continue
         if node.op_type in _PRODUCTS and any(operand in stored for operand in node.input):
             seen.update(operand for operand in node.input if operand in stored)
+            products += 1
         else:
             waiting += list(node.input)
-    return seen
+    return seen if products == 1 else set()
 
 
 def stored_twice(sharing: Sharing) -> str | None:
