@@ -47,10 +47,13 @@ _IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it w
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
+    "edgeformer profile --device raspberry-pi-5": _MEASURES,
     "edgeformer profile --calibrate --validate": _MEASURES,
     "edgeformer profile --calibrate": _MEASURES,
     "edgeformer profile --validate": _MEASURES,
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
+    "edgeformer import hf path/to/model": _IMPORTED,
+    "edgeformer export --int8": "tests/exporting/test_int8.py runs it",
     "edgeformer export --fp16 --int8": "takes a quarter of a minute; tests/exporting/test_int8.py runs it",
     "edgeformer export crt_imported-001 --allow-leak": (
         "takes half a minute; tests/exporting/test_export_language.py exports a model that leaks"

@@ -322,10 +322,16 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="model_type 'gpt2' is not known here; it can be albert, bert"):
         open_source(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"config\.json: max_position_embeddings is missing"):
+        open_source(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(WHOLE), encoding="utf-8")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InputError, match=r"has no model\.safetensors.*safe_serialization"):
         open_source(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ArtifactError, match="describes a model that is larger than the 10 bytes beside it"):
+        open_source(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"no weights" * 100)
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         open_source(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
@@ -335,19 +341,25 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
         pretrained(tmp_path, 2)
 
 
+WHOLE = {
+    "model_type": "bert", "num_hidden_layers": 4, "max_position_embeddings": 9, "vocab_size": 9, "hidden_size": 8,
+    "num_attention_heads": 2,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         ({"pairs": True, "separator": None}, "needs separator"),
         ({"fold": {"layers": 5, "iterations": 2}}, "has 4 layers"),
-        ({"architecture": {"model_type": "albert", "num_hidden_layers": 4}, "fold": {"layers": 1, "iterations": 4}},
-         "are shared already"),
+        ({"architecture": {**WHOLE, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}}, "shared already"),
         ({"architecture": {"model_type": "t5"}}, "model_type must be one of"),
+        ({"architecture": {**WHOLE, "num_hidden_layers": "many"}}, "num_hidden_layers is missing, or no whole number"),
+        ({"max_positions": 10}, "the source takes at most 9 tokens"),
     ],
-)  # fmt: skip
+)
 def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) -> None:
-    whole = {"model_type": "bert", "num_hidden_layers": 4}
-    document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": whole}
+    document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": WHOLE}
     with pytest.raises(ValueError, match=message):
         PretrainedConfig.model_validate({**document, **model})
 

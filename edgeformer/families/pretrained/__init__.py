@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from edgeformer.families.family import Family, text_client_config
-from edgeformer.families.pretrained.source import ARCHITECTURES, depth_of, open_source
+from edgeformer.families.pretrained.source import ARCHITECTURES, depth_of, missing_size, open_source, positions_of
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
@@ -78,10 +78,14 @@ class PretrainedConfig(ModelConfig):
             raise ValueError(
                 f"model_type must be one of {', '.join(ARCHITECTURES)}, not {architecture.get('model_type')!r}"
             )
+        if (lacking := missing_size(architecture)) is not None:
+            raise ValueError(f"{lacking} is missing, or no whole number; take architecture out to have it read")
         return architecture
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.max_positions > positions_of(self.architecture):
+            raise ValueError(f"max_positions: the source takes at most {positions_of(self.architecture)} tokens")
         if self.pairs and self.separator is None:
             raise ValueError("pairs: true needs separator, the number of the token between two texts")
         if self.fold is not None and self.fold.layers > depth_of(self.architecture):

@@ -31,15 +31,16 @@ class Embeddings(nn.Module):
         pairs: tokens behind the first separator are of the second type; else all are of the first, whose vector is
             added to every position once and for all.
         separator: token between two texts.
+        longest: positions beyond so many are left out of the table.
     """
 
-    def __init__(self, parts: Parts, *, pairs: bool, separator: int | None) -> None:
+    def __init__(self, parts: Parts, *, pairs: bool, separator: int | None, longest: int) -> None:
         super().__init__()
         self.words = table_of(parts.words.weight)
         self.positions: nn.Parameter | None = None
         self.types: nn.Embedding | None = None
         if parts.positions is not None:
-            table = parts.positions.weight.detach().clone()
+            table = parts.positions.weight.detach()[:longest].clone()
             if parts.types is not None and not pairs:
                 table += parts.types.weight.detach()[0]
             self.positions = nn.Parameter(table)

@@ -170,7 +170,7 @@ def _dropouts(config: PretrainedConfig) -> dict[str, float]:
 
 def _assemble(parts: Parts, config: PretrainedConfig) -> PretrainedEncoder:
     fold, turn = config.fold, Turn()
-    embeddings = Embeddings(parts, pairs=config.pairs, separator=config.separator)
+    embeddings = Embeddings(parts, pairs=config.pairs, separator=config.separator, longest=config.max_positions)
     pooling, own = config.pooling, parts.head
     if own is not None and pooling is not None:  # the source's dense layer was made for its own pooling
         own = replace(own, dense=None, norm=None, drop_first=False)

@@ -51,9 +51,7 @@ class Source:
     @property
     def max_positions(self) -> int:
         """Tokens of the longest text."""
-        positions = int(self.config["max_position_embeddings"])
-        # RoBERTa's first rows are of padding, which stands at no position.
-        return positions - int(self.config["pad_token_id"]) - 1 if self.config["model_type"] == "roberta" else positions
+        return positions_of(self.config)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -96,6 +94,22 @@ def depth_of(architecture: Mapping[str, Any]) -> int:
     return int(architecture.get("num_hidden_layers") or architecture.get("n_layers") or 0)
 
 
+def positions_of(architecture: Mapping[str, Any]) -> int:
+    """Tokens of the longest text, by a model's config.json."""
+    positions = int(architecture["max_position_embeddings"])
+    # RoBERTa's first rows are of padding, which stands at no position.
+    return positions - int(architecture["pad_token_id"]) - 1 if architecture["model_type"] == "roberta" else positions
+
+
+def missing_size(architecture: Mapping[str, Any]) -> str | None:
+    """The first size that a config.json of a known ``model_type`` lacks, or has as no whole number; None: none."""
+    older = architecture.get("model_type") == "distilbert"
+    needed = ["max_position_embeddings", "vocab_size"]
+    needed += ["n_layers", "n_heads", "dim"] if older else ["num_hidden_layers", "num_attention_heads", "hidden_size"]
+    needed += ["pad_token_id"] if architecture.get("model_type") == "roberta" else []
+    return next((name for name in needed if type(architecture.get(name)) is not int or architecture[name] < 0), None)
+
+
 def open_source(name: str) -> Source:
     """The model in a folder, or by that name on the hub.
 
@@ -110,10 +124,17 @@ def open_source(name: str) -> Source:
         raise InputError(
             f"{folder / CONFIG_FILE}: model_type {kind!r} is not known here; it can be {', '.join(ARCHITECTURES)}"
         )
+    if (lacking := missing_size(config)) is not None:
+        raise ArtifactError(f"{folder / CONFIG_FILE}: {lacking} is missing, or no whole number")
     if not any(folder.glob("*.safetensors")):
         raise InputError(
             f"{folder}: has no {WEIGHTS}; other formats could run code and are not read. Where you trust it: "
             "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
+        )
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if _least_bytes(config) > held:
+        raise ArtifactError(
+            f"{folder / CONFIG_FILE}: describes a model that is larger than the {held:,} bytes beside it"
         )
     if not (folder / TOKENIZER_FILE).is_file():
         raise InputError(
@@ -122,6 +143,15 @@ def open_source(name: str) -> Source:
         )
     told = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
     return Source(name, folder, told, *_sentence_model(folder))
+
+
+def _least_bytes(architecture: Mapping[str, Any]) -> int:
+    """What the largest matrices take at one byte a number, so that nothing is made that no file backs."""
+    width = int(architecture.get("hidden_size") or architecture["dim"])
+    table = int(architecture["vocab_size"]) * int(architecture.get("embedding_size") or width)
+    inner = int(architecture.get("intermediate_size") or architecture.get("hidden_dim") or 0)
+    layers = 1 if architecture["model_type"] == "albert" else depth_of(architecture)
+    return table + layers * (inner + width) * width
 
 
 _SAYS_NOTHING = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")

@@ -76,7 +76,7 @@ def quantized_graphs(graphs: Graphs, workplace: Path) -> Graphs:
 def prepare(model: onnx_ir.Model) -> onnx_ir.Model:
     """A copy that any quantizer of products can take: tables are in INT8, Gemm is MatMul, every tensor stored once."""
     prepared = model.clone()
-    _gemm_as_matmul(prepared)
+    gemm_as_matmul(prepared)
     _quantize_tables(prepared)
     DeduplicateHashedInitializersPass()(prepared)
     return prepared
@@ -93,7 +93,7 @@ def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
     return dict(counted)
 
 
-def _gemm_as_matmul(model: onnx_ir.Model) -> None:
+def gemm_as_matmul(model: onnx_ir.Model) -> None:
     """Gemm → MatMul, Add where it is the same. The quantizer would do that too, but wrongly for a shared weight."""
     transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}
     for node in list(model.graph):

@@ -1,0 +1,126 @@
+"""Pretrained encoders and their folds on SST-2: one table and one figure, from the runs that were trained and exported.
+
+Usage:
+    python benchmarks/sst2_results.py collect results.json RUN_FOLDER…   # as for every other SST-2 run
+    python benchmarks/fold_results.py table results.json                 # means over seeds, sizes
+    python benchmarks/fold_results.py figure results.json figure.png     # accuracy against size
+
+Runs whose names differ in ``-seedN`` alone are the same model. Every bundle must have been made with ``--fp16 --int8
+--vocab-trim`` and scored on both sets (``edgeformer evaluate RUN --artifact all --split glue-dev``, and sst-test).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from tabulate import tabulate
+
+SETS = ("glue-dev", "sst-test")
+SIZES = {"FP32": "onnx-fp32", "FP16": "onnx-fp16", "INT8": "onnx-int8", "INT8 + trim": "onnx-int8-trim"}
+
+
+def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Name without its seed → the runs of it."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        found[re.sub(r"-seed\d+$", "", record["run"])].append(record)
+    return found
+
+
+def accuracies(runs: list[dict[str, Any]], artifact: str, split: str) -> list[float]:
+    """Of every run that has it."""
+    rows = [row for run in runs for row in run.get("evaluation", [])]
+    found = [row["accuracy"] for row in rows if row["artifact"] == artifact and row["split"] == split]
+    if artifact == "torch" and not found:
+        found = [run["tests"][split]["accuracy"] for run in runs if split in run["tests"]]
+    return found
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the standard deviation where there are several."""
+    if not values:
+        return "–"
+    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def size(runs: list[dict[str, Any]], artifact: str) -> int | None:
+    """Bytes of an artifact of a model; those of several seeds differ in nothing but numbers."""
+    found = [one["size_bytes"] for run in runs for one in run.get("artifacts", []) if one["id"] == artifact]
+    return max(found, default=None)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: a line per model, in the order of the file."""
+    rows = []
+    for name, runs in by_model(records).items():
+        sizes = [size(runs, artifact) for artifact in SIZES.values()]
+        rows.append(
+            [
+                name,
+                f"{runs[0]['parameters']:,}",
+                len(runs),
+                *(spread(accuracies(runs, "torch", split)) for split in SETS),
+                *("–" if bytes_ is None else f"{bytes_ / 1e6:.1f}" for bytes_ in sizes),
+                *(spread(accuracies(runs, "onnx-int8-trim", split)) for split in SETS),
+            ]
+        )
+    header = ["model", "parameters", "seeds", *SETS, *(f"{name}, MB" for name in SIZES)]
+    header += [f"{split}, INT8 + trim" for split in SETS]
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+
+
+def figure(records: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy on sst-test against the size of every artifact; a line joins what is one model in several precisions."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    shown, axes = plt.subplots(figsize=(8, 5))
+    markers = dict(zip(SIZES, "os^D", strict=True))
+    for number, (name, runs) in enumerate(by_model(records).items()):
+        points = []
+        for precision, artifact in SIZES.items():
+            bytes_, values = size(runs, artifact), accuracies(runs, artifact, "sst-test")
+            if bytes_ is not None and values:
+                points.append((bytes_ / 1e6, mean(values), precision))
+        if not points:
+            continue
+        colour = f"C{number % 10}"
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, alpha=0.6, label=name)
+        for x, y, precision in points:
+            axes.plot(x, y, markers[precision], color=colour)
+    axes.set_xscale("log")
+    axes.set_xticks([5, 10, 20, 50, 100])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("size of the artifact, MB (logarithmic)")
+    axes.set_ylabel("accuracy on sst-test, mean over seeds")
+    models = axes.legend(loc="lower right", fontsize=8)
+    axes.add_artist(models)
+    handles = [axes.plot([], [], marker, color="grey", label=name)[0] for name, marker in markers.items()]
+    axes.legend(handles=handles, loc="upper left", fontsize=8)
+    axes.grid(alpha=0.3)
+    shown.tight_layout()
+    shown.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Command line."""
+    match sys.argv[1:]:
+        case ["table", source]:
+            print(table(json.loads(Path(source).read_text(encoding="utf-8"))))
+        case ["figure", source, target]:
+            figure(json.loads(Path(source).read_text(encoding="utf-8")), Path(target))
+        case ["-h" | "--help"]:
+            print(__doc__)
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
