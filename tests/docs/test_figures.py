@@ -120,6 +120,7 @@ def test_every_table_is_what_its_json_says() -> None:
         from_bundle("crt-mini"),
         drift(),
         from_bundle("crt-deep"),
+        script("import_sizes.py", "table", str(FOLDER / "2026-11-22-import-sizes.json")),
         int8(),
         estimator(),
         plan(),
