@@ -179,7 +179,10 @@ class Bundle:
 
         Raises:
             ArtifactError: tokenizer or configuration are missing, changed or damaged.
+            InputError: it reads no text.
         """
+        if not self.task.reads_text:
+            raise InputError(f"{self.folder}: is a {self.task.noun}, which reads no text; use edgeformer {self.task.use}")
         where = _beside(artifact)
         if where not in self._readers:
             vocabulary = self._config_number(where + CONFIG_FILE, "vocab_size")

@@ -13,16 +13,22 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Prepared, Rows
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.golden import Golden
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.calls import make_buffers
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 
 Int64s = NDArray[np.int64]
 Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: a session's ``run``."""
+
+Axes = Mapping[str, tuple[str, ...]]
+"""Input → what sizes each of its axes: ``batch``, ``seq``, or nothing (it is fixed). Empty: of text, [batch, seq]."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Task(ABC):
         columns: the figures of its scores in tables.
         unit: what a score's ``n`` counts: ``rows`` or ``tokens``.
         phase: which call a latency budget is about: a whole input, or one decoded token.
+        trained: whether recipes can name it; else its models are somebody else's files.
+        reads_text: whether its models come with a tokenizer.
         writes_text: whether it generates: its step and decode artifacts keep what they computed for earlier tokens.
         can_trim: whether its vocabulary can be trimmed.
         pipeline_tag: how model hubs call it.
@@ -78,6 +86,8 @@ class Task(ABC):
     columns: ClassVar[tuple[ScoreColumn, ...]]
     unit: ClassVar[str]
     phase: ClassVar[Literal["steady", "decode"]]
+    trained: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = True
     writes_text: ClassVar[bool] = False
     can_trim: ClassVar[bool] = False
     pipeline_tag: ClassVar[str]
@@ -221,17 +231,65 @@ class Task(ABC):
 
     @abstractmethod
     def golden_parity(
-        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+        self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
         """Compare an artifact's logits on the golden inputs with what golden.npz keeps.
 
         Args:
-            logits: as a session gives them; of a decode graph perhaps for the last positions only.
+            logits: as a session gives them, or :meth:`golden_outputs`; of a decode graph perhaps for the last positions
+                only.
             exit_: the loop that answered; None: the only or last one.
 
         Raises:
             GoldenError: golden.npz lacks what is needed, or is of other shapes.
         """
+
+    # Golden inputs as calls of a session
+
+    def axes(self, data: Any) -> Axes:
+        """How the inputs of a model with this data section are sized."""
+        return {}
+
+    def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
+        """The batch size and length that a model can take instead of what is asked for: where its own are fixed."""
+        return batch, seq
+
+    def shape_notes(self, data: Any) -> list[str]:
+        """What a reader of a report must be told of the inputs; nothing of text."""
+        return []
+
+    def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
+        """Different inputs of one shape, of the golden inputs cut or repeated.
+
+        Args:
+            axes: from :meth:`axes`.
+            shape: batch size and length.
+            count: how many inputs.
+        """
+        return [dict(call) for call in make_buffers(golden, *shape, count)]
+
+    def golden_outputs(self, golden: Golden, run: Run, most: int | None) -> Any:
+        """What a model computes of the golden inputs, as :meth:`golden_parity` takes it: logits of all rows.
+
+        In as few calls as it takes: INT8 graphs scale their activations by the whole batch, so that another batch is
+        another (if similar) answer.
+
+        Args:
+            most: rows that one call takes; None: any number.
+
+        Raises:
+            GoldenError: an input is not there.
+            ArtifactError: it has no logits.
+        """
+        inputs = golden.inputs(self.golden_names[0])
+        pieces = []
+        for start in range(0, len(golden), most or len(golden)):
+            outputs = run({name: array[start : start + (most or len(golden))] for name, array in inputs.items()})
+            if "logits" not in outputs:
+                names = ", ".join(outputs) or "none"
+                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
+            pieces.append(outputs["logits"])
+        return np.concatenate(pieces)
 
     # What clients need
 

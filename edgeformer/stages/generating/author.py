@@ -96,7 +96,8 @@ def find_author(location: Location, artifact: str | None = None) -> Author:
         _require_writer(location, bundle)
         if wanted is not None or writing(bundle):
             manifest = bundle.manifest
-            return Author(location, bundle, manifest.exits, manifest.max_positions, manifest.max_length, wanted)
+            most = manifest.max_positions or manifest.max_length
+            return Author(location, bundle, manifest.exits, most, manifest.max_length, wanted)
     if wanted not in (None, TORCH):
         raise InputError(f"--artifact {wanted}: {location.name} has no bundle; make one with: {_command(location)}")
     if location.run is None:

@@ -1,4 +1,4 @@
-"""What a measuring process gives an artifact: real inputs at a stated shape.
+"""What a measuring process gives a model that reads text: real inputs at a stated shape.
 
 They are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
 confidence exits and lookups.
