@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Minimize = Literal["latency", "size", "memory", "energy"]
 
 
 def command(
-    run: Run = None,
+    run: RunOrGraph = None,
     device: Annotated[
         str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
     ] = None,
@@ -67,6 +67,10 @@ def command(
     max_perplexity: Annotated[
         float | None, typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.")
     ] = None,
+    min_cosine: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="--search, wrapped ONNX files: lowest cosine with FP32's outputs, e.g. 0.999."),
+    ] = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
@@ -86,6 +90,12 @@ def command(
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
     ] = False,
+    shape: Shapes = None,
+    value_range: Ranges = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE.npz", help="ONNX files: real inputs, instead of drawn ones."),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -98,6 +108,10 @@ def command(
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
     every count of --threads, and prints the Pareto front of score, latency and size.
 
+    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
+    nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
+    inputs of whole numbers need a --range.
+
     --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
     --validate then says how wrong such estimates are at --batch and --seq.
 
@@ -109,19 +123,21 @@ def command(
 
       edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
 
+      edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
+
       edgeformer profile --calibrate --validate
     """
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
-    from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-    location = locate(run, artifacts)
+    location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
-    wanted = _search(search, min_accuracy, max_perplexity, minimize, manifest)
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity, "cosine": min_cosine}
+    wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
         limits = {"latency": max_latency, "vram": max_vram, "size": max_size, "energy": max_energy}
@@ -196,22 +212,41 @@ def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
     return threads[0] if threads else None
 
 
+def _locate(
+    run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
+) -> Location:
+    """What RUN stands for; an ONNX file that lies in no bundle is made one of."""
+    from edgeformer.bundle import bundle_around
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.cli.wrap import wrap_options
+    from edgeformer.run import Location, locate
+
+    path = Path(run or "")
+    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
+        from edgeformer.stages.wrapping.wrap import wrap_cached
+
+        progress = show_progress()
+        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        progress.message(f"{run}: profiled as the bundle {bundle}")
+        return Location(None, bundle)
+    given = {"--shape": shapes, "--range": ranges, "--inputs": inputs}
+    if asked := [option for option, value in given.items() if value]:
+        raise InputError(f"{asked[0]}: is for an ONNX file; the inputs of a bundle are known")
+    return locate(run, artifacts)
+
+
 def _search(
-    wanted: bool,
-    min_accuracy: float | None,
-    max_perplexity: float | None,
-    minimize: Minimize | None,
-    manifest: BundleManifest,
+    wanted: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
     """What to search for, checked against the bundle before minutes of measuring."""
     from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 
     if not wanted:
-        asked = {"--min-accuracy": min_accuracy, "--max-perplexity": max_perplexity, "--minimize": minimize}
+        flags = {"accuracy": "--min-accuracy", "perplexity": "--max-perplexity", "cosine": "--min-cosine"}
+        asked = {flags[name]: bound for name, bound in bounds.items()} | {"--minimize": minimize}
         if given := [option for option, value in asked.items() if value is not None]:
             raise InputError(f"{given[0]}: says what to search for; add --search")
         return None
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options

@@ -74,7 +74,10 @@ class Row(Frozen):
     where: Literal["host", "device"]
     phase: Literal["cold", "steady", "decode"]
     batch: int
-    seq: int
+    seq: int = Field(description="tokens of a row; of a graph without such an axis 1, see `inputs`")
+    inputs: dict[str, tuple[int, ...]] = Field(
+        {}, description="wrapped graphs: input → sizes in this call; batch and seq say what sized them"
+    )
     latency_ms: Latency
     memory_bytes: Memory
     size_bytes: int

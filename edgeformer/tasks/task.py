@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,22 +13,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Prepared, Rows
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.golden import Golden
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
-from edgeformer.tasks.calls import make_buffers
+from edgeformer.tasks.calls import TextCalls
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 
 Int64s = NDArray[np.int64]
-Run = Callable[[Arrays], Arrays]
-"""Inputs by name → outputs by name: a session's ``run``."""
-
-Axes = Mapping[str, tuple[str, ...]]
-"""Input → what sizes each of its axes: ``batch``, ``seq``, or nothing (it is fixed). Empty: of text, [batch, seq]."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ class Origin:
     as_trained: bool = False
 
 
-class Task(ABC):
+class Task(TextCalls, ABC):
     """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
 
     Attributes:
@@ -226,7 +219,7 @@ class Task(ABC):
         """What golden.npz keeps of torch FP32's logits. ``references``: exit → as the model gives them."""
 
     @abstractmethod
-    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> Score:
+    def golden_score(self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None) -> Score:
         """Score logits [n, C] of an exit on the golden inputs. ``rows``: those that they are of; None: all."""
 
     @abstractmethod
@@ -243,53 +236,6 @@ class Task(ABC):
         Raises:
             GoldenError: golden.npz lacks what is needed, or is of other shapes.
         """
-
-    # Golden inputs as calls of a session
-
-    def axes(self, data: Any) -> Axes:
-        """How the inputs of a model with this data section are sized."""
-        return {}
-
-    def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
-        """The batch size and length that a model can take instead of what is asked for: where its own are fixed."""
-        return batch, seq
-
-    def shape_notes(self, data: Any) -> list[str]:
-        """What a reader of a report must be told of the inputs; nothing of text."""
-        return []
-
-    def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
-        """Different inputs of one shape, of the golden inputs cut or repeated.
-
-        Args:
-            axes: from :meth:`axes`.
-            shape: batch size and length.
-            count: how many inputs.
-        """
-        return [dict(call) for call in make_buffers(golden, *shape, count)]
-
-    def golden_outputs(self, golden: Golden, run: Run, most: int | None) -> Any:
-        """What a model computes of the golden inputs, as :meth:`golden_parity` takes it: logits of all rows.
-
-        In as few calls as it takes: INT8 graphs scale their activations by the whole batch, so that another batch is
-        another (if similar) answer.
-
-        Args:
-            most: rows that one call takes; None: any number.
-
-        Raises:
-            GoldenError: an input is not there.
-            ArtifactError: it has no logits.
-        """
-        inputs = golden.inputs(self.golden_names[0])
-        pieces = []
-        for start in range(0, len(golden), most or len(golden)):
-            outputs = run({name: array[start : start + (most or len(golden))] for name, array in inputs.items()})
-            if "logits" not in outputs:
-                names = ", ".join(outputs) or "none"
-                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
-            pieces.append(outputs["logits"])
-        return np.concatenate(pieces)
 
     # What clients need
 

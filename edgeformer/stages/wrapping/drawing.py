@@ -117,13 +117,16 @@ def _check_range(port: Port, known: Range, whole: bool) -> None:
     if whole:
         limits = np.iinfo(port.dtype)
         if any(number != int(number) for number in known) or known[0] < limits.min or known[1] > limits.max:
-            raise InputError(f"{written}: {port.name!r} is {port.dtype}: whole numbers from {limits.min} to {limits.max}")
+            raise InputError(
+                f"{written}: {port.name!r} is {port.dtype}: whole numbers from {limits.min} to {limits.max}"
+            )
 
 
 def draw(port: Port, axes: Sequence[Axis], known: Range | None, random: np.random.Generator) -> Array:
     """One call's input."""
     sizes = tuple(axis.size for axis in axes)
     kind = np.dtype(port.dtype).kind
+    found: Array
     if kind == "b":
         found = random.integers(0, 2, sizes)
     elif kind in "iu":

@@ -84,7 +84,9 @@ def _check_location(path: Path, location: str) -> None:
     pure, folder = PurePosixPath(location), path.resolve().parent
     foreign = pure.is_absolute() or ".." in pure.parts or pure.as_posix() != location or set("\\:\0") & set(location)
     if foreign or not location or not (folder / location).resolve().is_relative_to(folder):
-        raise ArtifactError(f"{path}: reads weights from {location!r}, which is not inside of its folder; do not use it")
+        raise ArtifactError(
+            f"{path}: reads weights from {location!r}, which is not inside of its folder; do not use it"
+        )
     if not (folder / location).is_file():
         raise ArtifactError(f"{path}: reads weights from {location!r}, which is not there; copy it beside the file")
 

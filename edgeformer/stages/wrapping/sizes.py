@@ -64,7 +64,15 @@ def find_axes(
     pinned: dict[str, int] = {}
     for port in ports:
         _pin(port, asked.get(port.name), pinned)
-    found = {port.name: _axes(port, asked.get(port.name), known.get(port.name), pinned) for port in ports}
+    found: dict[str, tuple[Axis, ...]] = {}
+    unknown: list[tuple[Port, list[int]]] = []
+    for port in ports:
+        axes = _axes(port, asked.get(port.name), known.get(port.name), pinned)
+        found[port.name] = tuple(axis for axis in axes if axis is not None)
+        if None in axes:
+            unknown.append((port, [place for place, axis in enumerate(axes) if axis is None]))
+    if unknown:
+        raise InputError(_unknown(unknown))
     return found
 
 
@@ -82,7 +90,8 @@ def _pin(port: Port, asked: Shape | None, pinned: dict[str, int]) -> None:
             raise InputError(f"{written}: {dim!r} is {pinned[dim]} in another input")
 
 
-def _axes(port: Port, asked: Shape | None, known: Sequence[int] | None, pinned: Mapping[str, int]) -> tuple[Axis, ...]:
+def _axes(port: Port, asked: Shape | None, known: Sequence[int] | None, pinned: Mapping[str, int]) -> list[Axis | None]:
+    """The axes of one input; None where a size is not known. Raises InputError."""
     if port.shape is None and asked is None and known is None:
         raise InputError(f"input {port.name!r}: the graph says nothing of its shape; give it: --shape {port.name}=1x…")
     dims = port.shape if port.shape is not None else (None,) * len(asked if asked is not None else known or ())
@@ -91,8 +100,7 @@ def _axes(port: Port, asked: Shape | None, known: Sequence[int] | None, pinned: 
     roles: list[Takes | None] = [role_of(dim) for dim in dims]
     if port.name in TEXT_INPUTS and len(dims) == 2:
         roles = ["batch", "seq"]
-    axes: list[Axis] = []
-    unknown: list[int] = []
+    axes: list[Axis | None] = []
     for place, (dim, role) in enumerate(zip(dims, roles, strict=True)):
         size: int | str | None = asked[place] if asked is not None else dim if isinstance(dim, int) else None
         if size is None and isinstance(dim, str):
@@ -104,24 +112,25 @@ def _axes(port: Port, asked: Shape | None, known: Sequence[int] | None, pinned: 
             axes.append(Axis(size=size, role=role))
         elif (takes := _LETTERS[size] if isinstance(size, str) else role) is not None:
             axes.append(Axis(size=given or (GOLDEN_SEQ if takes == "seq" else 1), takes=takes, role=takes))
-        elif given is not None:
-            axes.append(Axis(size=given))
         else:
-            unknown.append(place)
-    if unknown:
-        raise InputError(_unknown(port, dims, unknown))
-    return tuple(axes)
+            axes.append(Axis(size=given) if given is not None else None)
+    return axes
 
 
-def _unknown(port: Port, dims: Sequence[Dim], unknown: Sequence[int]) -> str:
-    named = ", ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in unknown)
-    proposed = "x".join(
-        str(dim) if isinstance(dim, int) else "B" if role_of(dim) == "batch" or not place else "…"
-        for place, dim in enumerate(dims)
-    )
+def _unknown(inputs: Sequence[tuple[Port, Sequence[int]]]) -> str:
+    """What to say of inputs with axes of unknown size."""
+    what, flags = [], []
+    for port, places in inputs:
+        dims = port.shape or ()
+        named = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
+        what.append(f"input {port.name!r} {shape_text(port)}: the size of {named} is not known")
+        sizes = (
+            str(dim) if isinstance(dim, int) else "B" if role_of(dim) == "batch" or not place else "…"
+            for place, dim in enumerate(dims)
+        )
+        flags.append(f"--shape {port.name}={'x'.join(sizes)}")
     return (
-        f"input {port.name!r} {shape_text(port)}: the size of {named} is not known; give all sizes: "
-        f"--shape {port.name}={proposed} (B: what --batch sizes, S: what --seq sizes, … a number)"
+        f"{'; '.join(what)}. Give all sizes: {' '.join(flags)} (B: what --batch sizes, S: what --seq sizes, … a number)"
     )
 
 

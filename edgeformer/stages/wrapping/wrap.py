@@ -121,8 +121,10 @@ def _wrap_tensors(job: _Wrapping) -> BundleManifest:
         with _open(job, entry) as session:
             again = job.task.golden_outputs(golden, session.run, None)
         parity = job.task.golden_parity(golden.arrays, again, None, entry.precision, default_provider("cpu"))
-    if parity.max_abs_error is None or parity.max_abs_error > 0 and (parity.relative_error or 0) > (1e-3):
-        raise InputError(f"{job.graph.path}: answers differ from call to call on the same inputs; nothing can be verified")
+    if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > (1e-3)):
+        raise InputError(
+            f"{job.graph.path}: answers differ from call to call on the same inputs; nothing can be verified"
+        )
     reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
     score: Any = job.task.golden_score(0, reference, reference)
     return _sealed(job, entry.model_copy(update={"parity": parity, "score": score}), data)
@@ -182,7 +184,7 @@ def _answered(job: _Wrapping, entry: ArtifactManifest, given: Mapping[str, Array
     calls = []
     with _open(job, entry) as session:
         for number in range(len(next(iter(given.values())))):
-            inputs = {name: np.ascontiguousarray(array[number]) for name, array in given.items()}
+            inputs = {name: np.asarray(array[number], order="C") for name, array in given.items()}
             calls.append(_named(inputs, _run(job, session, inputs)))
     return _stacked(job, calls)
 
@@ -215,7 +217,9 @@ def _stacked(job: _Wrapping, calls: list[dict[str, Array]]) -> dict[str, Array]:
         found[name] = np.stack([call[name] for call in calls])
     total = sum(array.nbytes for array in found.values())
     if total > 200 << 20:
-        raise InputError(f"{job.graph.path}: one call takes and gives {format_bytes(total)}; give smaller sizes: --shape")
+        raise InputError(
+            f"{job.graph.path}: one call takes and gives {format_bytes(total)}; give smaller sizes: --shape"
+        )
     return found
 
 

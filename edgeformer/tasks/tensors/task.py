@@ -10,8 +10,9 @@ from edgeformer.formats.golden import INPUT, OUTPUT, Golden, GoldenError
 from edgeformer.formats.manifest import Parity, Precision
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
+from edgeformer.tasks.calls import Axes, Run
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
-from edgeformer.tasks.task import Axes, Int64s, Run
+from edgeformer.tasks.task import Int64s
 from edgeformer.tasks.tensors.data import Axis, TensorData
 from edgeformer.tasks.tensors.scoring import (
     TensorScore,
@@ -59,8 +60,12 @@ class Tensors(Untrained):
     def shape_notes(self, data: TensorData) -> list[str]:
         inputs = ", ".join(f"{name} {_shape_text(axes)}" for name, axes in data.inputs.items())
         sized = [what for what, taken in (("B: batch", data.takes("batch")), ("S: seq", data.takes("seq"))) if taken]
-        told = f" ({', '.join(sized)} of a row)" if sized else "; all sizes are fixed, so batch × tokens says nothing"
+        told = f" ({', '.join(sized)} of a row)" if sized else "; all sizes are fixed, whatever --batch and --seq say"
         return [f"inputs: {inputs}{told}"]
+
+    def input_shapes(self, data: TensorData, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
+        sizes = {"batch": batch, "seq": seq}
+        return {name: tuple(sizes.get(a.takes or "", a.size) for a in axes) for name, axes in data.inputs.items()}
 
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
         """Different calls are different golden inputs, as far as there are; axes are cut, or repeated from the start.
@@ -76,7 +81,8 @@ class Tensors(Untrained):
     def golden_outputs(self, golden: Golden, run: Run, most: int | None) -> dict[str, Array]:
         """Every output, name → [calls, …]: golden inputs are whole calls, which nothing may cut."""
         inputs = golden.cases(INPUT)
-        answers = [run({name: array[call] for name, array in inputs.items()}) for call in range(len(golden))]
+        # A number by itself is an array without axes, not numpy's kind of a float.
+        answers = [run({name: np.asarray(array[i]) for name, array in inputs.items()}) for i in range(len(golden))]
         found: dict[str, Array] = {}
         for name in answers[0]:
             pieces = [np.asarray(answer[name]) for answer in answers]
@@ -121,7 +127,7 @@ def _sized(cases: Array, number: int, axes: tuple[str, ...], sizes: dict[str, in
         axes: what sizes each axis of the input.
         sizes: ``batch`` and ``seq`` of the call.
     """
-    array = cases[number % len(cases)]
+    array = np.asarray(cases[number % len(cases)])
     if "batch" in axes:
         rows = axes.index("batch")
         needed = -(-sizes["batch"] // array.shape[rows])
@@ -129,4 +135,4 @@ def _sized(cases: Array, number: int, axes: tuple[str, ...], sizes: dict[str, in
     for place, takes in enumerate(axes):
         if takes:
             array = np.take(array, np.arange(sizes[takes]) % array.shape[place], axis=place)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
