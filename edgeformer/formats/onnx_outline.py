@@ -61,7 +61,7 @@ class Outline:
         opsets: domain → version; the standard one is ``""``.
         operators: (domain, operator) → nodes, those of subgraphs and functions included.
         functions: (domain, name) that the file itself defines.
-        stored: type → numbers in stored tensors of that type with more than one element: floating-point and 8 or 4 bits.
+        stored: type → numbers in stored tensors of more than one element: floating-point ones, and of 8 or 4 bits.
         weight_bytes: of all stored tensors.
         tables: input → rows of the stored table whose rows it picks.
     """

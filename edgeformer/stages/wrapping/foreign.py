@@ -101,8 +101,8 @@ def _check_operators(path: Path, outline: Outline) -> None:
         named = [f"{domain}.{operator} ({count})" for (domain, operator), count in sorted(strange.items())]
         more = ", …" if len(named) > _MANY else ""
         raise InputError(
-            f"{path}: has operators of its own that no runtime here knows: {', '.join(named[:_MANY])}{more}; export the "
-            "model with standard ONNX operators"
+            f"{path}: has operators of its own that no runtime here knows: {', '.join(named[:_MANY])}{more}; export "
+            "the model with standard ONNX operators"
         )
 
 

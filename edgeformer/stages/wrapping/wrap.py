@@ -211,8 +211,8 @@ def _stacked(job: _Wrapping, calls: list[dict[str, Array]]) -> dict[str, Array]:
         if len(shapes) > 1:
             sizes = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
             raise InputError(
-                f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers that go "
-                f"in ({sizes}), so other artifacts cannot be compared with it; give one call with --inputs FILE.npz"
+                f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers that "
+                f"go in ({sizes}), so other artifacts cannot be compared with it; give one call with --inputs FILE.npz"
             )
         found[name] = np.stack([call[name] for call in calls])
     total = sum(array.nbytes for array in found.values())
