@@ -65,6 +65,15 @@ class Golden:
         """Inputs (``INPUT``) or outputs (``OUTPUT``) of a graph, name → [calls, …]."""
         return {name.removeprefix(kind): array for name, array in self.arrays.items() if name.startswith(kind)}
 
+    def first(self, rows: int) -> Golden:
+        """The same with its first ``rows`` rows or calls only."""
+        return Golden(self.path, {name: array[:rows] if array.ndim else array for name, array in self.arrays.items()})
+
+    @property
+    def answers(self) -> Mapping[str, Array]:
+        """What its task scores outputs against: the right answers; of a graph without any FP32's outputs."""
+        return self.cases(OUTPUT) or self.arrays
+
     @property
     def padded(self) -> bool:
         """Whether an attention mask tells text from padding; else no row is padded."""

@@ -259,6 +259,7 @@ class Verification(Frozen):
     manifest_sha256: str = Field(
         description="of bundle.json as it is; that it is the origin's, only the origin can tell"
     )
+    wrapped: str | None = Field(None, description="the ONNX file that the bundle was made of; None: of a run")
     manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
     files: tuple[FileCheck, ...] = Field(strict=False)
     artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)

@@ -18,7 +18,9 @@ _AT_ONCE = 64
 
 
 def largest_values(
-    model: onnx_ir.Model, feed: Callable[[Session], Sequence[dict[str, np.ndarray]]], workplace: Path  # type: ignore[type-arg]
+    model: onnx_ir.Model,
+    feed: Callable[[Session], Sequence[dict[str, np.ndarray]]],
+    workplace: Path,  # type: ignore[type-arg]
 ) -> dict[str, float]:
     """Value of the outermost graph → largest absolute FP32 number in it; not finite ones are infinite.
 

@@ -45,6 +45,7 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
         bundle=str(bundle.folder),
         run=bundle.name,
         manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
+        wrapped=bundle.manifest.wrapped,
         manifest_protected=bundle.manifest.manifest_sha256 is not None,
         files=files,
         artifacts=tuple(checks),

@@ -22,6 +22,7 @@ from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.units import format_bytes
 from edgeformer.formats.workspace import BUNDLE_FILE, REMEDY
 from edgeformer.machine.host import code_version, now
+from edgeformer.machine.lock import claiming
 from edgeformer.stages.wrapping.drawing import Array, Range, draw, plan_ranges, read_inputs, told
 from edgeformer.stages.wrapping.foreign import ForeignGraph, copy_into, described, read_foreign
 from edgeformer.stages.wrapping.sizes import Shape, find_axes
@@ -95,7 +96,8 @@ def wrap(path: Path, folder: Path, options: WrapOptions | None = None, progress:
         if not options.replace:
             raise InputError(f"{folder}: is there already; choose another folder, or make it anew with --replace")
     graph = read_foreign(path)
-    with replacing_folder(folder) as new:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with claiming(folder), replacing_folder(folder) as new:
         return _wrap_tensors(_Wrapping(graph, new, task_named("tensors"), options, progress))
 
 
