@@ -264,7 +264,8 @@ def _engines(job: _Export, graphs: Sequence[ArtifactManifest]) -> Iterator[Artif
             if artifact.status != "built" and artifact.file is not None:
                 (job.folder / artifact.file).unlink(missing_ok=True)
                 artifact = artifact.model_copy(update={"file": None, "sha256": None})
-            yield artifact
+            reason = artifact.reason and artifact.reason.replace(str(job.folder), str(job.bundle.folder))
+            yield artifact.model_copy(update={"reason": reason})
 
 
 def _no_module() -> Any:
