@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,20 @@ def command(
     shape: Shapes = None,
     value_range: Ranges = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="A,B…", help="Names of the classes, in the order of its logits.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option("--max-length", min=4, help="Tokens that a classifier's texts are cut to.")
+    ] = 128,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a bundle that is there already.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -41,6 +55,9 @@ def command(
     evenly from a --range; whole numbers need a --range, except token ids whose table is in the graph. Sizes that are
     called batch or sequence (batch_size, N, seq_len, …) can differ from call to call; all others need a --shape.
 
+    With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
+    and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
+
     Nothing of the file is run before it was looked at: what a runtime would read elsewhere, operators that nobody
     knows, and inputs or outputs that are no tensors of numbers are refused with exit code 2.
 
@@ -51,12 +68,17 @@ def command(
       edgeformer wrap vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
 
       edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
+
+      edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels negative,positive --data dev.tsv
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.tables import artifact_table
     from edgeformer.stages.wrapping.wrap import wrap
 
-    made = wrap(model, output, wrap_options(shape, value_range, inputs, seed, replace=replace), show_progress())
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
+    options = wrap_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
+    made = wrap(model, output, options, show_progress())
     if as_json:
         told = made.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
         print_json({"bundle": str(output), **told})
@@ -70,12 +92,7 @@ def command(
 
 
 def wrap_options(
-    shapes: Sequence[str] | None,
-    ranges: Sequence[str] | None,
-    inputs: Path | None,
-    seed: int = 0,
-    *,
-    replace: bool = False,
+    shapes: Sequence[str] | None, ranges: Sequence[str] | None, inputs: Path | None, **others: Any
 ) -> WrapOptions:
     """What --shape, --range and the others say together. Raises InputError."""
     from edgeformer.stages.wrapping.drawing import parse_range
@@ -86,6 +103,5 @@ def wrap_options(
         shapes=dict(map(parse_shape, shapes or ())),
         ranges=dict(map(parse_range, ranges or ())),
         inputs=inputs,
-        seed=seed,
-        replace=replace,
+        **others,
     )

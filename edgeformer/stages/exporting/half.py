@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
@@ -94,13 +96,18 @@ def _fill_types(graph: onnx_ir.Graph) -> None:
         operands = [value for value in node.inputs[node.op_type == "Where" :] if value is not None]
         if (node.op_type in _SAME_TYPE or node.op_type.startswith("Reduce")) and operands:
             for output in node.outputs:
-                output.dtype = operands[0].dtype
+                _set(output, operands[0].dtype)
         elif node.op_type == "Cast":
             node.outputs[0].dtype = onnx_ir.DataType(node.attributes.get_int("to", 1))
         elif node.op_type == "If":
             (then, _) = _subgraphs(node)
             for output, inside in zip(node.outputs, then.outputs, strict=True):
-                output.dtype = inside.dtype
+                _set(output, inside.dtype)
+
+
+def _set(value: onnx_ir.Value, dtype: onnx_ir.DataType | None) -> None:
+    if dtype is not None:
+        value.dtype = dtype
 
 
 def _subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
@@ -225,7 +232,7 @@ def _vanishes(value: onnx_ir.Value) -> bool:
     return bool(_over(value, lambda numbers: float(((numbers != 0) & (np.abs(numbers) < FP16_SMALLEST)).any())))
 
 
-def _over(value: onnx_ir.Value, of: Callable[[np.ndarray], float]) -> float:  # type: ignore[type-arg]
+def _over(value: onnx_ir.Value, of: Callable[[NDArray[Any]], float]) -> float:
     tensor = value.const_value
     if tensor is None or tensor.dtype != _FLOAT or not tensor.size:
         return 0.0

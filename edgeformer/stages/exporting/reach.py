@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.session import Session
+from edgeformer.backends.session import Array, Session
 from edgeformer.stages.exporting.half import lifted
 
 _AT_ONCE = 64
@@ -19,8 +19,8 @@ _AT_ONCE = 64
 
 def largest_values(
     model: onnx_ir.Model,
-    feed: Callable[[Session], Sequence[dict[str, np.ndarray]]],
-    workplace: Path,  # type: ignore[type-arg]
+    feed: Callable[[Session], Sequence[Mapping[str, Array]]],
+    workplace: Path,
 ) -> dict[str, float]:
     """Value of the outermost graph → largest absolute FP32 number in it; not finite ones are infinite.
 

@@ -8,44 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named, library_versions
+from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER, InputShapes, Target
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.session import Session
+from edgeformer.backends.session import Array, Session
 from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, Sharing
-from edgeformer.formats.onnx_outline import read_outline
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
-from edgeformer.stages.exporting.audit import float32_operators
 from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.half import halve, lifted
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
 from edgeformer.stages.exporting.previous import link
 from edgeformer.stages.exporting.reach import largest_values
 from edgeformer.stages.exporting.variants import ExportOptions, Variant
-from edgeformer.tasks.parity import out_of_tolerance
+from edgeformer.stages.exporting.wrapped_judging import describe_graph, judge_graph
 
-_LIBRARIES = ("onnx", "onnxruntime")
 _REACH_CALLS = 2
 """Golden calls of which every number inside of the graph is looked at."""
-_MORE_STORED = 1.05
-"""A graph may store that many times the numbers of the one that it was made of: scales, small constants twice."""
 _FP16_NOTE = (
     "FP16: norms, softmax, powers, sums over an axis and whatever came near FP16's limits on the golden inputs stay "
     "FP32; a CPU computes the rest in FP32, too: `edgeformer verify` on the target shows what it does there"
 )
-_INT8_NOTE = "INT8: judged by its outputs alone: it has no labelled data, so what it costs of a task is not known"
+_INT8_NOTE = "INT8: judged by its outputs alone; without labelled data nobody knows what it costs of a task"
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ def _make(job: _Export) -> list[ArtifactManifest]:
             return made
     if job.options.fp16:
         job.notes.append(_FP16_NOTE)
-    if job.options.int8:
+    if job.options.int8 and job.base.validation is None:
         job.notes.append(_INT8_NOTE)
     return made + list(_engines(job, [job.base, *made]))
 
@@ -151,7 +143,10 @@ def _graph(job: _Export, precision: Precision, way: Callable[[_Export], onnx_ir.
             beside = weights_file(weights) if job.base.weights_file is not None else nullcontext()
             with beside as shared:
                 size = write_graph(model, path, shared)
-        judged = {**_described(job, path, size), **_judged(job, path, precision)}
+        judged = {
+            **describe_graph(path, size, job.base),
+            **judge_graph(path, precision, job.bundle, job.notes, job.progress),
+        }
         if job.base.weights_file is not None:
             judged["weights_file"] = variant.weights
     except EdgeformerError as error:
@@ -167,7 +162,7 @@ def _graph(job: _Export, precision: Precision, way: Callable[[_Export], onnx_ir.
 def _halved(job: _Export) -> onnx_ir.Model:
     model = onnx_ir.load(job.file(job.base))
 
-    def feed(session: Session) -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
+    def feed(session: Session) -> list[dict[str, Array]]:
         found: list[dict[str, Any]] = []
 
         def run(inputs: Any) -> Any:
@@ -189,52 +184,6 @@ def _quantized(job: _Export) -> onnx_ir.Model:
             "(convolutions and recurrent operators stay FP32)"
         )
     return made
-
-
-def _described(job: _Export, path: Path, size_bytes: int) -> dict[str, Any]:
-    """What the file says of itself."""
-    outline, graph = read_outline(path), onnx.load(str(path), load_external_data=False)
-    narrow = outline.stored["float16"] > 0
-    base = job.base.sharing
-    unique = base.unique_parameters if base is not None else outline.parameters
-    # Scales and zero points are no parameters of the model, but no copies of them either.
-    sharing = Sharing(unique_parameters=unique, stored_parameters=outline.parameters, weight_bytes=outline.weight_bytes)
-    versions = library_versions()
-    facts: dict[str, Any] = {
-        "sharing": sharing,
-        "size_bytes": size_bytes,
-        "sha256": sha256_of(path),
-        "opset": outline.opsets.get(""),
-        "ops_in_fp32": float32_operators(graph) if narrow else {},
-        "quantized": quantized_nodes(graph),
-        "built_with": {name: versions[name] for name in _LIBRARIES if name in versions},
-    }
-    if outline.parameters > _MORE_STORED * unique:
-        facts["reason"] = f"stores {outline.parameters:,} numbers, the graph that it was made of {unique:,}"
-    return facts
-
-
-def _judged(job: _Export, path: Path, precision: Precision) -> dict[str, Any]:
-    """Parity and score on the golden inputs, and why it is rejected."""
-    task, golden = job.bundle.task, job.bundle.golden()
-    with OnnxSession(path) as session:
-        outputs = task.golden_outputs(golden, session.run, None)
-        parity = task.golden_parity(golden.arrays, outputs, None, precision, session.provider)
-    reason = out_of_tolerance(parity)
-    if parity.max_abs_error is None:
-        return {"parity": parity, "reason": reason}
-    score = task.golden_score(0, outputs, golden.answers)
-    if reason is None and job.base.score is not None:
-        reason = task.lost(score, job.base.score, precision, trimmed=False)
-    elif reason is not None:
-        reason += _drawn(job)
-    return {"parity": parity, "score": score, "reason": reason}
-
-
-def _drawn(job: _Export) -> str:
-    """What to do about a rejection on inputs that nobody has ever given to the model."""
-    note = next((note for note in job.bundle.manifest.notes if "seed" in note), None)
-    return "" if note is None else "; its golden inputs were drawn: wrap it with real ones (--inputs FILE.npz)"
 
 
 def _engines(job: _Export, graphs: Sequence[ArtifactManifest]) -> Iterator[ArtifactManifest]:
@@ -277,7 +226,7 @@ def _engine_shapes(bundle: Bundle) -> InputShapes:
 
     Empty of text: that the builder knows.
     """
-    found = {}
+    found: InputShapes = {}
     for name, sizes in bundle.task.input_shapes(bundle.data, 1, bundle.data.tokens_at_once).items():
         low = bundle.task.input_shapes(bundle.data, 1, 1)[name]
         high = bundle.task.input_shapes(bundle.data, 16, max(512, bundle.data.tokens_at_once))[name]
