@@ -39,8 +39,8 @@ def prepare(
         DataError: anything about files, rows, labels, splits or the tokenizer.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    if data.split == "none":
-        raise DataError("data.split: none is for models that were trained elsewhere; name a protocol to train by")
+    if data.split == "labelled-file":
+        raise DataError("data.split: labelled-file is for models that were trained elsewhere; name a protocol to train by")
     train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
@@ -188,7 +188,7 @@ def prepare_test(
     if name not in sets or name == "train":
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
-    if config.split == "none" and not all(part in config.parts for part in sets[name] or ("",)):
+    if config.split == "labelled-file" and not all(part in config.parts for part in sets[name] or ("",)):
         raise InputError(f"--split {split}: the model came without such data; score it on a file: --data FILE")
     texts = draw(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
     if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:

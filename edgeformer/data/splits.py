@@ -26,7 +26,7 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
         "glue-dev": {"train": ("train",), "validation": ("train",), "glue-dev": ("validation",)},
         "sst-test": {"train": ("train",), "validation": ("validation",), "sst-test": ("sst-test",)},
         "given": {"train": ("train",), "validation": (kept,), "given": ("test",)},
-        "none": {"train": (), "validation": (), "none": ("test",)},
+        "labelled-file": {"train": (), "validation": (), "labelled-file": ("test",)},
     }
     sets = protocols[config.split]
     used = {part for parts in sets.values() for part in parts}

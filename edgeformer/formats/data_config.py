@@ -106,7 +106,7 @@ class DataSection(Recognised):
         return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
 
 
-SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given", "none"]
+SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given", "labelled-file"]
 
 
 class DataConfig(DataSection):
@@ -116,7 +116,7 @@ class DataConfig(DataSection):
     ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
     ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
     ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
-    ``none``          of somebody else's model: nothing is known but perhaps the part ``test``, and nothing is trained
+    ``labelled-file`` of somebody else's model: the part ``test``, if there is any; nothing is trained on it
 
     A part that the protocol does not use is scored as a further test set under its own name.
     """
@@ -143,7 +143,7 @@ class DataConfig(DataSection):
             "glue-dev": ("train", "validation"),
             "sst-test": ("train", "validation", "sst-test"),
             "given": ("train", "test"),
-            "none": (),
+            "labelled-file": (),
         }[self.split]
         missing = [part for part in needs if part not in self.parts]
         if missing:
