@@ -40,7 +40,9 @@ def prepare(
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     if data.split == "labelled-file":
-        raise DataError("data.split: labelled-file is for models that were trained elsewhere; name a protocol to train by")
+        raise DataError(
+            "data.split: labelled-file is for models that were trained elsewhere; name a protocol to train by"
+        )
     train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):

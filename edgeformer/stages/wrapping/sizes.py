@@ -124,10 +124,8 @@ def _unknown(inputs: Sequence[tuple[Port, Sequence[int]]]) -> str:
         dims = port.shape or ()
         named = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
         what.append(f"input {port.name!r} {shape_text(port)}: the size of {named} is not known")
-        sizes = (
-            str(dim) if isinstance(dim, int) else "B" if role_of(dim) == "batch" or not place else "…"
-            for place, dim in enumerate(dims)
-        )
+        rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
+        sizes = (str(dim) if isinstance(dim, int) else "B" if place in rows else "…" for place, dim in enumerate(dims))
         flags.append(f"--shape {port.name}={'x'.join(sizes)}")
     return (
         f"{'; '.join(what)}. Give all sizes: {' '.join(flags)} (B: what --batch sizes, S: what --seq sizes, … a number)"

@@ -74,7 +74,9 @@ def answer_texts(job: Wrapping, reader: TextReader) -> Told:
     options, task = job.options, job.task
     assert options.tokenizer is not None  # require_classifier
     parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
-    data = DataConfig(parts=parts, split="labelled-file", labels=options.labels, cleaning="none", max_length=options.max_length)
+    data = DataConfig(
+        parts=parts, split="labelled-file", labels=options.labels, cleaning="none", max_length=options.max_length
+    )
     _companions(job.folder, options.tokenizer, data, reader)
     reader = task.reader(job.folder / TOKENIZER_FILE, data, reader.vocabulary)
     rows = task.read_file(data, reader, options.data) if options.data is not None else None
