@@ -151,5 +151,5 @@ def save(folder: Path, graph: onnx.ModelProto, name: str = "net.onnx") -> Path:
 def save_beside(folder: Path, graph: onnx.ModelProto, location: str = "net.weights", name: str = "net.onnx") -> Path:
     """The file of a graph whose weights lie in another one."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(graph, folder / name, save_as_external_data=True, location=location, size_threshold=0)
+    onnx.save(graph, folder / name, save_as_external_data=True, location=location, size_threshold=100)
     return folder / name
