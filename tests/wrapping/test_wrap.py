@@ -258,7 +258,8 @@ class TestWhatIsRefused:
         (tmp_path / "secret").write_bytes(b"\0" * 4096)
         graph = onnx.load(path, load_external_data=False)
         for tensor in graph.graph.initializer:
-            next(entry for entry in tensor.external_data if entry.key == "location").value = location
+            for entry in tensor.external_data:
+                entry.value = location if entry.key == "location" else entry.value
         path.write_bytes(graph.SerializeToString())
         with pytest.raises(ArtifactError, match="reads weights from"):
             wrap(path, tmp_path / "bundle")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
+from edgeformer.formats.onnx_files import external_files
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.leftovers import remove_leftovers
@@ -88,14 +90,25 @@ def _export(bundle: Bundle, options: ExportOptions, progress: Progress) -> Bundl
         bundle.check(artifact)
     plans = _plans(options, bundle.folder)
     with replacing_folder(bundle.folder) as new:
-        for path in bundle.folder.rglob("*"):
-            if path.is_file() and path.name != BUNDLE_FILE:
-                link(path, new / path.relative_to(bundle.folder))
+        _bring(bundle, base, new)
         job = _Export(new, bundle, base, options, plans, [], progress)
         made = _make(job)
         tried = {artifact.id for artifact in made}
         kept = [old.model_copy(update={"kept": True}) for old in bundle.artifacts[1:] if old.id not in tried]
         return _sealed(job, [base, *kept, *made])
+
+
+def _bring(bundle: Bundle, base: ArtifactManifest, new: Path) -> None:
+    """Everything that is there, reports too. What the graph itself needs is copied: onnx_ir reads no linked weights."""
+    graph = bundle.folder / str(base.file)
+    read = {graph, *(graph.parent / location for location in external_files(graph))}
+    for path in bundle.folder.rglob("*"):
+        target = new / path.relative_to(bundle.folder)
+        if path in read:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        elif path.is_file() and path.name != BUNDLE_FILE:
+            link(path, target)
 
 
 def _plans(options: ExportOptions, folder: Path) -> tuple[tuple[Builder, Target | Unavailable], ...]:
