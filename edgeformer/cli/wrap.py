@@ -69,7 +69,7 @@ def command(
 
       edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
 
-      edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels negative,positive --data dev.tsv
+      edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.tables import artifact_table

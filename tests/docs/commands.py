@@ -64,7 +64,7 @@ NOT_RUN: dict[str, str] = {
         "needs that file; tests/exporting/test_wrapped.py exports others"
     ),
     "edgeformer profile detector --device rtx4050 --search --min-cosine 0.999 --minimize size": _MEASURES,
-    "edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels negative,positive --data dev.tsv": (
+    "edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
         "needs that file; tests/exporting/test_wrapped.py wraps another classifier"
     ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
