@@ -166,7 +166,7 @@ def not_measured(report: Report) -> list[tuple[str, str]]:
             found.setdefault(reason, {})[what] = None
     split = {part.artifact for part in split_sizes(report)}
     for name in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
-        reason = "the bundle does not say: an engine, or an export of an earlier version"
+        reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
         found.setdefault(reason, {})[f"what the bytes of {name} are for"] = None
     for check in report.verdict.checks:
         if check.status == "unknown":

@@ -32,7 +32,7 @@ class Tensors(Untrained):
     noun: ClassVar[str] = "wrapped graph"
     recipe_type: ClassVar[type[Recipe]] = Recipe
     score_type: ClassVar[type[Score]] = TensorScore
-    metric: ClassVar[Metric] = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine")
+    metric: ClassVar[Metric] = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
     columns: ClassVar[tuple[ScoreColumn, ...]] = (
         ScoreColumn("n", "calls", None),
         ScoreColumn("cosine", "cosine with FP32", 4),
