@@ -82,6 +82,17 @@ def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
     assert len(products) == 2 and all("half" in name for node in products for name in node.output)
 
 
+def test_stored_inputs_of_old_files_are_none(tmp_path: Path) -> None:
+    graph, feed = graphs.convolutions(), {"x": normal(2, 3, 16, 16)}
+    graph.graph.input.append(value("w", FLOAT, [4, 8]))
+    made = halved(graph, tmp_path, feed)
+    assert [port.name for port in made.graph.input] == ["x"]
+    assert (
+        np.abs(answers(made, feed, tmp_path)["probabilities"] - answers(graph, feed, tmp_path)["probabilities"]).max()
+        < 0.01
+    )
+
+
 def test_what_comes_near_the_limit_stays_fp32(tmp_path: Path) -> None:
     graph = graphs.model(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],

@@ -216,6 +216,19 @@ class TestWhatIsRefused:
         assert not (tmp_path / "bundle").exists()
         assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["net.onnx"], "nothing lies beside their file"
 
+    @pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\\b", "x" * 2000])
+    def test_names_that_no_archive_keeps(self, tmp_path: Path, name: str) -> None:
+        nodes = [helper.make_node("Relu", [name], ["y"])]
+        graph = graphs.model(nodes, [value(name, FLOAT, ["N"])], [value("y", FLOAT, ["N"])])
+        with pytest.raises(InputError, match="such a name"):
+            wrapped(tmp_path, graph)
+
+    def test_inputs_that_no_memory_holds(self, tmp_path: Path) -> None:
+        nodes = [helper.make_node("Relu", ["x"], ["y"])]
+        graph = graphs.model(nodes, [value("x", FLOAT, [1 << 40])], [value("y", FLOAT, [1 << 40])])
+        with pytest.raises(InputError, match="input 'x' takes"):
+            wrapped(tmp_path, graph)
+
     def test_whole_numbers_without_a_range(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"input 'rate' \(int64\).*--range rate=0:"):
             wrapped(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)})

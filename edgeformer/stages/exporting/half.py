@@ -21,6 +21,7 @@ from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
     LiftSubgraphInitializersToMainGraphPass,
+    RemoveInitializersFromInputsPass,
     RemoveUnusedNodesPass,
     ShapeInferencePass,
 )
@@ -56,8 +57,9 @@ Largest = Mapping[str, float]
 
 
 def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
-    """A copy without functions, in which every stored tensor is one of the outermost graph's."""
+    """A copy without functions, in which every stored tensor is one of the outermost graph's, and no input."""
     copied = model.clone()
+    RemoveInitializersFromInputsPass()(copied)
     InlinePass()(copied)
     LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
     LiftSubgraphInitializersToMainGraphPass()(copied)

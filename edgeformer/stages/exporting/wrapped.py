@@ -164,6 +164,11 @@ def _graph(job: _Export, precision: Precision, way: Callable[[_Export], onnx_ir.
             judged["weights_file"] = variant.weights
     except EdgeformerError as error:
         judged = {"reason": str(error)}
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # converters raise anything for graphs that nobody has tried
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        judged = {"reason": f"{precision.upper()}: cannot be made: {told}"}
     if judged.get("reason") is None:
         return entry.model_copy(update={**judged, "status": "built", "file": variant.file("model")})
     for rejected in (path, weights):

@@ -19,6 +19,7 @@ from edgeformer.stages.wrapping.sizes import shape_text
 _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft", "com.microsoft.nchwc")
 """Whose operators ONNX Runtime brings."""
 _NARROW = {"fp16": ("float16", "bfloat16"), "int8": ("int8", "uint8", "int4", "uint4")}
+_LONGEST_NAME = 1000
 _MANY = 6
 """Operators that a message lists."""
 
@@ -107,6 +108,8 @@ def _check_operators(path: Path, outline: Outline) -> None:
 
 
 def _check_port(path: Path, port: Port, what: str) -> None:
+    if not port.name.isprintable() or "\\" in port.name or not 0 < len(port.name) <= _LONGEST_NAME:
+        raise InputError(f"{path}: {what} {port.name[:40]!r}: such a name cannot be kept in a golden.npz")
     if port.kind != "tensor":
         raise InputError(f"{path}: {what} {port.name!r} is a {port.kind}; only tensors can be given and compared")
     try:

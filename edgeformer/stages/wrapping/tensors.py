@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
@@ -36,6 +37,13 @@ def plan_tensors(
         axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in given.items()})
         return TensorData(inputs=axes, drawn=dict.fromkeys(given, f"from {options.inputs.name}")), {}, given
     axes, ranges = find_axes(ports, options.shapes, {}), plan_ranges(graph.outline, options.ranges)
+    sizes = {port.name: prod(axis.size for axis in axes[port.name]) * np.dtype(port.dtype).itemsize for port in ports}
+    if sum(sizes.values()) > _MOST_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        size = format_bytes(sizes[largest])
+        raise InputError(
+            f"{graph.path}: input {largest!r} takes {size}; golden inputs may take {_MOST_BYTES >> 20} MiB"
+        )
     drawn = {port.name: told(port, ranges.get(port.name), options.seed) for port in ports}
     return TensorData(inputs=axes, drawn=drawn), ranges, None
 
