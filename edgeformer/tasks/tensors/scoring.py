@@ -1,8 +1,9 @@
 """How far the outputs of one graph are from those of another, whatever they are; the bars are fixed here.
 
 Errors are relative to how much an output varies: its standard deviation over all golden calls (of a constant one, its
-root mean square). Noise of a hundredth of that is invisible in whatever is made of the output, a tenth of it leaves the
-cosine of the two at 0.995. An output of integers or truth values has no such scale: there the error is the share of the
+root mean square). Noise of a hundredth of that is invisible in whatever is made of the output; a fifth of it leaves the
+cosine of the two at 0.98. The states of MiniLM, a sentence encoder that is in wide use in dynamic INT8, are 0.15 off there
+(embeddings: cosine 0.991), measured on sentences of SST-2. An output of integers or truth values has no such scale: there the error is the share of the
 numbers that differ.
 """
 
@@ -23,7 +24,7 @@ from edgeformer.tasks.parity import Kind
 TOLERANCES: dict[Precision, tuple[Kind, float]] = {
     "fp32": ("relative", 1e-3),
     "fp16": ("rms", 1e-2),
-    "int8": ("rms", 1e-1),
+    "int8": ("rms", 2e-1),
 }
 """FP32: the largest error over the standard deviation, for other processors add up in another order. FP16 and INT8: the
 root mean square error over it, for one number in a million may be far off without any harm."""
