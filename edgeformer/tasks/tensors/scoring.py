@@ -2,9 +2,9 @@
 
 Errors are relative to how much an output varies: its standard deviation over all golden calls (of a constant one, its
 root mean square). Noise of a hundredth of that is invisible in whatever is made of the output; a fifth of it leaves the
-cosine of the two at 0.98. The states of MiniLM, a sentence encoder that is in wide use in dynamic INT8, are 0.15 off there
-(embeddings: cosine 0.991), measured on sentences of SST-2. An output of integers or truth values has no such scale: there the error is the share of the
-numbers that differ.
+cosine of the two at 0.98. The states of MiniLM, a sentence encoder that is in wide use in dynamic INT8, are 0.15 off in
+that form (its embeddings: cosine 0.991), measured on sentences of SST-2. An output of whole numbers or truth values has
+no such scale: there the error is the share of the numbers that differ.
 """
 
 from __future__ import annotations
