@@ -120,8 +120,9 @@ def writing(bundle: Bundle) -> list[ArtifactManifest]:
 def _require_writer(location: Location, model: Bundle | Run) -> None:
     if not model.task.writes_text:
         name = location.name
+        text = " TEXT" if model.task.reads_text else ""
         raise InputError(
-            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name} TEXT"
+            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name}{text}"
         )
     if model.leaks:
         raise InputError(
