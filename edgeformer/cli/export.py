@@ -140,10 +140,16 @@ def command(
             profiles=own_profiles(artifacts),
         )
         bundle = (export_wrapped if wrapped else export)(folder if wrapped else folder.parent, options, progress)
-        from edgeformer.cli.console import say
         from edgeformer.reporting.bundle_figure import draw_bundle
 
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
+    _tell(folder, bundle, picture, as_json)
+
+
+def _tell(folder: Path, bundle: BundleManifest, picture: Path | None, as_json: bool) -> None:
+    """What is in the bundle now; exit code 3 where something that was asked for is not."""
+    from edgeformer.cli.console import say
+
     if as_json:
         told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         print_json({"bundle": str(folder), **told, "plot": str(picture) if picture is not None else None})

@@ -129,9 +129,8 @@ class Task(TextCalls, ABC):
             DataError: the text is not there, or is not what training saw; a tokenizer that cannot be trimmed.
         """
         raise InputError(
-            "--vocab-trim: only a classifier's or an embedding model's vocabulary can be trimmed; a language model's "
-            "vocabulary is what it predicts, so without some tokens it is another model, whose perplexity compares "
-            "with nothing"
+            "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language model's is "
+            "what it predicts, so without some tokens it is another model, whose perplexity compares with nothing"
         )
 
     # Batches
