@@ -142,12 +142,8 @@ def command(
 
     location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
-    bounds = {
-        "accuracy": min_accuracy,
-        "perplexity": max_perplexity,
-        "similarity": min_similarity,
-        "cosine": min_cosine,
-    }
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
+    bounds |= {"similarity": min_similarity, "cosine": min_cosine}
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
