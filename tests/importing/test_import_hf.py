@@ -114,6 +114,19 @@ def test_an_encoder_makes_vectors_as_its_folder_says(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
+def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
+    make_model(tmp_path / "encoder", "bert")
+    settings = tmp_path / "encoder" / "config_sentence_transformers.json"
+    settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
+    told = Told()
+    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), told)
+    assert any("'query: ' in front of every text" in message for message in told.messages)
+    assert any("the mean of its tokens' (--pooling)" in message for message in told.messages)
+    settings.write_text('{"default_prompt_name": "q"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"config_sentence_transformers\.json: damaged"):
+        import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"))
+
+
 def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
     """Make a folder one of sentence-transformers."""
     mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ from edgeformer.families.pretrained import FAMILY
 from edgeformer.families.pretrained.source import Source, open_source
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.files import read_at_most
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import CONFIG_FILE
+from edgeformer.formats.workspace import CONFIG_FILE, MOST_JSON_BYTES
 from edgeformer.run import free_folder
 from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks import Task, TextReader, task_named
@@ -143,9 +145,23 @@ def _notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> 
         notes.append("config.json names code of its own (auto_map), which is not run")
     if labels is None and options.pooling is None and source.pooling is None:
         notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")
+    if labels is None and (prompt := _default_prompt(source.folder)):
+        notes.append(f"sentence-transformers puts {prompt!r} in front of every text; here texts are taken as they are")
     if labels is not None and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         notes.append(f"its labels have no names: {', '.join(labels)} (--labels)")
     return notes
+
+
+def _default_prompt(folder: Path) -> str | None:
+    """What a sentence-transformers folder puts in front of every text, unless it is told otherwise."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(read_at_most(path, MOST_JSON_BYTES))
+        return str(told["prompts"][told["default_prompt_name"]]) if told.get("default_prompt_name") else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"{path}: damaged: {error}; copy it again") from None
 
 
 def _recipe(called: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:

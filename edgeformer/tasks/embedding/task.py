@@ -52,7 +52,7 @@ class Embedding(OneAnswer):
     score_type: ClassVar[type[Score]] = EmbeddingScore
     metric: ClassVar[Metric] = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
     columns: ClassVar[tuple[ScoreColumn, ...]] = (
-        ScoreColumn("n", "rows", None),
+        ScoreColumn("n", "pairs", None),
         ScoreColumn("similarity", "similarity", 4),
         ScoreColumn("loss", "loss", 4),
     )
