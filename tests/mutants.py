@@ -68,7 +68,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "training/test_health.py::test_the_first_layer_where_it_shows_is_named",
     ),
     "stages/exporting/numerics.py": ("exporting/test_numerics.py",),
-    "stages/exporting/judging.py": ("exporting/test_held_to.py", "exporting/test_judging.py"),
+    "stages/exporting/judging.py": ("exporting/test_held_to.py", "exporting/test_judging_files.py"),
 }
 """Module under ``edgeformer/`` → the tests under ``tests/`` that are meant to know it."""
 

@@ -33,6 +33,7 @@ def holding(folder: Path) -> Iterator[BaseProcess]:
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(folder, theirs))
     process.start()
+    theirs.close()  # or a child that dies before it has the lock would be waited for
     try:
         assert ours.recv()
         yield process
