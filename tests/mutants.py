@@ -56,7 +56,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/profiling/estimating/check.py": ("profiling/test_check.py",),
     "stages/profiling/estimating/work.py": ("profiling/test_work.py",),
     "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrate.py",),
-    "stages/training/memory.py": ("training/test_memory.py",),
+    "stages/training/memory.py": ("training/test_memory_trace.py", "training/test_free_memory.py"),
     "stages/training/memory_ledger.py": ("training/test_memory_ledger.py",),
     "stages/training/optimization.py": ("training/test_optimization.py",),
     "stages/training/checkpoints.py": ("training/test_checkpoints.py::TestFiles",),
