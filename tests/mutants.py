@@ -55,7 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/profiling/estimating/estimate.py": ("profiling/test_estimated_rows.py",),
     "stages/profiling/estimating/check.py": ("profiling/test_check.py",),
     "stages/profiling/estimating/work.py": ("profiling/test_work.py",),
-    "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrate.py",),
+    "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrating.py",),
     "stages/training/memory.py": ("training/test_memory_trace.py", "training/test_free_memory.py"),
     "stages/training/memory_ledger.py": ("training/test_memory_ledger.py",),
     "stages/training/optimization.py": ("training/test_optimization.py",),
