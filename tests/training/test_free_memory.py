@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from edgeformer.formats.data_config import DataSection, FileSource, SyntheticSource, TextConfig
+from edgeformer.formats.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
 from edgeformer.formats.errors import InputError
 from edgeformer.stages.training import memory
 from edgeformer.stages.training.memory import check_data_fits, free_bytes, group_free_bytes
@@ -142,6 +142,8 @@ def test_what_libraries_and_allocators_keep() -> None:
     assert memory._cpu_reserve(events) == 35 * MIB + 21 * MIB
     block = [Event(0, 40 * MIB, "temporary"), Event(0, 0, "gradients"), Event(1, 1, "temporary")]
     assert memory._cpu_reserve(block) == 35 * MIB + 1, "also where it becomes a gradient"
+    early = [Event(0, 40 * MIB, "temporary"), *(Event(1, size, "temporary") for size in (MIB, -MIB))]
+    assert memory._cpu_reserve([*early, Event(0, 0, "gradients")]) == 35 * MIB + round(0.7 * MIB)
     assert memory._cpu_reserve([Event(0, 32 * MIB - 10, "temporary")]) == 35 * MIB + round(0.7 * (32 * MIB - 10))
 
 
@@ -183,7 +185,7 @@ def test_files_take_twice_their_size_in_every_process_that_reads_them(
         check_data_fits(data, processes)
     assert asked == ["cpu", "cpu"]
     said = str(refused.value)
-    assert said.startswith(f"data.parts: {needed // 2} B of files")
+    assert said.startswith(f"data.parts: {needed // 2} B of files {'(' if processes > 1 else 'take'}")
     assert f"at least {needed} B in memory, and {needed - 1} B are free;" in said
     assert (f"(those of {processes} processes)" in said) == (processes > 1)
     assert ("make the sets besides train smaller" in said) == ("stream" in changes)
@@ -193,3 +195,9 @@ def test_files_take_twice_their_size_in_every_process_that_reads_them(
 def test_one_process_reads_files_unless_there_are_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda kind: (2 * 142, "free"))
     check_data_fits(data_of(tmp_path))
+    # a classifier's data, which knows no first_n
+    labelled = DataConfig(parts=data_of(tmp_path).parts, split="given", labels=("bad", "good"))
+    check_data_fits(labelled)
+    monkeypatch.setattr(memory, "free_bytes", lambda kind: (2 * 142 - 1, "free"))
+    with pytest.raises(InputError, match="142 B of files take"):
+        check_data_fits(labelled)
