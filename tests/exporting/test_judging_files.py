@@ -20,12 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, Vocabulary
+from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision, Vocabulary
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting import judging
 from edgeformer.stages.exporting.graph_files import Written
 from edgeformer.stages.exporting.judging import Judge
 from edgeformer.stages.exporting.variants import Variant
+from edgeformer.tasks.parity import measure_parity
 
 LOOPS = 3
 RNG = np.random.default_rng(3)
@@ -126,6 +127,9 @@ class Subject:
     def score(self, exit_: int, logits: np.ndarray, rows: np.ndarray | None = None) -> Score:
         self.scored.append((exit_, logits, rows))
         return Score(n=len(logits), loss=float(len(self.scored)))
+
+    def parity(self, logits: Any, reference: Any, precision: Precision, provider: str) -> Parity:
+        return measure_parity(logits, reference, precision, provider)
 
     def lost(self, found: Score, wanted: Score, precision: str, *, trimmed: bool) -> str | None:
         self.compared.append((found.loss, wanted.loss, precision, trimmed))
