@@ -155,6 +155,13 @@ def _tell(folder: Path, bundle: BundleManifest, picture: Path | None, as_json: b
         print_json({"bundle": str(folder), **told, "plot": str(picture) if picture is not None else None})
     else:
         _show(folder, bundle, picture)
+    _tell_what_failed(bundle)
+
+
+def _tell_what_failed(bundle: BundleManifest) -> None:
+    """What was asked for and is not there, with exit code 3."""
+    from edgeformer.cli.console import say
+
     # What is kept and has a reason could not be made again; what is kept and was not built was not asked for.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
