@@ -1,6 +1,7 @@
 """Train, export and honestly benchmark small weight-shared transformers for edge devices.
 
-The Python API is imported when it is first used: ``edgeformer.open``, ``train``, ``plan``, ``Bundle`` and ``Run``.
+The Python API is imported when it is first used: ``edgeformer.open``, ``train``, ``plan``, ``wrap``, ``Bundle`` and
+``Run``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgeformer.api import Bundle, Run, open, plan, train
+    from edgeformer.api import Bundle, Run, open, plan, train, wrap
 
-__all__ = ["Bundle", "Run", "__version__", "open", "plan", "train"]
+__all__ = ["Bundle", "Run", "__version__", "open", "plan", "train", "wrap"]
 
 __version__ = "0.1.0"
 

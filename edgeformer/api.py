@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgeformer.formats.scores import Evaluation
     from edgeformer.stages.generating.generate import Generation
 
-__all__ = ["Bundle", "Run", "open", "plan", "train"]
+__all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]
 
 ARTIFACTS = "artifacts"
 """The folder that holds the runs, where nobody names another."""
@@ -116,6 +116,27 @@ class Bundle(bundles.Bundle):
         profile = _device(device or self.manifest.target, artifacts)
         options.setdefault("estimate_error", known_error(profile, _device("host", artifacts)))
         return profile_bundle(self._location, profile, ProfileOptions(**options))
+
+    def export(self, **options: Any) -> Bundle:
+        """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
+
+        Args:
+            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, build, target…
+
+        Returns:
+            The bundle with them; one that was rejected says so in its ``status``.
+
+        Raises:
+            InputError: a bundle of a run, which is exported by its run; unusable options.
+            ArtifactError: it is damaged.
+        """
+        if self.manifest.wrapped is None:
+            raise InputError(f"{self.folder}: was exported from a run; export that again")
+        with needs_extra("train", "exporting"):
+            from edgeformer.stages.exporting.variants import ExportOptions
+            from edgeformer.stages.exporting.wrapped import export_wrapped
+        export_wrapped(self.folder, ExportOptions(**options))
+        return Bundle.open(self.folder)
 
     @property
     def _location(self) -> runs.Location:
@@ -222,6 +243,25 @@ def plan(
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan as run_plan
     return run_plan(resolved, profile)
+
+
+def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
+    """Make a bundle of somebody's ONNX file, as ``edgeformer wrap``. Needs neither torch nor the package onnx.
+
+    Args:
+        model: the .onnx file.
+        folder: of the bundle.
+        options: of :class:`~edgeformer.stages.wrapping.options.WrapOptions`: shapes, ranges, inputs, tokenizer…
+
+    Raises:
+        InputError: a size or a range is missing, or the graph cannot be used; the message says what to give.
+        ArtifactError: no ONNX graph, a damaged or a hostile one.
+    """
+    from edgeformer.stages.wrapping.wrap import WrapOptions
+    from edgeformer.stages.wrapping.wrap import wrap as run_wrapping
+
+    run_wrapping(Path(model), Path(folder), WrapOptions(**options))
+    return Bundle.open(Path(folder))
 
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:

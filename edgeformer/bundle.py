@@ -179,7 +179,12 @@ class Bundle:
 
         Raises:
             ArtifactError: tokenizer or configuration are missing, changed or damaged.
+            InputError: it reads no text.
         """
+        if not self.task.reads_text:
+            raise InputError(
+                f"{self.folder}: is a {self.task.noun}, which reads no text; use edgeformer {self.task.use}"
+            )
         where = _beside(artifact)
         if where not in self._readers:
             vocabulary = self._config_number(where + CONFIG_FILE, "vocab_size")
@@ -246,6 +251,11 @@ class Bundle:
             return int(json.loads(read_at_most(path, MOST_JSON_BYTES))[key])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ArtifactError(f"{path}: damaged ({key}: {error}); {REMEDY}") from None
+
+
+def bundle_around(file: Path) -> Path | None:
+    """The bundle's folder that a file lies in; None: it lies in none."""
+    return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
 
 
 def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.formats import workspace
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -285,10 +285,11 @@ def is_there(path: Path) -> bool:
 
 
 def _of_file(file: Path) -> Location:
-    whole = file.resolve()
-    folder = next((folder for folder in list(whole.parents)[:3] if (folder / workspace.BUNDLE_FILE).is_file()), None)
+    whole, folder = file.resolve(), bundle_around(file)
     if folder is None:
-        raise ArtifactError(f"{file}: is not inside a bundle (no {workspace.BUNDLE_FILE} beside it or above it)")
+        hint = f"; make one of it: edgeformer wrap {file} -o BUNDLE" if file.suffix == ".onnx" else ""
+        beside = f"no {workspace.BUNDLE_FILE} beside it or above it"
+        raise ArtifactError(f"{file}: is not inside a bundle ({beside}){hint}")
     bundle, name = Bundle.open(folder), whole.relative_to(folder).as_posix()
     for artifact in bundle.artifacts:
         if name in (artifact.file, *artifact.parts.values()):

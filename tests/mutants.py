@@ -55,8 +55,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stages/profiling/estimating/estimate.py": ("profiling/test_estimated_rows.py",),
     "stages/profiling/estimating/check.py": ("profiling/test_check.py",),
     "stages/profiling/estimating/work.py": ("profiling/test_work.py",),
-    "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrate.py",),
-    "stages/training/memory.py": ("training/test_memory.py",),
+    "stages/profiling/estimating/calibrate.py": ("profiling/test_calibrating.py",),
+    "stages/training/memory.py": ("training/test_memory_trace.py", "training/test_free_memory.py"),
     "stages/training/memory_ledger.py": ("training/test_memory_ledger.py",),
     "stages/training/optimization.py": ("training/test_optimization.py",),
     "stages/training/checkpoints.py": ("training/test_checkpoints.py::TestFiles",),
@@ -68,7 +68,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "training/test_health.py::test_the_first_layer_where_it_shows_is_named",
     ),
     "stages/exporting/numerics.py": ("exporting/test_numerics.py",),
-    "stages/exporting/judging.py": ("exporting/test_held_to.py", "exporting/test_judging.py"),
+    "stages/exporting/judging.py": ("exporting/test_held_to.py", "exporting/test_judging_files.py"),
 }
 """Module under ``edgeformer/`` → the tests under ``tests/`` that are meant to know it."""
 

@@ -19,6 +19,8 @@ from edgeformer.formats.report import Verification
 from edgeformer.formats.scores import read_evaluation
 from edgeformer.stages.profiling.measure import MeasureRules
 from tests.cli.run_cli import edgeformer as command
+from tests.wrapping import graphs
+from tests.wrapping.graphs import save
 
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "api.md"
@@ -111,3 +113,12 @@ def test_the_document_runs(finished_run: Path, tmp_path: Path, monkeypatch: pyte
         exec(compile(block, f"docs/api.md, block {number + 1}", "exec"), namespace)
     assert namespace["report"].rows and namespace["scores"].rows[0].accuracy > 0.5
     assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
+
+
+def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    bundle = edgeformer.wrap(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
+    assert bundle.verify().exit_code == 0
+    more = bundle.export(int8=True)
+    assert [artifact.id for artifact in more.artifacts] == ["onnx-fp32", "onnx-int8"]
+    with pytest.raises(InputError, match="exported from a run"):
+        classifier().export()

@@ -27,6 +27,9 @@ Kind = Literal["cpu", "cuda"]
 ENGINES_FOLDER = "engines"
 """Where builders put their files, relative to the bundle."""
 
+InputShapes = dict[str, tuple[tuple[int, ...], ...]]
+"""Input → smallest, best and largest shape."""
+
 
 @dataclass(frozen=True)
 class ArtifactFiles:
@@ -118,6 +121,7 @@ class BuildJob:
         progress: where to say what is going on.
         note: adds a line to the bundle's notes.
         module: the torch module behind the full graph of ``precision``, in evaluation mode, for those who compile that.
+        shapes: of what is no text; empty: of text, by its lengths.
     """
 
     bundle: Path
@@ -129,6 +133,7 @@ class BuildJob:
     progress: Progress
     note: Callable[[str], None]
     module: Callable[[], Any]
+    shapes: InputShapes = field(default_factory=dict)
 
 
 class Builder(ABC):

@@ -24,6 +24,7 @@ from edgeformer.cli import (
     profile,
     train,
     verify,
+    wrap,
 )
 from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
 
@@ -40,7 +41,7 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-for _file in (train, export, profile, evaluate, predict, generate, verify, plan, compare):
+for _file in (train, export, profile, evaluate, predict, generate, verify, wrap, plan, compare):
     app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")

@@ -14,7 +14,13 @@ from edgeformer.formats.escaping import visible
 
 
 class Terminal(Console):
-    """rich's console; control characters that a text brings along are shown as signs, rich's own still work."""
+    """rich's console; control characters that a text brings along are shown as signs, rich's own still work.
+
+    ``:b:`` in a text is no picture, as rich would have it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"emoji": False, **options})
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -97,6 +97,9 @@ def command(
 
     A language model is first probed for causality; one that looks ahead is refused.
 
+    RUN can be a bundle that [b]wrap[/b] made of an ONNX file: --fp16, --int8 and --trt add to it, and each artifact is
+    held to what the graph itself computes on the golden inputs.
+
     Examples:
 
       edgeformer export --fp16
@@ -109,15 +112,19 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import own_profiles
+    from edgeformer.formats.workspace import BUNDLE_FOLDER
     from edgeformer.run import locate
 
-    folder, progress = locate(run, artifacts).require_run(), show_progress()
+    location, progress = locate(run, artifacts), show_progress()
+    wrapped = location.run is None and location.open_bundle().manifest.wrapped is not None
+    folder = location.require_bundle() if wrapped else location.require_run() / BUNDLE_FOLDER
     if run is None:
-        progress.message(f"exporting {folder}, the newest finished run")
+        progress.message(f"exporting {folder.parent}, the newest finished run")
     with _telling_what_is_left(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.stages.exporting.export import export
             from edgeformer.stages.exporting.variants import ExportOptions
+            from edgeformer.stages.exporting.wrapped import export_wrapped
         options = ExportOptions(
             fp16=fp16,
             int8=int8,
@@ -132,14 +139,20 @@ def command(
             cache=artifacts / ".cache" / "tokens",
             profiles=own_profiles(artifacts),
         )
-        bundle = export(folder, options, progress)
-        from edgeformer.cli.console import say
+        bundle = (export_wrapped if wrapped else export)(folder if wrapped else folder.parent, options, progress)
         from edgeformer.reporting.bundle_figure import draw_bundle
 
-        picture = draw_bundle(bundle, folder / "plots" / "bundle.png")
+        picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
+    _tell(folder, bundle, picture, as_json)
+
+
+def _tell(folder: Path, bundle: BundleManifest, picture: Path | None, as_json: bool) -> None:
+    """What is in the bundle now; exit code 3 where something that was asked for is not."""
+    from edgeformer.cli.console import say
+
     if as_json:
         told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
-        print_json({"bundle": str(folder / "bundle"), **told, "plot": str(picture) if picture is not None else None})
+        print_json({"bundle": str(folder), **told, "plot": str(picture) if picture is not None else None})
     else:
         _show(folder, bundle, picture)
     # What is kept and has a reason could not be made again; what is kept and was not built was not asked for.
@@ -151,16 +164,14 @@ def command(
 
 
 @contextmanager
-def _telling_what_is_left(run: Path) -> Iterator[None]:
+def _telling_what_is_left(bundle: Path) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and a closed terminal into an error that says what lies there now.
 
     Raises:
         InterruptedRun: one of them came.
     """
     from edgeformer.formats.files import sha256_of
-    from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
-
-    bundle = run / BUNDLE_FOLDER
+    from edgeformer.formats.workspace import BUNDLE_FILE
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -232,7 +243,8 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
     kept = [artifact.id for artifact in bundle.artifacts if artifact.kept]
     if kept:
         console.print(f"kept   {', '.join(kept)}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"bundle {folder / 'bundle'}", soft_wrap=True, markup=False)
+    console.print(f"bundle {folder}", soft_wrap=True, markup=False)
     console.print(f"plot   {picture or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""
-    console.print(f"next   edgeformer profile {folder.name} --device {bundle.target or 'host'}{leak}", markup=False)
+    run = folder if bundle.wrapped is not None else folder.parent.name
+    console.print(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}", markup=False)

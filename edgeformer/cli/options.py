@@ -31,12 +31,36 @@ Run = Annotated[
         help="A run's name or folder, a bundle's folder, or an artifact file. Default: the newest finished run.",
     ),
 ]
+RunOrGraph = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run's name or folder, a bundle's folder, an artifact file, or any .onnx file. Default: the newest "
+        "finished run.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
         help="Override a key of the recipe, e.g. [b]training.epochs=3[/b]; the value is YAML. May be repeated.",
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="INPUT=1x512",
+        help="ONNX files: sizes of an input; B stands for what --batch sizes, S for what --seq sizes. May be repeated.",
+    ),
+]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="INPUT=LOW:HIGH",
+        help="ONNX files: draw an input's golden numbers evenly from these, both included. May be repeated.",
     ),
 ]
 DataFolder = Annotated[

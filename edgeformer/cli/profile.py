@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Minimize = Literal["latency", "size", "memory", "energy"]
 
 
 def command(
-    run: Run = None,
+    run: RunOrGraph = None,
     device: Annotated[
         str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
     ] = None,
@@ -73,6 +73,10 @@ def command(
             metavar="X", help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8."
         ),
     ] = None,
+    min_cosine: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="--search, wrapped ONNX files: lowest cosine with FP32's outputs, e.g. 0.999."),
+    ] = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
@@ -92,6 +96,12 @@ def command(
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
     ] = False,
+    shape: Shapes = None,
+    value_range: Ranges = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE.npz", help="ONNX files: real inputs, instead of drawn ones."),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -104,6 +114,10 @@ def command(
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
     every count of --threads, and prints the Pareto front of score, latency and size.
 
+    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
+    nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
+    inputs of whole numbers need a --range.
+
     --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
     --validate then says how wrong such estimates are at --batch and --seq.
 
@@ -115,19 +129,21 @@ def command(
 
       edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
 
+      edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
+
       edgeformer profile --calibrate --validate
     """
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
-    from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-    location = locate(run, artifacts)
+    location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity, "similarity": min_similarity}
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
+    bounds |= {"similarity": min_similarity, "cosine": min_cosine}
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
@@ -201,6 +217,29 @@ def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
     if threads and not calibrate:
         raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
     return threads[0] if threads else None
+
+
+def _locate(
+    run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
+) -> Location:
+    """What RUN stands for; an ONNX file that lies in no bundle is made one of."""
+    from edgeformer.bundle import bundle_around
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.cli.wrap import wrap_options
+    from edgeformer.run import Location, locate
+
+    path = Path(run or "")
+    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
+        from edgeformer.stages.wrapping.wrap import wrap_cached
+
+        progress = show_progress()
+        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        progress.message(f"{run}: profiled as the bundle {bundle}")
+        return Location(None, bundle)
+    given = {"--shape": shapes, "--range": ranges, "--inputs": inputs}
+    if asked := [option for option, value in given.items() if value]:
+        raise InputError(f"{asked[0]}: is for an ONNX file; the inputs of a bundle are known")
+    return locate(run, artifacts)
 
 
 def _search(

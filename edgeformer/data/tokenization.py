@@ -112,12 +112,16 @@ def _load(
         tokenizer, name = train(config.algorithm, vocab_size, training_texts), f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Numbers may have holes; the embedding needs a row for the largest one.
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    size = max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
+    size = tokens_of(tokenizer)
     if size != vocab_size:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
+
+
+def tokens_of(tokenizer: Tokenizer) -> int:
+    """Rows that an embedding of its tokens needs: numbers may have holes, and the largest one has a row, too."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

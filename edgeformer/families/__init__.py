@@ -57,7 +57,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     document = read_yaml(find("recipes", name))
     apply_overrides(document, overrides or [])
     asked, model = document.content.get("task"), document.content.get("model")
-    tasks = {task.name: task for task in all_tasks()}
+    tasks = {task.name: task for task in all_tasks() if task.trained}
     if asked is not None and asked not in [*tasks]:
         raise RecipeError(f"{document.where(('task',))}: task must be one of {_listed(tasks)}, not {asked!r}")
     task = tasks[asked or next(iter(tasks))]  # where there is none, validation says what is missing

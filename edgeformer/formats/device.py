@@ -68,8 +68,8 @@ class Budgets(Frozen):
     language_modeling: Budget = Field(Budget(), alias="language-modeling")
 
     def for_task(self, task: str) -> Budget:
-        """The budget of ``task`` (a recipe's ``task``)."""
-        return self.language_modeling if task == "language-modeling" else self.classification
+        """The budget of ``task`` (a recipe's ``task``); one without limits of a task that profiles have none for."""
+        return {"classification": self.classification, "language-modeling": self.language_modeling}.get(task, Budget())
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]

@@ -184,7 +184,7 @@ def own_profiles(artifacts: Path) -> Path:
 
 def profile_names(local: Path) -> list[str]:
     """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
-    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("*.yaml"))})
+    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("[!.]*.yaml"))})
 
 
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:

@@ -2,6 +2,8 @@
 
 The one schema and the one reader. ``input_ids``, and ``attention_mask`` where the model takes one, are int64 [n, S];
 what a task keeps of the right answers and of torch's logits is beside them: numbers only, [n, …], or one for all rows.
+
+Of a graph that takes anything else, ``in.NAME`` and ``out.NAME`` are its inputs and FP32's outputs in n calls, [n, …].
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ GOLDEN_FILE = "golden.npz"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
 """Unpacked: 20 times the answers of a language model with 8 exits."""
 _IDS, _MASK = "input_ids", "attention_mask"
+INPUT, OUTPUT = "in.", "out."
+"""How the names of arrays begin that are whole inputs and outputs of a graph."""
 
 Array = NDArray[Any]
 Tokens = NDArray[np.int64]
@@ -54,8 +58,21 @@ class Golden:
             raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
 
     def __len__(self) -> int:
-        """Rows."""
-        return len(self.arrays[_IDS])
+        """Rows, or calls."""
+        return len(next(iter(self.cases(INPUT).values()), self.arrays.get(_IDS, np.empty(0))))
+
+    def cases(self, kind: str) -> dict[str, Array]:
+        """Inputs (``INPUT``) or outputs (``OUTPUT``) of a graph, name → [calls, …]."""
+        return {name.removeprefix(kind): array for name, array in self.arrays.items() if name.startswith(kind)}
+
+    def first(self, rows: int) -> Golden:
+        """The same with its first ``rows`` rows or calls only."""
+        return Golden(self.path, {name: array[:rows] if array.ndim else array for name, array in self.arrays.items()})
+
+    @property
+    def answers(self) -> Mapping[str, Array]:
+        """What its task scores outputs against: the right answers; of a graph without any FP32's outputs."""
+        return self.cases(OUTPUT) or self.arrays
 
     @property
     def padded(self) -> bool:
@@ -78,6 +95,8 @@ class Golden:
 
 def _problem(arrays: Mapping[str, Array]) -> str | None:
     """What is wrong with the arrays; None: nothing."""
+    if any(name.startswith(INPUT) for name in arrays):
+        return _problem_of_calls(arrays)
     if _IDS not in arrays:
         return f"it holds no {_IDS}"
     ids = arrays[_IDS]
@@ -95,18 +114,47 @@ def _problem(arrays: Mapping[str, Array]) -> str | None:
     return None
 
 
+def _problem_of_calls(arrays: Mapping[str, Array]) -> str | None:
+    """The same, of whole inputs and outputs."""
+    calls = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(calls) > 1 or 0 in calls:
+        return f"its arrays are not of the same calls: {sorted(calls)}"
+    for name, array in arrays.items():
+        if not name.startswith((INPUT, OUTPUT)):
+            return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
+        if array.dtype.kind not in "iufb":
+            return f"{name} holds {array.dtype}, not numbers"
+        if name.startswith(INPUT) and 0 in array.shape:
+            return f"{name} is empty: {list(array.shape)}"
+    return None
+
+
 def read_golden(path: Path) -> Golden:
     """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
+    try:
+        return Golden(path, read_arrays(path))
+    except FileNotFoundError:
+        raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
+    except ValueError as error:
+        raise GoldenError(f"{path}: damaged ({error}); {REMEDY}") from None
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """All arrays of an .npz file, name → array; nothing in it is ever unpickled.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or unpacks to more than a golden.npz may.
+    """
     try:
         with path.open("rb") as file:
             _check_archive(file)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
-        raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
+        raise
     except Exception as error:  # zipfile and numpy raise nearly anything for damage: passwords, negative sizes
-        raise GoldenError(f"{path}: damaged ({type(error).__name__}: {str(error)[:120]}); {REMEDY}") from None
-    return Golden(path, arrays)
+        raise ValueError(f"{type(error).__name__}: {str(error)[:120]}") from None
 
 
 def _check_archive(file: BinaryIO) -> None:

@@ -113,7 +113,10 @@ class RunManifest(Frozen):
 
 
 class Parity(Frozen):
-    """How close an artifact's logits are to torch FP32 on real validation inputs."""
+    """How close an artifact's logits are to torch FP32 on real validation inputs.
+
+    Of a graph that was wrapped: how close all of its outputs are to those of the FP32 graph on the golden inputs.
+    """
 
     status: Literal["measured", "unavailable"]
     n: int = 0
@@ -121,9 +124,13 @@ class Parity(Frozen):
     max_abs_error: float | None = None
     mean_abs_error: float | None = None
     relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
+    rms_error: float | None = Field(
+        None, description="wrapped graphs: root mean square error / standard deviation, of the output that is worst off"
+    )
+    output: str | None = Field(None, description="wrapped graphs: the output that is worst off")
     top1_agreement: float | None = None
     tolerance: float | None = Field(None, description="None: judged by the task score")
-    tolerance_kind: Literal["absolute", "relative", "score"]
+    tolerance_kind: Literal["absolute", "relative", "rms", "score"]
     reason: str | None = None
 
 
@@ -246,7 +253,7 @@ class BundleManifest(Frozen):
     loops: int | None = Field(None, description="how often the shared part runs; None: older bundles")
     leaks: bool = Field(False, description="language modelling: sees what it is asked to predict")
     max_length: int
-    max_positions: int
+    max_positions: int | None = Field(description="tokens that the model takes; None: any number, or it takes no text")
     pad_id: int
     parameters: int
     synthetic: bool = Field(description="trained on generated text, not on real data")
@@ -255,6 +262,9 @@ class BundleManifest(Frozen):
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     made_from: dict[str, str] = Field(
         {}, description="file of the run → sha256: what its artifacts were made of. Empty: of an older bundle"
+    )
+    wrapped: str | None = Field(
+        None, description="name of the ONNX file that `edgeformer wrap` made this bundle of; None: exported from a run"
     )
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)

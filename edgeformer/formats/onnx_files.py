@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.workspace import REMEDY
@@ -55,8 +56,8 @@ def _walk(content: mmap.mmap) -> set[str]:
     while waiting:
         message, start, end = waiting.pop()
         texts: dict[str, bytes] = {}
-        for number, first, last in _fields(content, start, end):
-            inside = _INSIDE[message].get(number)
+        for number, first, last, value in read_fields(content, start, end):
+            inside = _INSIDE[message].get(number) if value is None else None
             if inside in ("key", "value", "operator"):
                 texts[inside] = content[first:last]  # the last one holds, where a field is given twice
                 if texts[inside] == _CONTEXT:
@@ -68,8 +69,17 @@ def _walk(content: mmap.mmap) -> set[str]:
     return found
 
 
-def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of every field of a message that holds bytes. Raises ValueError or IndexError."""
+class Field(NamedTuple):
+    """One field of a message: its number, and where its bytes are, or the ``value`` of one that is a number."""
+
+    number: int
+    start: int
+    end: int
+    value: int | None
+
+
+def read_fields(content: mmap.mmap, start: int, end: int) -> Iterator[Field]:
+    """Every field of a message that holds bytes or a whole number. Raises ValueError or IndexError."""
     at = start
     while at < end:
         tag, at = _varint(content, at)
@@ -80,10 +90,12 @@ def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int
             length, at = _varint(content, at)
             if length > end - at:
                 raise ValueError("a field is longer than what it lies in")
-            yield number, at, at + length
+            yield Field(number, at, at + length, None)
             at += length
         elif kind == _VARINT:
-            _, at = _varint(content, at)
+            value, after = _varint(content, at)
+            yield Field(number, at, after, value)
+            at = after
         elif kind in (_FIXED32, _FIXED64):
             at += 4 if kind == _FIXED32 else 8
         else:

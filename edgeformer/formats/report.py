@@ -74,7 +74,10 @@ class Row(Frozen):
     where: Literal["host", "device"]
     phase: Literal["cold", "steady", "decode"]
     batch: int
-    seq: int
+    seq: int = Field(description="tokens of a row; of a graph without such an axis 1, see `inputs`")
+    inputs: dict[str, tuple[int, ...]] = Field(
+        {}, description="wrapped graphs: input → sizes in this call; batch and seq say what sized them"
+    )
     latency_ms: Latency
     memory_bytes: Memory
     size_bytes: int
@@ -256,6 +259,7 @@ class Verification(Frozen):
     manifest_sha256: str = Field(
         description="of bundle.json as it is; that it is the origin's, only the origin can tell"
     )
+    wrapped: str | None = Field(None, description="the ONNX file that the bundle was made of; None: of a run")
     manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
     files: tuple[FileCheck, ...] = Field(strict=False)
     artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)

@@ -58,7 +58,8 @@ def _latencies(location: Location) -> Record:
     found: Record = {}
     exported = location.open_bundle().manifest.created if location.bundle is not None else ""
     # The newest report wins where several hold the same row; all were measured on a host, never estimated.
-    for path in sorted(location.reports.glob("*.json"), key=lambda p: p.stat().st_mtime):
+    # Not those with a dot in front, which a killed process left unfinished.
+    for path in sorted(location.reports.glob("[!.]*.json"), key=lambda p: p.stat().st_mtime):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:

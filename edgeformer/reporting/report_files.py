@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import time
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from edgeformer.run import Location
 
 _COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a"}
 _CHARACTER, _PADDING = 6.6, 12
+_LEFT_S = 3600.0  # no living process takes that long from making a file of a report to giving it its name
 
 
 def write_report(report: Report, location: Location) -> list[Path]:
@@ -30,6 +34,7 @@ def write_report(report: Report, location: Location) -> list[Path]:
         The paths, in that order.
     """
     folder = location.reports
+    _remove_leftovers(folder, report.device)
     write_json(folder / f"{report.device}.json", report)
     texts = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, made in texts.items():
@@ -37,6 +42,14 @@ def write_report(report: Report, location: Location) -> list[Path]:
     written = [folder / f"{report.device}.{kind}" for kind in ("json", *texts)]
     picture = draw_report(report, folder / f"{report.device}.png")
     return [*written, *([picture] if picture is not None else [])]
+
+
+def _remove_leftovers(folder: Path, device: str) -> None:
+    """What killed processes began to write. Several may profile at once, so what is young stays."""
+    for left in folder.glob(f".{glob.escape(device)}.*.tmp.*"):
+        with suppress(OSError):  # rubbish that cannot be deleted is in nobody's way
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink()
 
 
 def as_csv(report: Report) -> str:

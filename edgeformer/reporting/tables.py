@@ -99,13 +99,14 @@ def artifact_table(bundle: BundleManifest) -> Table:
         sharing = artifact.sharing
         return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else None
 
+    heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     columns: Columns[ArtifactManifest] = Columns(
         [
             Column("artifact", attrgetter("id")),
             Column("file", attrgetter("file")),
             Column("size", attrgetter("size_bytes"), "bytes"),
             Column("parameters stored", stored, number=True),
-            Column("max error vs torch", lambda a: getattr(a.parity, "max_abs_error", None), "error"),
+            Column("max_error", lambda a: getattr(a.parity, "max_abs_error", None), "error", heading),
             Column("top-1 agreement", lambda a: getattr(a.parity, "top1_agreement", None), "share"),
             Column(metric.name, score, text=lambda artifact: metric.text(score(artifact)), number=True),
             Column("status", attrgetter("status"), mark=True),

@@ -160,7 +160,7 @@ class TradePanel(Panel):
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             axis.annotate(f"asked for: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **place)
         metric = metric_named(search.metric)
-        better = "validation" if metric.higher_is_better else "lower is better, upwards"
+        better = metric.found_on if metric.higher_is_better else "lower is better, upwards"
         label = "\n".join(("ms per call (p50)", *named_below(self.report)))
         axis.set(xlabel=plain(label), ylabel=f"{search.metric} ({better})")
         axis.grid(color=FAINT, linewidth=0.8)

@@ -46,7 +46,8 @@ def print_verification(found: Verification, console: Console) -> None:
         found: what `verify` found.
         console: of the terminal.
     """
-    console.print(CHECKS.terminal(f"{found.run}: golden inputs against torch FP32", found.artifacts))
+    what = "torch FP32" if found.wrapped is None else f"ONNX Runtime's FP32 answers of {found.wrapped}"
+    console.print(CHECKS.terminal(f"{found.run}: golden inputs against {what}", found.artifacts))
     for check in found.artifacts:
         if check.reason:
             console.print(f"{escape(check.artifact)}: {escape(check.reason)}", soft_wrap=True)

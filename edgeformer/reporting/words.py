@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import prod
 from urllib.parse import quote
 
 from edgeformer.formats.errors import ArtifactError
@@ -61,6 +62,8 @@ def value_words(check: Check) -> str:
 def shape_words(row: Row, report: Report) -> str:
     """Batch × tokens; ``per token`` of a decode row, and the threads where the report has several counts.
 
+    Of a wrapped graph the sizes of its largest input, and how many others there are.
+
     Args:
         row: of the report.
         report: whose other rows say what has to be told apart.
@@ -68,7 +71,17 @@ def shape_words(row: Row, report: Report) -> str:
     decode = " per token" if row.phase == "decode" else ""
     sweep = len({other.threads for other in report.rows if other.threads is not None}) > 1
     threads = f", {thread_words(row.threads)}" if sweep and row.threads is not None else ""
-    return f"{row.batch} × {row.seq}{decode}{threads}"
+    shape = f"{row.batch} × {row.seq}"
+    if row.inputs:
+        largest = max(row.inputs.values(), key=prod)
+        shape = " × ".join(map(str, largest)) or "1"
+        shape += f" (+{len(row.inputs) - 1})" if len(row.inputs) > 1 else ""
+    return f"{shape}{decode}{threads}"
+
+
+def shape_heading(report: Report) -> str:
+    """What :func:`shape_words` says."""
+    return "largest input" if any(row.inputs for row in report.rows) else "batch × tokens"
 
 
 def thread_words(threads: int) -> str:
@@ -153,7 +166,7 @@ def not_measured(report: Report) -> list[tuple[str, str]]:
             found.setdefault(reason, {})[what] = None
     split = {part.artifact for part in split_sizes(report)}
     for name in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
-        reason = "the bundle does not say: an engine, or an export of an earlier version"
+        reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
         found.setdefault(reason, {})[f"what the bytes of {name} are for"] = None
     for check in report.verdict.checks:
         if check.status == "unknown":

@@ -11,8 +11,9 @@ from edgeformer.discovery import Room
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import read_at_most
 from edgeformer.formats.workspace import MOST_JSON_BYTES
+from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Origin, Run, Task, TextReader
+from edgeformer.tasks.task import Origin, Task, TextReader
 
 __all__ = [
     "ROOM",

@@ -27,6 +27,7 @@ class Metric:
         places: decimals in a table.
         lowest, highest: the range that a bound on it can have; None: open.
         flag: the option of ``profile --search`` that bounds it.
+        found_on: what it is taken on, in a word.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Metric:
     lowest: float
     highest: float | None
     flag: str
+    found_on: str = "validation"
 
     def of(self, score: Score | None) -> float | None:
         """The figure of a score; None without one, or of another task's."""

@@ -13,7 +13,7 @@ FP32_ABSOLUTE = 1e-4
 FP16_RELATIVE = 1e-2
 """Of the standard deviation of the reference logits."""
 
-Kind = Literal["absolute", "relative", "score"]
+Kind = Literal["absolute", "relative", "rms", "score"]
 TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
     "fp32": ("absolute", FP32_ABSOLUTE),
     "fp16": ("relative", FP16_RELATIVE),
@@ -61,12 +61,15 @@ def as_parity(
 def out_of_tolerance(parity: Parity) -> str | None:
     """What is wrong with the logits; None when they are within tolerance, or judged by task score."""
     if parity.max_abs_error is None:
-        return "its logits are not finite on real inputs (overflow)"
+        what = f"output {parity.output!r} is" if parity.output is not None else "its logits are"
+        return f"{what} not finite on real inputs (overflow)"
     if parity.tolerance is None:
         return None
-    error = parity.max_abs_error if parity.tolerance_kind == "absolute" else parity.relative_error
+    figures = {"absolute": parity.max_abs_error, "relative": parity.relative_error, "rms": parity.rms_error}
+    error = figures[parity.tolerance_kind]
     if error is None:
         return "the reference logits do not vary, so a relative error is undefined"
     if error > parity.tolerance:
-        return f"parity: {parity.tolerance_kind} error {error:.2e} is above the tolerance {parity.tolerance:.0e}"
+        where = f" of output {parity.output!r}" if parity.output is not None else ""
+        return f"parity: {parity.tolerance_kind} error {error:.2e}{where} is above the tolerance {parity.tolerance:.0e}"
     return None

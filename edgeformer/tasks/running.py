@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded
+from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays, Meter
-from edgeformer.tasks.task import Int64s, Run
+from edgeformer.tasks.task import Int64s
 
 LOGITS_BYTES = 256 * 10**6
 """Logits that one call may return: of 50,257 words, those of 1,273 tokens."""

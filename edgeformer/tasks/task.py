@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from edgeformer.formats.manifest import Parity, Precision, Vocabulary
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
+from edgeformer.tasks.calls import TextCalls
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
     from edgeformer.data.trimming import Trimmed
 
 Int64s = NDArray[np.int64]
-Run = Callable[[Arrays], Arrays]
-"""Inputs by name → outputs by name: a session's ``run``."""
 
 
-class Task(ABC):
+class Task(TextCalls, ABC):
     """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
 
     Attributes:
@@ -45,6 +44,8 @@ class Task(ABC):
         columns: the figures of its scores in tables.
         unit: what a score's ``n`` counts: ``rows`` or ``tokens``.
         phase: which call a latency budget is about: a whole input, or one decoded token.
+        trained: whether recipes can name it; else its models are somebody else's files.
+        reads_text: whether its models come with a tokenizer.
         writes_text: whether it generates: its step and decode artifacts keep what they computed for earlier tokens.
         can_trim: whether its vocabulary can be trimmed.
         predicts: what :meth:`predictions` are made of, ``labels`` or ``vectors``; None: it has none.
@@ -64,6 +65,8 @@ class Task(ABC):
     columns: ClassVar[tuple[ScoreColumn, ...]]
     unit: ClassVar[str]
     phase: ClassVar[Literal["steady", "decode"]]
+    trained: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = True
     writes_text: ClassVar[bool] = False
     can_trim: ClassVar[bool] = False
     predicts: ClassVar[Literal["labels", "vectors"] | None] = None
@@ -126,9 +129,8 @@ class Task(ABC):
             DataError: the text is not there, or is not what training saw; a tokenizer that cannot be trimmed.
         """
         raise InputError(
-            "--vocab-trim: only a classifier's or an embedding model's vocabulary can be trimmed; a language model's "
-            "vocabulary is what it predicts, so without some tokens it is another model, whose perplexity compares "
-            "with nothing"
+            "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language model's is "
+            "what it predicts, so without some tokens it is another model, whose perplexity compares with nothing"
         )
 
     # Batches
@@ -244,7 +246,7 @@ class Task(ABC):
         """What golden.npz keeps of torch FP32's logits. ``references``: exit → as the model gives them."""
 
     @abstractmethod
-    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> Score:
+    def golden_score(self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None) -> Score:
         """Score logits [n, C] of an exit on the golden inputs. ``rows``: those that they are of; None: all."""
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
@@ -262,12 +264,13 @@ class Task(ABC):
 
     @abstractmethod
     def golden_parity(
-        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+        self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
         """Compare an artifact's logits on the golden inputs with what golden.npz keeps.
 
         Args:
-            logits: as a session gives them; of a decode graph perhaps for the last positions only.
+            logits: as a session gives them, or :meth:`golden_outputs`; of a decode graph perhaps for the last positions
+                only.
             exit_: the loop that answered; None: the only or last one.
 
         Raises:

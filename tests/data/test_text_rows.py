@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeformer.data.batching import IGNORED, cut_paragraphs, packed_rows, paragraph_rows, text_batch
+from edgeformer.data.batching import IGNORED, Packer, cut_paragraphs, packed_rows, paragraph_rows, text_batch
 from edgeformer.data.encoding import Encoded
 
 BOUNDARY = 99
@@ -35,6 +35,24 @@ def test_packed_rows_predict_every_token_exactly_once(texts, length):
     assert all(size == length for size in rows.lengths[:-1])
     assert 1 <= rows.lengths[-1] <= length
     assert (rows.tokens, rows.paragraphs, rows.truncated, rows.words) == (len(stream) - 1, len(texts), 0, 7)
+
+
+@given(st.lists(paragraphs, min_size=1, max_size=5), lengths)
+def test_rows_are_full_as_soon_as_their_tokens_are_there_whatever_pieces_they_come_in(pieces, length):
+    packer, stream, found = Packer(BOUNDARY, length), [BOUNDARY], []
+    for number, texts in enumerate(pieces, start=1):
+        last = number == len(pieces)
+        rows = packer.rows(encoded(texts), number, last=last)
+        stream += stream_of(texts)[1:]
+        found += [(row(rows, i), rows.starts[slice(*rows.offsets[i : i + 2])].tolist()) for i in range(len(rows))]
+        assert len(found) == -(-(len(stream) - 1) // length) if last else len(found) == (len(stream) - 1) // length
+        assert (rows.words, rows.paragraphs, rows.tokens) == (number, len(texts), sum(rows.lengths))
+        assert rows.sizes(np.arange(len(rows))).tolist() == [
+            len(tokens) for tokens, _ in found[len(found) - len(rows) :]
+        ]
+    whole = packed_rows(encoded([text for texts in pieces for text in texts]), 0, BOUNDARY, length)
+    starts = [whole.starts[slice(*whole.offsets[i : i + 2])].tolist() for i in range(len(whole))]
+    assert found == [(row(whole, i), starts[i]) for i in range(len(whole))]
 
 
 @given(paragraphs, lengths)

@@ -44,6 +44,7 @@ RUN: dict[str, tuple[str, ...]] = {
 
 _MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
 _IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
+_WRAPPED = "needs that file; tests/wrapping/test_wrap.py wraps others"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
@@ -62,6 +63,18 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
     "edgeformer profile minilm": _MEASURES,
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
+    "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
+        "needs that file; tests/profiling/test_profile_wrapped.py profiles others"
+    ),
+    "edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz": _WRAPPED,
+    "edgeformer verify detector": _WRAPPED,
+    "edgeformer export detector --fp16 --int8 --trt --target rtx4050": (
+        "needs that file; tests/exporting/test_wrapped.py exports others"
+    ),
+    "edgeformer profile detector --device rtx4050 --search --min-cosine 0.999 --minimize size": _MEASURES,
+    "edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
+        "needs that file; tests/exporting/test_wrapped.py wraps another classifier"
+    ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (

@@ -9,22 +9,16 @@ from typing import Any
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
-from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile, FittedCase
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, RecipeError
-from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating.calibrate import FIT_SHAPES, calibrate, write_profile
 from edgeformer.stages.profiling.estimating.check import CHECK_SHAPES, check_estimates, with_error
 from edgeformer.stages.profiling.estimating.estimate import estimate
-from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
-from edgeformer.stages.profiling.estimating.rates import Rates
-from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts
-from edgeformer.stages.profiling.estimating.work import count_node
 from edgeformer.stages.profiling.measure import MeasureRules
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
@@ -138,88 +132,3 @@ def test_only_processors_are_calibrated_and_only_with_enough_shapes(bundle: Path
         calibrate(bundle, load_profile("rtx4050"))
     with pytest.raises(InputError, match="at least 4 shapes"):
         calibrate(bundle, load_profile("host"), shapes=[(1, 8), (1, 200), (1, 300), (1, 400)])
-
-
-def took(duration_us: float, *, rows: int = 1, width: int = 256, weights: int = 1) -> ProductTime:
-    return ProductTime(rows=rows, width=width, weights=weights, duration_us=duration_us)
-
-
-def test_the_largest_cache_is_linuxs_or_what_the_products_show(tmp_path: Path) -> None:
-    single = [took(10.0), took(10.0, weights=8), took(40.0, weights=64), took(1.0, rows=2, weights=512)]
-    # four times slower from 16 MiB on; half of that cache was still fast
-    assert stage.cache_bytes(single, tmp_path) == (2 * 8 * 256 * 256 * 4, "from the time of products of single rows")
-    assert stage.cache_bytes([took(10.0)], tmp_path)[0] == 2 * 256 * 256 * 4
-    for index, size in enumerate(("32K\n", "8192K\n", "1024K\n", "none\n")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
-    (tmp_path / "index9" / "size").mkdir(parents=True)
-    assert stage.cache_bytes(single, tmp_path) == (8 * 2**20, "as Linux says")
-
-
-RATES = Rates(1e11, 1e11, 1e11, 2e10, 2**20, 1.0)
-
-
-def test_a_probe_counts_half_of_its_time_and_reads_from_memory_what_no_cache_holds() -> None:
-    probed = HostRates(products=(took(8.0, rows=4), took(9.0, weights=64)), bandwidth=2e10, operator_us=2.0)
-    held, not_held = stage._probe_samples(RATES, probed)
-    weight = 4 * 256 * 256
-    assert held.work.operations == 2 * 4 * 256 * 256 and (held.work.rows, held.work.columns) == (4, 256)
-    assert (held.work.cls, held.work.key, held.precision) == ("gemm", "MatMul", "fp32")
-    assert (held.work.weight_bytes, held.work.moved_bytes) == (weight, 2 * 4 * 4 * 256)
-    assert held.amount == Amounts(held.work.operations, weight + 8192, 0.0)
-    assert not_held.amount == Amounts(not_held.work.operations, 2048, weight)
-    assert (held.duration_us, held.call_us, not_held.call_us) == (8.0, 16.0, 18.0)
-
-
-def linear(duration_us: float, dtype: str = "float", width: int = 512) -> ExecutedNode:
-    weight = Tensor(dtype, (512, width))
-    return ExecutedNode(
-        "MatMul", "n", (Tensor("float", (32, 512)), weight), (Tensor("float", (32, width)),), weight.bytes, duration_us
-    )
-
-
-def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -> None:
-    nodes = (linear(10.0), linear(14.0), linear(6.0, width=256))
-    listed = ItemNodes(item=("steady", 1, 32), nodes=nodes, runs=1, feed_bytes=1, call_us=25.0)
-    artifact = ArtifactManifest(id="a", file="a", format="onnx", precision="fp16", status="built")
-    call, kinds = stage._samples(artifact, listed, RATES)
-    weights = 4 * 512 * (512 + 512 + 256)
-    assert (call.precision, call.measured_us, call.weight_bytes) == ("fp16", 25.0, weights)
-    assert call.works == tuple(map(count_node, nodes))
-    assert [(kind.duration_us, kind.call_us, kind.precision) for kind in kinds] == [(12, 15, "fp16"), (6, 30, "fp16")]
-    assert [kind.work for kind in kinds] == [count_node(nodes[0]), count_node(nodes[2])]
-    assert kinds[0].amount == amounts(count_node(nodes[0]), 1.0, 2**20), "2.6 MB are in no cache of 1 MiB"
-
-
-def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "cache_bytes", lambda products: (5 + len(products), "told"))
-    rates = HostRates(products=(took(10.0, rows=256), took(1.0)), bandwidth=2.34567e10, operator_us=2.0)
-    small = ItemNodes(item=("steady", 1, 32), nodes=(linear(1.0, "int8", 4),), runs=1, feed_bytes=1)
-    quick = ItemNodes(
-        item=("steady", 1, 8), nodes=(linear(2.0, "int8"), linear(8.0, "int8"), linear(0.0, "int8"), linear(0.1)),
-        runs=1, feed_bytes=1,
-    )  # fmt: skip
-    artifact = ArtifactManifest(id="a", file="a", format="onnx", precision="int8", status="built")
-    base = load_profile("host")
-    found = stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small, quick.item: quick}))])
-    assert found.peaks.fp32 is not None and found.peaks.fp32.value == float(f"{2 * 256**3 / 1e-5:.4g}")
-    assert found.peaks.fp32.verified
-    assert found.peaks.fp32.source.startswith("measured by edgeformer profile --calibrate on 20")
-    assert f" with 3 threads ({cpu_name()}): the fastest" in found.peaks.fp32.source
-    assert found.peaks.int8 is not None and found.peaks.int8.value == float(f"{2 * 32 * 512**2 / 2e-6:.4g}")
-    assert found.bandwidth_bytes_per_s is not None and found.bandwidth_bytes_per_s.value == 2.346e10
-    assert found.launch_overhead_us is not None and found.launch_overhead_us.value == 2.0
-    assert found.cache_bytes is not None and (found.cache_bytes.value, found.cache_bytes.source) == (
-        7, f"told ({cpu_name()})"
-    )  # fmt: skip
-    assert found.cores is not None and (found.cores.value, found.cores.verified) == (3, True)
-    known = (
-        found.peaks.fp32,
-        found.peaks.int8,
-        found.bandwidth_bytes_per_s,
-        found.launch_overhead_us,
-        found.cache_bytes,
-    )
-    assert all(fact is not None and fact.verified and "None" not in fact.source for fact in known)
-    assert (found.name, found.title, found.budgets) == (base.name, base.title, base.budgets)
-    assert stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small}))]).peaks.int8 is None

@@ -17,9 +17,10 @@ from edgeformer.formats.report import Row
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import estimate as stage
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate, estimate_listed, onnx_origin
+from edgeformer.stages.profiling.estimating.footprint import estimate_memory
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing
 from edgeformer.stages.profiling.estimating.rates import rates_of
-from edgeformer.stages.profiling.estimating.roofline import estimate_memory, fitted_us, range_us
+from edgeformer.stages.profiling.estimating.roofline import fitted_us, range_us
 from edgeformer.stages.profiling.estimating.work import count_nodes, stored_weight_bytes, total
 from edgeformer.stages.profiling.messages import Item
 

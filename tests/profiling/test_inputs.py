@@ -8,7 +8,7 @@ from tiny_bundle import write_golden
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.golden import Golden, read_golden
-from edgeformer.stages.profiling.inputs import fit_row, make_buffers
+from edgeformer.tasks.calls import fit_row, make_buffers
 
 
 def test_rows_lose_their_padding(tmp_path: Path) -> None:

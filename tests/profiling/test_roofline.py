@@ -10,12 +10,12 @@ import pytest
 from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency, Fact
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, Engine
+from edgeformer.stages.profiling.estimating.footprint import estimate_memory
 from edgeformer.stages.profiling.estimating.rates import Rates
 from edgeformer.stages.profiling.estimating.roofline import (
     Amounts,
     amounts,
     efficiency_of,
-    estimate_memory,
     fitted_us,
     node_us,
     range_us,

@@ -73,6 +73,7 @@ def test_who_is_just_sure_enough_leaves(threshold: float) -> None:
         notes.add(loop, np.zeros(1), np.array([threshold]))
     assert notes.leave({1: threshold}).mean_loops == 1.0
     assert notes.leave({1: threshold + 1e-6}).mean_loops == 2.0
+    assert notes.leave({1: threshold + 1e-12}).mean_loops == 1.0, "both are kept in four bytes"
 
 
 def test_notes_take_four_bytes_and_are_averaged_in_eight() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,7 +26,7 @@ from edgeformer.formats.progress import Silent
 from edgeformer.formats.recipe import CosineSchedule, OptimizerConfig
 from edgeformer.run import read_run
 from edgeformer.stages.training import loop, state
-from edgeformer.stages.training.checkpoints import Checkpoints, Position
+from edgeformer.stages.training.checkpoints import Checkpoints, Position, remove
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 from edgeformer.stages.training.processes import Processes
@@ -409,6 +410,45 @@ class TestFiles:
         write_json(folder / "sha256.json", {**sums, "state.json": sha256_of(folder / "state.json")})
         with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: TypeError: .*'steps'"):
             self.restore(made, pytest.fail)
+
+    def test_what_cannot_be_written_is_said_in_one_line_also_where_the_folder_is_gone(self, run: Path) -> None:
+        made, path = self.start(run), run / "checkpoints" / "000001-step-1"
+        for gone in (False, True):
+            with pytest.raises(EdgeformerError) as refused, made.checkpoints._explained(path):
+                shutil.rmtree(run) if gone else None
+                raise RuntimeError("no room for the archive\nFrame 0: …")
+            free = "nothing" if gone else r"\d[\d.]* [KMGT]?i?B"
+            assert re.fullmatch(
+                rf"{re.escape(str(path))}: cannot be written \(no room for the archive; {free} free on the disk\); "
+                "--resume begins anew",
+                str(refused.value),
+            )
+
+    def test_what_somebody_else_removed_is_removed(self, run: Path) -> None:
+        remove(run / "never there")
+        (run / "file").write_text("", encoding="utf-8")
+        (run / "folder" / "deep").mkdir(parents=True)
+        for name in ("file", "folder"):
+            remove(run / name)
+        assert not any(run.iterdir())
+
+    def test_of_several_lines_of_an_error_the_first_is_told(self, run: Path) -> None:
+        made = self.start(run)
+        self.save(made, 1)
+
+        def refuse(folder: Path) -> None:
+            raise RuntimeError("sizes differ\nof weight\nof bias")
+
+        with pytest.raises(ArtifactError, match=r"cannot be loaded: RuntimeError: sizes differ$"):
+            made.checkpoints.load(states(run)[0], refuse, made.rate, best=True)
+
+        def runs_code(folder: Path) -> None:
+            raise pickle.UnpicklingError("a class")
+
+        with pytest.raises(
+            ArtifactError, match="holds more than numbers, which could run code, so it is not read; train"
+        ):
+            made.checkpoints.load(states(run)[0], runs_code, made.rate, best=True)
 
     def test_random_states_that_are_not_taken_over_are_refused(self, run: Path) -> None:
         made = self.start(run)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 
 from edgeformer.formats.recipe import OptimizerConfig
 from edgeformer.stages.training import state
@@ -90,3 +92,102 @@ def test_the_scaler_of_fp16_comes_back(tmp_path: Path, processes: Processes) -> 
     processes.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     state.load(tmp_path, processes, model, optimizer)
     assert processes.accelerator.scaler.state_dict()["scale"] == 8.0
+
+
+@pytest.fixture
+def one_of_one(processes: Processes) -> Iterator[Processes]:
+    """Shards as several processes have them, in a group of this process alone: no child, no network."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    processes.sharded = True
+    yield processes
+    distributed.destroy_process_group()
+
+
+class Reader(nn.Module):
+    """As language models tie them: the weight of one module is another one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.table = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.table.weight
+
+
+def sharded(processes: Processes, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A tied model after one step, weights and moments in shards."""
+    torch.manual_seed(seed)
+    model = Reader()
+    prepared, optimizer = processes.prepare(model, build_optimizer(model, OptimizerConfig(lr=0.1)))
+    for parameter in prepared.parameters():
+        parameter.grad = torch.full_like(parameter, float(parameter.ndim + seed))
+    optimizer.step()
+    return prepared, optimizer
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def test_shards_are_written_whole_and_read_as_shards(tmp_path: Path, one_of_one: Processes) -> None:
+    model, optimizer = sharded(one_of_one, 1)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    found = state.gather(one_of_one, model, optimizer)
+    assert set(found) == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
+    assert not any(isinstance(tensor, DTensor) for tensor in found["model.safetensors"].values())
+    moments = found["optimizer.bin"]["state"]
+    assert set(moments) == {0, 1}, "by number, as one process writes them"
+    assert not any(isinstance(tensor, DTensor) for one in moments.values() for tensor in one.values())
+    assert float(moments[0]["exp_avg"].max()) == pytest.approx(0.3)  # the table first: (1 − β₁) · its gradient of 3
+    state.write(found, tmp_path)
+    other, other_optimizer = sharded(one_of_one, 2)
+    state.load(tmp_path, one_of_one, other, other_optimizer)
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        assert isinstance(parameter, DTensor), "it would not fit into one process"
+        assert torch.equal(whole(parameter), whole(dict(model.named_parameters(remove_duplicate=False))[name])), name
+    again = state.gather(one_of_one, other, other_optimizer)["optimizer.bin"]
+    for before, after in zip(found["optimizer.bin"]["param_groups"], again["param_groups"], strict=True):
+        assert {**after, "betas": tuple(after["betas"])} == before
+    for number, one in moments.items():
+        assert all(torch.equal(tensor, again["state"][number][key]) for key, tensor in one.items()), number
+    held = [tensor for one in other_optimizer.state.values() for key, tensor in one.items() if key != "step"]
+    assert held and all(isinstance(tensor, DTensor) for tensor in held)
+
+
+def test_only_the_main_process_numbers_the_optimizers_state(one_of_one: Processes) -> None:
+    model, optimizer = sharded(one_of_one, 1)
+    one_of_one.rank = 1
+    assert state.gather(one_of_one, model, optimizer)["optimizer.bin"] == {}
+
+
+class Cards:
+    """torch.cuda's random states, of a machine with some cards."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+        self.was_set: list[int] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([70 + current], dtype=torch.uint8))
+        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found: self.was_set.append(int(found)))
+
+
+def test_a_cards_random_numbers_are_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(monkeypatch, current=2)
+    saved = state._random_states()
+    assert [int(found) for found in saved["torch_cuda_manual_seed"]] == [72]
+    state._restore(saved)
+    assert cards.was_set == [72]
+    for of_all, expected in (([60, 61, 62, 63], 62), ([60, 61], 61)):  # as earlier versions wrote them
+        state._restore({**saved, "torch_cuda_manual_seed": [torch.tensor(number) for number in of_all]})
+        assert cards.was_set[-1] == expected
+    del saved["torch_cuda_manual_seed"]  # written on a CPU
+    state._restore(saved)
+    assert len(cards.was_set) == 3
+
+
+def test_a_cards_random_numbers_mean_nothing_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = {**state._random_states(), "torch_cuda_manual_seed": [torch.tensor(1)]}
+    cards = Cards(monkeypatch, current=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    state._restore(saved)
+    assert cards.was_set == []

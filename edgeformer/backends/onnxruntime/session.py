@@ -18,14 +18,10 @@ from edgeformer.machine.host import default_threads
 KEPT = "past"
 """How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
 
-_DTYPES = {
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(double)": "float64",
-    "tensor(bool)": "bool",
+_DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
+    f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
+_DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 _NAMED = 6  # operators that a note lists
 # onnxruntime writes what it raises to stderr as well; the exception is enough.
 _SILENT = 4
@@ -140,9 +136,8 @@ class OnnxSession(Session):
             return EdgeformerError(f"{name}: not enough memory for {shapes} ({why})")
         if "out of data bounds" in str(error):
             return InputError(f"{name}: a token id lies outside the model's vocabulary ({why})")
-        return InputError(
-            f"{name}: the graph refuses {shapes}; the sequence may be longer than the model's positional table ({why})"
-        )
+        longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
+        return InputError(f"{name}: the graph refuses {shapes}{longer} ({why})")
 
 
 def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:

@@ -152,6 +152,8 @@ def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
 def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
     """An engine of ``graph`` before anything was built: rejected, without a file."""
     kind, tolerance = TOLERANCES[graph.precision]
+    if graph.parity is not None:  # its task may have bars of its own
+        kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
     unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify"
     return ArtifactManifest(
         id=graph.id.replace(ONNX, target.format, 1),

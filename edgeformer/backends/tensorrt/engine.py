@@ -20,7 +20,7 @@ from typing import Any, Literal
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edgeformer.backends.backend import BuildJob, Target
+from edgeformer.backends.backend import BuildJob, InputShapes, Target
 from edgeformer.backends.tensorrt.log import (
     PARTS,
     Layers,
@@ -183,10 +183,6 @@ def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder 
     return ("size", Layers()) if found is None else ("inspector", found)
 
 
-InputShapes = dict[str, tuple[tuple[int, ...], ...]]
-"""Input → smallest, best and largest shape."""
-
-
 def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     """Parse and build: the engine as a buffer of TensorRT's. Raises what :func:`build_engine` raises."""
     log = tensorrt_log(trt)
@@ -261,6 +257,9 @@ def _shapes(network: Any, job: BuildJob) -> InputShapes:
     found: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
+        if tensor.name in job.shapes:
+            found[tensor.name] = job.shapes[tensor.name]
+            continue
         columns = []
         for axis, size in enumerate(tensor.shape):
             name = str(tensor.get_dimension_name(axis))

@@ -142,14 +142,16 @@ def _quantize_tables(model: onnx_ir.Model) -> None:
 
 
 def _is_table(value: onnx_ir.Value) -> bool:
-    """FP32 [rows, size] of which only rows are ever taken, and which holds no scales."""
+    """FP32 [rows, size] of which only rows are ever taken, none inside of a subgraph, and which holds no scales."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) != 2:
         return False
     name = str(value.name)
     if tensor.shape.numpy()[0] < TABLE_ROWS or name.endswith(SCALE) or name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-    return bool(value.uses()) and all(index == 0 and _takes_rows(node) for node, index in value.uses())
+    return bool(value.uses()) and all(
+        index == 0 and node.graph is value.graph and _takes_rows(node) for node, index in value.uses()
+    )
 
 
 def _takes_rows(node: onnx_ir.Node) -> bool:

@@ -204,7 +204,7 @@ class Previous:
             for name in self.needed.get(old.id, ()):
                 path = folder / name
                 if name in own or not path.exists():
-                    _link(self.folder / name, path)
+                    link(self.folder / name, path)
                 elif path.name == TOKENIZER_FILE and sha256_of(path) != self.files[name]:
                     self.lost[old.id] = f"{name} is made anew, and is another one"
                     self.refuse_to_lose(but=())
@@ -229,7 +229,7 @@ def _order(artifact: ArtifactManifest) -> tuple[bool, int, bool, int, int]:
     return not artifact.is_graph, precision, artifact.trimmed, role, artifact.exit or 0
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """The same file under another name, or a copy where the file system has no such thing; never a symbolic link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)

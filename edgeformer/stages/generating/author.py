@@ -96,7 +96,8 @@ def find_author(location: Location, artifact: str | None = None) -> Author:
         _require_writer(location, bundle)
         if wanted is not None or writing(bundle):
             manifest = bundle.manifest
-            return Author(location, bundle, manifest.exits, manifest.max_positions, manifest.max_length, wanted)
+            most = manifest.max_positions or manifest.max_length
+            return Author(location, bundle, manifest.exits, most, manifest.max_length, wanted)
     if wanted not in (None, TORCH):
         raise InputError(f"--artifact {wanted}: {location.name} has no bundle; make one with: {_command(location)}")
     if location.run is None:
@@ -119,8 +120,9 @@ def writing(bundle: Bundle) -> list[ArtifactManifest]:
 def _require_writer(location: Location, model: Bundle | Run) -> None:
     if not model.task.writes_text:
         name = location.name
+        text = " TEXT" if model.task.reads_text else ""
         raise InputError(
-            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name} TEXT"
+            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name}{text}"
         )
     if model.leaks:
         raise InputError(

@@ -40,7 +40,8 @@ def _command(manifest: BundleManifest, added: str) -> str:
     flags = [*_held(manifest.artifacts), added]
     if "--exit all" in flags:  # it includes single exits
         flags = [flag for flag in flags if flag == "--exit all" or not flag.startswith("--exit")]
-    return " ".join(["edgeformer export", manifest.run, *dict.fromkeys(flags)])
+    name = manifest.run if manifest.wrapped is None else "BUNDLE"
+    return " ".join(["edgeformer export", name, *dict.fromkeys(flags)])
 
 
 def _held(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:

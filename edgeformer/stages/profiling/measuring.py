@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from edgeformer.backends import OpenOptions, backend_of, on_gpu, provider_facts
+from edgeformer.backends.session import Array
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.golden import Tokens, read_golden
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.energy import energy_counter, measure_energy
-from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.measure import measure, summarise
 from edgeformer.stages.profiling.memory import (
     added,
@@ -31,12 +30,14 @@ from edgeformer.stages.profiling.memory import (
     release_unused,
     resident_bytes,
 )
-from edgeformer.stages.profiling.messages import FinishedRow, Item, MeasureSpec, Refusal, Start, row_of
+from edgeformer.stages.profiling.messages import FinishedRow, Item, MeasureSpec, Refusal, Shape, Start, row_of
 
-Buffers = Sequence[Mapping[str, Tokens]]
+Buffers = Sequence[Mapping[str, Array]]
 # Set by the parent for this process only.
 _PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
 _DEVICE_CALLS = 100
+_BUFFERS, _LEAST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
+"""Different inputs in rotation keep a cache from answering instead of the artifact; large ones are fewer."""
 
 
 def work(told: bytes, send: Send) -> None:
@@ -122,6 +123,12 @@ def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Worklo
     return Workload(first, call, decoder.close, load_ms, facts, decoder.caveats())
 
 
+def _buffers(spec: MeasureSpec, shape: Shape) -> Buffers:
+    """Different inputs of one shape: as many as take a quarter of a GiB, but no more than are worth having."""
+    size = sum(array.nbytes for array in spec.checked.calls(shape, 1)[0].values())
+    return spec.checked.calls(shape, max(_LEAST_BUFFERS, min(_BUFFERS, _BUFFER_BYTES // max(1, size))))
+
+
 class _Measurement:
     """One artifact over its shapes and phases. The first one's opening and first call are the cold row."""
 
@@ -136,8 +143,7 @@ class _Measurement:
         # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
         for name in _PINNING:
             os.environ.pop(name, None)
-        golden = read_golden(spec.checked.golden)
-        self.buffers = {shape: make_buffers(golden, *shape) for shape in spec.shapes}
+        self.buffers = {shape: _buffers(spec, shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()
         self.before_gpu = gpu_memory_in_use(spec.gpu_uuid)
         self.meter = peak_meter()

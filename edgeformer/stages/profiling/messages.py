@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import ArtifactFiles
+from edgeformer.backends.session import Array
 from edgeformer.bundle import Bundle
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.golden import GOLDEN_FILE
+from edgeformer.formats.golden import GOLDEN_FILE, read_golden
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.process import End, Job
-
-if TYPE_CHECKING:
-    from edgeformer.tasks import Task
+from edgeformer.tasks import Task, task_named
 
 Shape = tuple[int, int]
 """(batch, seq)"""
@@ -59,6 +58,8 @@ class CheckedArtifact(Frozen):
     parts: dict[str, Path] = Field({}, description="step artifacts: part → file")
     loops: int | None = Field(None, description="step artifacts: how often the loop graph is called")
     max_positions: int | None = None
+    task: str = Field(description="what its model is for: it knows how golden inputs become calls")
+    axes: dict[str, tuple[str, ...]] = Field({}, description="input → what sizes each of its axes; empty: text")
 
     @classmethod
     def of(cls, bundle: Bundle, artifact: ArtifactManifest) -> CheckedArtifact:
@@ -80,7 +81,13 @@ class CheckedArtifact(Frozen):
             parts={name: path.resolve() for name, path in files.parts.items()},
             loops=files.loops,
             max_positions=files.max_positions,
+            task=bundle.task.name,
+            axes=dict(bundle.task.axes(bundle.data)),
         )
+
+    def calls(self, shape: Shape, count: int) -> list[dict[str, Array]]:
+        """Different real inputs of one shape. Raises GoldenError."""
+        return task_named(self.task).calls(read_golden(self.golden), self.axes, shape, count)
 
     @property
     def files(self) -> ArtifactFiles:

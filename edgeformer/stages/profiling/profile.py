@@ -76,7 +76,11 @@ def profile_bundle(
         # Without caches, every token of a text costs a pass over all of it.
         whole_texts = artifact.role in ("full", "exit")
         known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
-    return _report(here, rows, known)
+    return _report(here, [_with_inputs(row, bundle) for row in rows], known)
+
+
+def _with_inputs(row: Row, bundle: Bundle) -> Row:
+    return row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)})
 
 
 def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:

@@ -105,9 +105,12 @@ def resolve(
         check_options(options.search, manifest)
     budget = device.budgets.for_task(manifest.task)
     limits = _limits(options, device, manifest, budget)
-    shapes = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
+    asked = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
+    task = task_named(manifest.task)
+    shapes = {task.fit_shape(manifest.data, *shape) for shape in asked}
     artifacts, left_out = _artifacts(options, manifest, artifact)
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
+    notes += task.shape_notes(manifest.data)
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
     if budget == Budget():
@@ -133,15 +136,17 @@ def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
     if not options.batches:
         raise InputError("at least one batch size is needed, e.g. 1")
     longest = max(options.seqs, default=0)
-    if longest > manifest.max_positions:
+    if manifest.max_positions is not None and longest > manifest.max_positions:
         raise InputError(
             f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; ask for less"
         )
 
 
 def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest, budget: Budget) -> Limits:
-    seq = min(budget.seq, manifest.max_positions)
+    task = task_named(manifest.task)
+    seq = min(budget.seq, manifest.max_positions or budget.seq)
     capped = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} positions"
+    batch, seq = task.fit_shape(manifest.data, budget.batch, seq)
     usable = device.usable_memory_bytes or device.memory_bytes
     here = psutil.virtual_memory().total if device.kind == "cpu" and device.match is None else None
     return Limits(
@@ -149,11 +154,11 @@ def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleMani
         latency_ms=_first(options.max_latency_ms, budget.latency_p50_ms),
         memory_bytes=_first(options.max_memory_bytes, budget.memory_bytes or (usable.value if usable else here)),
         energy_mj=_first(options.max_energy_mj, budget.energy_mj),
-        batch=budget.batch,
+        batch=batch,
         seq=seq,
         # A budget of what writes text is per decoded token, not per forward pass over the whole text.
-        phase=task_named(manifest.task).phase,
-        shape_note=capped if seq < budget.seq else None,
+        phase=task.phase,
+        shape_note=capped if manifest.max_positions is not None and seq < budget.seq else None,
     )
 
 

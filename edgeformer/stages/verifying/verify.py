@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
@@ -16,8 +12,6 @@ from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
-
-Logits = NDArray[np.float32]
 
 INT8_ERROR_FACTOR = 2.0
 """INT8 kernels round differently on other processors: the largest error may be this many times export's, …"""
@@ -51,6 +45,7 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
         bundle=str(bundle.folder),
         run=bundle.name,
         manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
+        wrapped=bundle.manifest.wrapped,
         manifest_protected=bundle.manifest.manifest_sha256 is not None,
         files=files,
         artifacts=tuple(checks),
@@ -100,12 +95,11 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck
     except ArtifactError as error:
         return because(f"no answers to compare with: {error}")
     try:
-        inputs = golden.inputs(bundle.task.golden_names[0])
         with bundle.session(artifact) as session:
-            logits, provider = _logits(session, inputs, artifact), session.provider
+            outputs, provider = bundle.task.golden_outputs(golden, session.run, _most_rows(artifact)), session.provider
         last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
         exit_ = last if artifact.exit is None else artifact.exit
-        parity = bundle.task.golden_parity(golden.arrays, logits, exit_, artifact.precision, provider)
+        parity = bundle.task.golden_parity(golden.arrays, outputs, exit_, artifact.precision, provider)
     except (MissingDependencyError, GoldenError) as error:
         return because(error)
     except ArtifactError as error:
@@ -141,18 +135,7 @@ def _hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str |
     return held, None
 
 
-def _logits(session: Session, inputs: dict[str, NDArray[np.int64]], artifact: ArtifactManifest) -> Logits:
-    """Logits of all golden rows, in as few calls as the artifact takes.
-
-    INT8 graphs scale their activations by the whole batch, so that another batch is another (if similar) answer.
-    """
-    rows = len(next(iter(inputs.values())))
+def _most_rows(artifact: ArtifactManifest) -> int | None:
+    """Rows that one call takes; None: any number."""
     shapes = artifact.engine.shapes if artifact.engine is not None else {}
-    most = min((shape[-1][0] for shape in shapes.values()), default=rows)
-    pieces = []
-    for start in range(0, rows, most):
-        outputs = session.run({name: array[start : start + most] for name, array in inputs.items()})
-        if "logits" not in outputs:
-            raise ArtifactError(f"it has no output `logits`, but {', '.join(outputs) or 'none'}; export the run again")
-        pieces.append(outputs["logits"])
-    return np.concatenate(pieces)
+    return min((shape[-1][0] for shape in shapes.values() if shape[-1]), default=None)

@@ -85,6 +85,8 @@ def calibrate(
     if not chosen or chosen[0].artifact.precision != "fp32":
         raise InputError(f"{bundle}: calibrating needs the full FP32 ONNX graph; export the run again")
     longest = opened.manifest.max_positions
+    if longest is None:
+        raise InputError(f"{bundle}: calibrating needs a model that takes texts of many lengths, not a wrapped graph")
     fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
     if len(fitting) < 4:
         raise InputError(

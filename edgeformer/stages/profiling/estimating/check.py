@@ -103,7 +103,7 @@ def check_estimates(
     fitted = 0
     for folder in bundles:
         bundle = Bundle.open(folder)
-        taken = [shape for shape in shapes if shape[1] <= bundle.manifest.max_positions]
+        taken = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
         taken.sort(key=lambda shape: (shape[0] * shape[1], shape))
         for checked in full_graphs(bundle, ("fp32",)):
             unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ from edgeformer.formats.device import Calibration, DeviceProfile
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row
+from edgeformer.stages.profiling.estimating.footprint import estimate_memory
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
-from edgeformer.stages.profiling.estimating.rates import rates_of, refused_calibration
-from edgeformer.stages.profiling.estimating.roofline import estimate_memory, fitted_us, range_us
-from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes, total
+from edgeformer.stages.profiling.estimating.operators import CONTROL, MOST_UNKNOWN, trust_of, unchecked_words
+from edgeformer.stages.profiling.estimating.rates import Rates, rates_of, refused_calibration
+from edgeformer.stages.profiling.estimating.roofline import fitted_nodes_us, range_us, widened_us
+from edgeformer.stages.profiling.estimating.work import BROADCAST, NodeWork, count_nodes, stored_weight_bytes, total
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Phase, row_of, unavailable_row
 
 # Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
@@ -113,10 +116,14 @@ def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
 def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     calibration, precision = case.device.calibration, case.artifact.precision
     rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(listed.nodes, works, case.listed)
+    seen: Collection[str] = ()
+    _require_counted(works, listed, rates, weight_bytes)
     if calibration is not None and precision in calibration.efficiencies:
-        middle_ms = fitted_us(works, rates, calibration, precision, weight_bytes, listed.runs) / 1000
         log2, why = _uncertainty(case, listed.item[0], calibration)
-        low, high = middle_ms / 2**log2, middle_ms * 2**log2
+        seen = calibration.operators.get(precision, {})
+        nodes = widened_us(works, fitted_nodes_us(works, rates, calibration, precision, weight_bytes), seen)
+        called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
+        low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
         reason = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes; {why}"
     else:
         fused = backend_of(case.artifact).fuses(case.artifact)
@@ -125,7 +132,45 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
             "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
             "peaks, the high end overlaps nothing and reaches about a third of them"
         )
-    return Latency(status="estimated", p50=(low * high) ** 0.5, low=low, high=high, reason=reason)
+    doubts = _doubts(works, listed, seen)
+    return Latency(
+        status="estimated",
+        p50=(low * high) ** 0.5,
+        low=low,
+        high=high,
+        reason="; ".join((reason, *doubts)),
+        warnings=tuple(doubts),
+    )
+
+
+def _doubts(works: Sequence[NodeWork], listed: ItemNodes, seen: Collection[str]) -> list[str]:
+    """Why a range is wider than it would be of a transformer, in words."""
+    doubts = []
+    doubtful = [work.key for work in works if work.trust != "checked" and work.key not in seen]
+    unchecked = Counter(key.removesuffix(BROADCAST) for key in doubtful)
+    if unchecked:
+        doubts.append(f"the range is wider: never checked on any device are estimates of {unchecked_words(unchecked)}")
+    inside = [operator for operator in sorted(CONTROL) if any(node.op == operator for node in listed.nodes)]
+    if inside:
+        doubts.append(
+            f"{' and '.join(inside)}: counted as often as it ran on a golden input; others may take another way"
+        )
+    return doubts
+
+
+def _require_counted(works: Sequence[NodeWork], listed: ItemNodes, rates: Rates, weight_bytes: float) -> None:
+    """Raises EdgeformerError where most of the time may go where nobody can count the work."""
+    unknown = Counter(node.op for node in listed.nodes if trust_of(node) == "unknown")
+    if not unknown:
+        return
+    whole = range_us(works, rates, weight_bytes, fused=False)[1]
+    without = range_us([work for work in works if work.trust != "unknown"], rates, weight_bytes, fused=False)[1]
+    share = 1 - without / whole
+    if share > MOST_UNKNOWN:
+        raise EdgeformerError(
+            f"no estimate: {share:.0%} of the time may go to operators whose work cannot be counted: "
+            f"{unchecked_words(unknown)}; profile on the device itself"
+        )
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:

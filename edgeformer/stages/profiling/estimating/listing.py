@@ -24,9 +24,8 @@ from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, ProfiledG
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.formats.golden import Tokens, read_golden
+from edgeformer.formats.golden import Tokens
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.inputs import make_buffers
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
 from edgeformer.stages.profiling.process import End, Job, run_job
 
@@ -145,7 +144,7 @@ def _graphs(files: ArtifactFiles) -> list[tuple[Path, int]]:
 def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, ...], int]:
     """The nodes that one run of a graph executes, and the bytes that it is fed with."""
     opened = ProfiledGraph(file, spec.threads)
-    inputs = feed_for(opened.inputs, item, _golden_ids(spec, item))
+    inputs = _feed(spec, opened.inputs, item)
     nodes = opened.list_nodes(inputs)[0]
     if spec.timed:
         # The durations that they have in production, where weights are packed beforehand.
@@ -157,11 +156,14 @@ def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, 
     return tuple(nodes), sum(array.nbytes for array in inputs.values())
 
 
-def _golden_ids(spec: ListSpec, item: Item) -> Tokens:
-    """Real token ids int64 [batch, tokens of one call]."""
-    phase, batch, seq = item
-    ids = make_buffers(read_golden(spec.checked.golden), batch, seq, count=1)[0]["input_ids"]
-    return ids[:, -1:] if phase == "decode" else ids
+def _feed(spec: ListSpec, declared: Declared, item: Item) -> dict[str, Array]:
+    """Inputs of one call of a graph: golden ones where it takes those, else made for a part of a model."""
+    phase, *shape = item
+    (call,) = spec.checked.calls((shape[0], shape[1]), count=1)
+    if phase == "steady" and declared.keys() <= call.keys():
+        return {name: call[name] for name in declared}
+    ids = call["input_ids"]
+    return feed_for(declared, item, ids[:, -1:] if phase == "decode" else ids)
 
 
 def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
@@ -212,7 +214,7 @@ def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
                 if time.perf_counter() > (ending if number else first) or (number and item not in best):
                     break
                 declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
-                call = partial(session.run, feed_for(declared, item, _golden_ids(spec, item)))
+                call = partial(session.run, _feed(spec, declared, item))
                 time_calls(call, _WARM_UP_S, 2)
                 median_us = statistics.median(time_calls(call, _ROUND_S, _LEAST_CALLS))
                 best[item] = min(best.get(item, median_us), median_us)

@@ -1,4 +1,4 @@
-"""Time and memory of a call from its work, every node at the device's rates. Pure functions.
+"""Time of a call from its work, every node at the device's rates. Pure functions.
 
 Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
 takes at each fitted rate. Elsewhere nobody knows how close to its peaks the device gets, so there is a range: the low
@@ -8,13 +8,12 @@ end overlaps arithmetic with memory, fuses what can be fused and reaches nearly 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from edgeformer.formats.device import Calibration, DeviceProfile, Efficiency
+from edgeformer.formats.device import Calibration, Efficiency
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.report import Memory
+from edgeformer.stages.profiling.estimating.operators import DOUBTS
 from edgeformer.stages.profiling.estimating.rates import Rates
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
 
@@ -44,19 +43,6 @@ _CACHE_FULL_FROM, _CACHE_USELESS_FROM = 0.25, 1.25
 _TILE = 64
 # A multiprocessor that works alone in a wave still runs at its own rate; kernels that split the inner size use more.
 _LEAST_OCCUPANCY = 0.10
-# What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
-_ALIVE_HIGH = 4.0
-# Arenas grow to the next power of two.
-_ARENA_HIGH = 2.0
-# cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
-_GPU_WORKSPACE_HIGH = 32 * 2**20
-# CUDA contexts differ by driver and by how many kernels are loaded.
-_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
-# ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
-# parsed graph is a third copy.
-_CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
-# Sessions, thread pools, code pages of the kernels that run first.
-_CPU_FIXED_HIGH = 48 * 2**20
 
 
 @dataclass(frozen=True)
@@ -117,11 +103,32 @@ def fitted_us(
         weight_bytes: of the whole graph's products, each shared weight once.
         runs: graphs that are run in one call, each with the cost of a call: step bundles run several.
     """
+    called = runs * calibration.call_overhead_us.get(precision, 0.0)
+    return called + sum(fitted_nodes_us(works, rates, calibration, precision, weight_bytes))
+
+
+def widened_us(works: Sequence[NodeWork], took_us: Sequence[float], seen: Collection[str]) -> tuple[float, float]:
+    """Lowest and highest plausible microseconds of nodes whose operators were never checked, the others as they are.
+
+    Args:
+        works: of all nodes.
+        took_us: of each, by the efficiency of its operator or of its class.
+        seen: keys of operators that were fitted by themselves, whatever they are.
+    """
+    doubts = [DOUBTS["checked" if work.key in seen else work.trust] for work in works]
+    low = sum(took / doubt.less for took, doubt in zip(took_us, doubts, strict=True))
+    return low, sum(took * doubt.more for took, doubt in zip(took_us, doubts, strict=True))
+
+
+def fitted_nodes_us(
+    works: Sequence[NodeWork], rates: Rates, calibration: Calibration, precision: str, weight_bytes: float
+) -> list[float]:
+    """Microseconds of every node of a call; the arguments are those of :func:`fitted_us`."""
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    return runs * calibration.call_overhead_us.get(precision, 0.0) + sum(
+    return [
         node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
         for work in works
-    )
+    ]
 
 
 def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
@@ -192,7 +199,8 @@ def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) 
         # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
         moved_s = max(work.moved_bytes for work in kernel) / near
         weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
-        took += max(compute_s, moved_s + weights_s) * 1e6 + rates.overhead_us * share.overhead
+        less = max(DOUBTS[work.trust].less for work in kernel)
+        took += max(compute_s, moved_s + weights_s) / less * 1e6 + rates.overhead_us * share.overhead
     return took
 
 
@@ -206,10 +214,12 @@ def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: 
     took = weights_s * 1e6
     for kernel in kernels:
         compute_s = sum(
-            _compute_s(work, rates.sure_peak, rates, share) / (_occupancy(work, rates.cores) if rates.gpu else 1.0)
+            DOUBTS[work.trust].more
+            * _compute_s(work, rates.sure_peak, rates, share)
+            / (_occupancy(work, rates.cores) if rates.gpu else 1.0)
             for work in kernel
         )
-        moved_s = sum(work.moved_bytes for work in kernel) / slow
+        moved_s = sum(DOUBTS[work.trust].more * work.moved_bytes for work in kernel) / slow
         overhead_us = rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
         took += (compute_s + moved_s) * 1e6 + overhead_us
     return took
@@ -226,43 +236,3 @@ def _occupancy(work: NodeWork, cores: int | None) -> float:
     tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
     waves = -(-tiles // cores)
     return max(_LEAST_OCCUPANCY, tiles / (waves * cores))
-
-
-def estimate_memory(
-    artifact: ArtifactManifest, device: DeviceProfile, weights: float, step_bytes: float, feed_bytes: float
-) -> Memory:
-    """Weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
-
-    Args:
-        artifact: an engine says more of itself.
-        device: that is estimated for.
-        weights: bytes as stored.
-        step_bytes: the largest node's inputs and outputs together.
-        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
-    """
-    gpu, fed = device.kind == "cuda", 2 * feed_bytes
-    if gpu and device.context_bytes is None:
-        reason = f"device profile {device.name!r} does not say context_bytes"
-        return Memory(status="unavailable", reason=reason)
-    alive_low, alive_high = step_bytes + fed, _ALIVE_HIGH * step_bytes + fed
-    if device.context_bytes is None or not gpu:
-        low = _CPU_COPIES_LOW * weights + alive_low
-        high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
-    else:
-        held, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
-        if engine is not None and engine.activation_bytes is not None:
-            # The builder says it, for the largest shape that the engine takes.
-            alive_high = engine.activation_bytes + fed
-            alive_low, weights = min(alive_low, alive_high), engine.weight_bytes or weights
-            held = (artifact.size_bytes or weights) + alive_high
-        low = device.context_bytes.value * _CONTEXT_LOW + weights + alive_low
-        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + held + _GPU_WORKSPACE_HIGH)
-    what = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
-    return Memory(
-        status="estimated",
-        peak=round((low * high) ** 0.5),
-        low=round(low),
-        high=round(high),
-        method=f"sum of {what}",
-        reason=f"sum of {what}; the range covers what allocators keep and how many copies of the weights there are",
-    )

@@ -10,22 +10,24 @@ from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
 from edgeformer.formats.device import OperatorClass
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Work
+from edgeformer.stages.profiling.estimating.operators import (
+    CONTROL,
+    CONVOLUTIONS,
+    LOOKUPS,
+    MOVES,
+    PARTIAL,
+    PRODUCTS,
+    RECURRENT,
+    RENAMES,
+    TRANSPOSED,
+    WHOLE_ATTENTION,
+    Trust,
+    convolution_operations,
+    recurrent_operations,
+    recurrent_rereads,
+    trust_of,
+)
 
-_PRODUCTS = {
-    "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
-    "MatMulNBits", "QLinearMatMul", "Conv", "FusedConv", "NhwcFusedConv", "ConvInteger",
-}  # fmt: skip
-_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv", "ConvInteger"}
-_WHOLE_ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
-_LOOKUPS = {"Gather", "GatherND", "GatherElements", "EmbedLayerNormalization"}
-# They give the same bytes another shape; runtimes let input and output share the memory.
-_RENAMES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size"}
-_MOVES = {
-    "Transpose", "Slice", "Concat", "Split", "Cast", "Expand", "Tile", "Pad", "Where", "ConstantOfShape", "Range",
-    "MemcpyFromHost", "MemcpyToHost", "ScatterND", "ScatterElements",
-}  # fmt: skip
-# They read a part of their first input, as many bytes as they write.
-_PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherND", "GatherElements"}
 # Sums over an axis: a fused kernel ends there, since every later element needs the sum.
 _REDUCTIONS = ("Softmax", "LayerNormalization", "Reduce", "LpNormalization", "InstanceNormalization", "CumSum")
 _STORED_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
@@ -33,6 +35,10 @@ _CPU_CAST = "InsertedPrecisionFreeCast"
 _FLOATS = ("float", "float16", "bfloat16", "double")
 # Arithmetic per element written, counted as one pass of a polynomial or a few passes; only for `operations`.
 _PER_ELEMENT = {"Softmax": 5.0, "SimplifiedLayerNormalization": 4.0, "LayerNormalization": 5.0, "QuickGelu": 5.0}
+
+
+BROADCAST = " broadcast"
+"""How the key of an operator ends that meets tensors of several sizes."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class NodeWork:
         moved_bytes: activations read and written.
         rows, columns: of a product's result, batches and heads counted among the rows.
         host_only: bookkeeping on shapes; on a GPU it happens beside the device or was folded away.
+        trust: whether estimates of such a node were ever checked.
     """
 
     cls: OperatorClass
@@ -58,6 +65,7 @@ class NodeWork:
     host_only: bool = False
     reduces: bool = False
     quantized: bool = False
+    trust: Trust = "checked"
 
     @property
     def bytes(self) -> float:
@@ -84,19 +92,20 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
 
     cls, inputs, outputs = _class_of(node), node.inputs, node.outputs
     written = sum(tensor.elements for tensor in outputs)
-    if node.op in _PRODUCTS or node.op in _WHOLE_ATTENTION:
+    if node.op in PRODUCTS or node.op in WHOLE_ATTENTION:
         constant = _weights(node)
         weights = [inputs[place] for place in constant]
         activations = [tensor for place, tensor in enumerate(inputs) if place not in constant]
         columns = _columns(node)
+        read = recurrent_rereads(node, weights) if node.op in RECURRENT else weights
         return NodeWork(
-            cls, _key(node), _product_operations(node), size(weights), size(activations) + size(outputs),
+            cls, _key(node), _product_operations(node), size(read), size(activations) + size(outputs),
             rows=written // columns if columns else 1, columns=columns,
-            quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights),
+            quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights), trust=trust_of(node),
         )  # fmt: skip
-    if node.op in _RENAMES:
+    if node.op in RENAMES | CONTROL:
         moved = 0.0
-    elif node.op in _PARTIAL:
+    elif node.op in PARTIAL:
         moved = 2 * size(outputs)
     else:
         moved = size(inputs) + size(outputs)
@@ -107,8 +116,11 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         0.0 if layout else written * _PER_ELEMENT.get(node.op, 1.0),
         0.0,
         moved,
-        host_only=node.op == "Shape" or all(t.dtype == "int64" and t.elements <= 64 for t in outputs),
+        host_only=node.op == "Shape"
+        or node.op in CONTROL
+        or all(t.dtype == "int64" and t.elements <= 64 for t in outputs),
         reduces=node.op.endswith(_REDUCTIONS[:2]) or node.op.startswith(_REDUCTIONS),
+        trust=trust_of(node),
     )
 
 
@@ -133,7 +145,7 @@ def known_weights(nodes: Sequence[ExecutedNode]) -> list[ExecutedNode]:
     }
     return [
         replace(node, parameter_bytes=node.parameter_bytes + node.inputs[1].bytes)
-        if node.op in _PRODUCTS and node.inputs[1] in cast and not _weights(node)
+        if node.op in PRODUCTS and node.inputs[1] in cast and not _weights(node)
         else node
         for node in nodes
     ]
@@ -167,14 +179,14 @@ def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
 
 
 def _class_of(node: ExecutedNode) -> OperatorClass:
-    if node.op in _PRODUCTS:
+    if node.op in PRODUCTS:
         return "gemm" if _weights(node) else "attention"
-    if node.op in _WHOLE_ATTENTION or node.op.endswith("Softmax"):
+    if node.op in WHOLE_ATTENTION or node.op.endswith("Softmax"):
         return "attention"
-    if node.op in _LOOKUPS:
+    if node.op in LOOKUPS:
         # Gather also picks sizes out of a shape; only rows of a table of floats are a lookup.
         return "lookup" if node.inputs and len(node.inputs[0].shape) > 1 else "layout"
-    return "layout" if node.op in _RENAMES | _MOVES else "elementwise"
+    return "layout" if node.op in RENAMES | MOVES | CONTROL else "elementwise"
 
 
 def _weights(node: ExecutedNode) -> tuple[int, ...]:
@@ -190,10 +202,11 @@ def _weights(node: ExecutedNode) -> tuple[int, ...]:
 
 
 def _product_operations(node: ExecutedNode) -> float:
-    if node.op in _CONVOLUTIONS:
-        kernel = node.inputs[1]
-        return 2.0 * node.outputs[0].elements * kernel.elements / kernel.shape[0]
-    if node.op in _WHOLE_ATTENTION:
+    if node.op in CONVOLUTIONS | TRANSPOSED:
+        return convolution_operations(node)
+    if node.op in RECURRENT:
+        return recurrent_operations(node)
+    if node.op in WHOLE_ATTENTION:
         query, key = node.inputs[0].shape, node.inputs[min(1, len(node.inputs) - 1)].shape
         length = key[-2] if len(key) > 1 else 1
         return 4.0 * node.outputs[0].elements * length if query else 0.0
@@ -204,16 +217,19 @@ def _product_operations(node: ExecutedNode) -> float:
 
 
 def _columns(node: ExecutedNode) -> int:
-    out = node.outputs[0]
-    return out.shape[-1] if out.shape else 1
+    """Of a product's result: the last axis, of a convolution its channels."""
+    shape = node.outputs[0].shape
+    if node.op in CONVOLUTIONS | TRANSPOSED and len(shape) > 1:
+        return shape[1]
+    return shape[-1] if shape else 1
 
 
 def _key(node: ExecutedNode) -> str:
-    if _class_of(node) == "attention" and node.op in _PRODUCTS:
+    if _class_of(node) == "attention" and node.op in PRODUCTS:
         return "product of activations"
     arrays = [tensor.elements for tensor in node.inputs if tensor.elements > 1]
     broadcasts = len(arrays) > 1 and min(arrays) < max(arrays)
-    return f"{node.op} broadcast" if broadcasts and _class_of(node) == "elementwise" else node.op
+    return f"{node.op}{BROADCAST}" if broadcasts and _class_of(node) == "elementwise" else node.op
 
 
 def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork], artifact: ArtifactManifest) -> float:
@@ -237,7 +253,7 @@ def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork]
     # A head that uses the embedding table as its weights reads all of it.
     apart = sum(table.bytes for table in tables if table.elements not in products)
     stored = float(max(0, artifact.sharing.weight_bytes - apart))
-    weights = [node.inputs[place] for node in nodes if node.op in _PRODUCTS for place in _weights(node)]
+    weights = [node.inputs[place] for node in nodes if node.op in PRODUCTS for place in _weights(node)]
     computed = sum(weight.elements for weight in weights)
     wider = read / computed / _STORED_BYTES[artifact.precision] if computed else 1.0
     return min(read, max(stored * wider, max((work.weight_bytes for work in works), default=0.0)))

@@ -1,0 +1,107 @@
+"""edgeformer wrap: somebody's ONNX file becomes a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeformer.cli.options import Json, Ranges, Shapes, print_json, stdout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edgeformer.stages.wrapping.wrap import WrapOptions
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The file; weights may lie beside it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The bundle's folder.")],
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs",
+            metavar="FILE.npz",
+            help="Real inputs, an array of each name: one call, or several with an axis in front. Default: drawn.",
+        ),
+    ] = None,
+    shape: Shapes = None,
+    value_range: Ranges = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="A,B…", help="Names of the classes, in the order of its logits.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option("--max-length", min=4, help="Tokens that a classifier's texts are cut to.")
+    ] = 128,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a bundle that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a [b]bundle[/b] of an ONNX file that somebody else made: any inputs, any outputs.
+
+    The graph is copied bit for bit. Beside it come checksums, golden inputs, and what ONNX Runtime answers to them in
+    FP32 on the CPU; then verify, profile --search and export --fp16 --int8 --trt work on it as on one's own models.
+
+    Golden inputs are real ones with --inputs, else they are drawn: floats from a standard normal distribution, or
+    evenly from a --range; whole numbers need a --range, except token ids whose table is in the graph. Sizes that are
+    called batch or sequence (batch_size, N, seq_len, …) can differ from call to call; all others need a --shape.
+
+    With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
+    and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
+
+    Nothing of the file is run before it was looked at: what a runtime would read elsewhere, operators that nobody
+    knows, and inputs or outputs that are no tensors of numbers are refused with exit code 2.
+
+    Examples:
+
+      edgeformer wrap model.onnx -o bundle
+
+      edgeformer wrap vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
+
+      edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
+
+      edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.tables import artifact_table
+    from edgeformer.stages.wrapping.wrap import wrap
+
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
+    options = wrap_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
+    made = wrap(model, output, options, show_progress())
+    if as_json:
+        told = made.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
+        print_json({"bundle": str(output), **told})
+        return
+    console = stdout()
+    console.print(artifact_table(made))
+    for note in made.notes:
+        console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"bundle {output}", soft_wrap=True, markup=False)
+    console.print(f"next   edgeformer profile {output} --device rtx4050", soft_wrap=True, markup=False)
+
+
+def wrap_options(
+    shapes: Sequence[str] | None, ranges: Sequence[str] | None, inputs: Path | None, **others: Any
+) -> WrapOptions:
+    """What --shape, --range and the others say together. Raises InputError."""
+    from edgeformer.stages.wrapping.drawing import parse_range
+    from edgeformer.stages.wrapping.sizes import parse_shape
+    from edgeformer.stages.wrapping.wrap import WrapOptions
+
+    return WrapOptions(
+        shapes=dict(map(parse_shape, shapes or ())),
+        ranges=dict(map(parse_range, ranges or ())),
+        inputs=inputs,
+        **others,
+    )

@@ -1,0 +1,275 @@
+"""export of a bundle that `wrap` made: further precisions and engines of somebody's graph, held to what it computes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
+from edgeformer.backends.backend import ENGINES_FOLDER, InputShapes, Target
+from edgeformer.backends.session import Array, Session
+from edgeformer.bundle import Bundle, seal
+from edgeformer.formats.documents import load_profile, own_profiles
+from edgeformer.formats.errors import EdgeformerError, InputError
+from edgeformer.formats.files import replacing_folder, sha256_of
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
+from edgeformer.formats.onnx_files import external_files
+from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.formats.workspace import BUNDLE_FILE
+from edgeformer.machine.leftovers import remove_leftovers
+from edgeformer.machine.lock import claiming
+from edgeformer.stages.exporting.graph_files import weights_file, write_graph
+from edgeformer.stages.exporting.half import halve, lifted
+from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
+from edgeformer.stages.exporting.previous import link
+from edgeformer.stages.exporting.reach import largest_values
+from edgeformer.stages.exporting.variants import ExportOptions, Variant
+from edgeformer.stages.exporting.wrapped_judging import describe_graph, judge_graph
+
+_REACH_CALLS = 2
+"""Golden calls of which every number inside of the graph is looked at."""
+_FP16_NOTE = (
+    "FP16: norms, softmax, powers, sums over an axis and whatever came near FP16's limits on the golden inputs stay "
+    "FP32; a CPU computes the rest in FP32, too: `edgeformer verify` on the target shows what it does there"
+)
+_INT8_NOTE = "INT8: judged by its outputs alone; without labelled data nobody knows what it costs of a task"
+
+
+@dataclass(frozen=True)
+class _Export:
+    """What every artifact is made and judged with."""
+
+    folder: Path
+    bundle: Bundle
+    base: ArtifactManifest
+    options: ExportOptions
+    plans: tuple[tuple[Builder, Target | Unavailable], ...]
+    notes: list[str]
+    progress: Progress
+
+    def file(self, artifact: ArtifactManifest) -> Path:
+        """Where an artifact lies in the new bundle."""
+        return self.folder / str(artifact.file)
+
+
+def export_wrapped(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
+    """Add what ``options`` ask for to a wrapped bundle; what is there and is not asked for again stays.
+
+    Each artifact runs on the golden inputs and is held to the FP32 graph's outputs, by the bars of its task. The bundle
+    is replaced only when the new one is complete; the graph that was wrapped stays as it is, bit for bit.
+
+    Args:
+        folder: of the bundle.
+        options: without exits or a trimmed vocabulary: nobody knows such things of a foreign graph.
+
+    Raises:
+        ArtifactError: the bundle is damaged.
+        InputError: options that a foreign graph has no use for; another process exports the same bundle.
+    """
+    options = options or ExportOptions()
+    given = {"--exit": options.exits, "--vocab-trim": options.vocab_trim, "--allow-leak": options.allow_leak}
+    if asked := [flag for flag, value in given.items() if value]:
+        raise InputError(f"{asked[0]}: {folder} holds a wrapped graph, of which nobody knows loops or words")
+    with claiming(folder):
+        remove_leftovers(folder)
+        return _export(Bundle.open(folder), options, progress)
+
+
+def _export(bundle: Bundle, options: ExportOptions, progress: Progress) -> BundleManifest:
+    base = bundle.artifacts[0]
+    if (options.fp16 or options.int8) and base.precision != "fp32":
+        raise InputError(f"{bundle.folder}: its graph is {base.precision.upper()} already; give the FP32 one to wrap")
+    for artifact in bundle.built():
+        bundle.check(artifact)
+    plans = _plans(options, bundle.folder)
+    with replacing_folder(bundle.folder) as new:
+        _bring(bundle, base, new)
+        job = _Export(new, bundle, base, options, plans, [], progress)
+        made = _make(job)
+        tried = {artifact.id for artifact in made}
+        kept = [old.model_copy(update={"kept": True}) for old in bundle.artifacts[1:] if old.id not in tried]
+        return _sealed(job, [base, *kept, *made])
+
+
+def _bring(bundle: Bundle, base: ArtifactManifest, new: Path) -> None:
+    """Everything that is there, reports too. What the graph itself needs is copied: onnx_ir reads no linked weights."""
+    graph = bundle.folder / str(base.file)
+    read = {graph, *(graph.parent / location for location in external_files(graph))}
+    for path in bundle.folder.rglob("*"):
+        target = new / path.relative_to(bundle.folder)
+        if path in read:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        elif path.is_file() and path.name != BUNDLE_FILE:
+            link(path, target)
+
+
+def _plans(options: ExportOptions, folder: Path) -> tuple[tuple[Builder, Target | Unavailable], ...]:
+    """What each builder can build for here. Raises InputError where one needs a device, and none is named."""
+    builders = [builder_named(name) for name in dict.fromkeys(options.build)]
+    needing = next((builder for builder in builders if builder.needs_device), None)
+    if options.target is None and needing is not None:
+        raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
+    profiles = options.profiles or own_profiles(folder.parent)
+    device = load_profile(options.target, profiles) if options.target is not None else None
+    return tuple((builder, builder.plan(device)) for builder in builders)
+
+
+def _make(job: _Export) -> list[ArtifactManifest]:
+    ways: list[tuple[Precision, bool, Callable[[_Export], onnx_ir.Model]]]
+    ways = [("fp16", job.options.fp16, _halved), ("int8", job.options.int8, _quantized)]
+    made: list[ArtifactManifest] = []
+    for precision, wanted, way in ways:
+        if not wanted:
+            continue
+        artifact = _graph(job, precision, way)
+        made.append(artifact)
+        if artifact.status != "built" and not job.options.keep_going:
+            return made
+    if job.options.fp16:
+        job.notes.append(_FP16_NOTE)
+    if job.options.int8 and job.base.validation is None:
+        job.notes.append(_INT8_NOTE)
+    return made + list(_engines(job, [job.base, *made]))
+
+
+def _graph(job: _Export, precision: Precision, way: Callable[[_Export], onnx_ir.Model]) -> ArtifactManifest:
+    """One precision, written and judged; without a file where it failed."""
+    variant = Variant(precision)
+    entry = ArtifactManifest(
+        id=variant.id(), file=None, format=ONNX, precision=precision, status="rejected",
+        inputs=job.base.inputs, outputs=job.base.outputs,
+    )  # fmt: skip
+    path, weights = job.folder / variant.file("model"), job.folder / variant.weights
+    for stale in (path, weights):
+        stale.unlink(missing_ok=True)
+    try:
+        with bar(job.progress, f"Making the {precision.upper()} graph", None):
+            model = way(job)
+            beside = weights_file(weights) if job.base.weights_file is not None else nullcontext()
+            with beside as shared:
+                size = write_graph(model, path, shared)
+        judged = {
+            **describe_graph(path, size, job.base),
+            **judge_graph(path, precision, job.bundle, job.notes, job.progress),
+        }
+        if job.base.weights_file is not None:
+            judged["weights_file"] = variant.weights
+    except EdgeformerError as error:
+        judged = {"reason": str(error)}
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # converters raise anything for graphs that nobody has tried
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        judged = {"reason": f"{precision.upper()}: cannot be made: {told}"}
+    if judged.get("reason") is None:
+        return entry.model_copy(update={**judged, "status": "built", "file": variant.file("model")})
+    for rejected in (path, weights):
+        rejected.unlink(missing_ok=True)
+    gone = {"sha256": None, "weights_file": None}
+    return entry.model_copy(update={**judged, **gone})
+
+
+def _halved(job: _Export) -> onnx_ir.Model:
+    model = onnx_ir.load(job.file(job.base))
+
+    def feed(session: Session) -> list[dict[str, Array]]:
+        found: list[dict[str, Any]] = []
+
+        def run(inputs: Any) -> Any:
+            found.append(session.run(inputs))
+            return found[-1]
+
+        job.bundle.task.golden_outputs(job.bundle.golden().first(_REACH_CALLS), run, None)
+        return found
+
+    return halve(model, largest_values(model, feed, job.folder))
+
+
+def _quantized(job: _Export) -> onnx_ir.Model:
+    made = quantize(lifted(onnx_ir.load(job.file(job.base))), job.folder)
+    RemoveUnusedNodesPass()(made)
+    if not quantized_nodes(onnx_ir.to_proto(made)):
+        raise EdgeformerError(
+            "INT8: nothing in it can be stored in INT8: it has no product with a stored matrix and no table of rows "
+            "(convolutions and recurrent operators stay FP32)"
+        )
+    return made
+
+
+def _engines(job: _Export, graphs: Sequence[ArtifactManifest]) -> Iterator[ArtifactManifest]:
+    """What each builder makes of the graphs that passed, or one entry that says why it makes nothing."""
+    precision: Precision = "fp16" if job.options.fp16 else job.base.precision
+    request = BuildJob(
+        bundle=job.folder,
+        graphs=tuple(graph for graph in graphs if graph.status == "built"),
+        precision=precision,
+        max_length=job.bundle.manifest.max_length,
+        max_positions=job.bundle.manifest.max_positions or job.bundle.manifest.max_length,
+        cache=job.options.cache.parent if job.options.cache is not None else None,
+        progress=job.progress,
+        note=job.notes.append,
+        module=_no_module,
+        shapes=_engine_shapes(job.bundle),
+    )
+    for builder, target in job.plans:
+        if isinstance(target, Unavailable):
+            yield ArtifactManifest(
+                id=f"{target.format}-{precision}", file=None, format=target.format, precision=precision,
+                status="unavailable", reason=target.reason,
+            )  # fmt: skip
+            continue
+        (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
+        for artifact in builder.build(target, request):
+            if artifact.status != "built" and artifact.file is not None:
+                (job.folder / artifact.file).unlink(missing_ok=True)
+                artifact = artifact.model_copy(update={"file": None, "sha256": None})
+            reason = artifact.reason and artifact.reason.replace(str(job.folder), str(job.bundle.folder))
+            yield artifact.model_copy(update={"reason": reason})
+
+
+def _no_module() -> Any:
+    raise EdgeformerError("a wrapped graph has no torch module; build its engine from the graph: --trt")
+
+
+def _engine_shapes(bundle: Bundle) -> InputShapes:
+    """Smallest, best and largest shape of every input: 1 to 16 rows, lengths of up to 512, tuned for the golden ones.
+
+    Empty of text: that the builder knows.
+    """
+    found: InputShapes = {}
+    for name, sizes in bundle.task.input_shapes(bundle.data, 1, bundle.data.tokens_at_once).items():
+        low = bundle.task.input_shapes(bundle.data, 1, 1)[name]
+        high = bundle.task.input_shapes(bundle.data, 16, max(512, bundle.data.tokens_at_once))[name]
+        found[name] = (low, sizes, high)
+    return found
+
+
+def _sealed(job: _Export, artifacts: Sequence[ArtifactManifest]) -> BundleManifest:
+    """bundle.json of the new folder; reports that lie in it are nobody's artifacts."""
+    listed = {file for artifact in artifacts for file in (artifact.file, artifact.weights_file) if file is not None}
+    before = set(job.bundle.manifest.files)
+    names = [path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file()]
+    graphs = {artifact.file for artifact in artifacts}
+    said = {note.partition(":")[0] for note in job.notes}
+    manifest = job.bundle.manifest
+    notes = (*(note for note in manifest.notes if note.partition(":")[0] not in said), *job.notes)
+    files = {name: sha256_of(job.folder / name) for name in sorted(names) if name in before | listed}
+    return seal(
+        job.folder,
+        manifest.model_copy(
+            update={
+                "artifacts": tuple(artifacts),
+                "notes": notes,
+                "files": {name: value for name, value in files.items() if name not in graphs},
+                "manifest_sha256": None,
+            }
+        ),
+    )

@@ -1,0 +1,105 @@
+"""Graphs that were made of a wrapped one: what they store, how close their outputs are to its own, and their scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeformer.backends import library_versions
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.session import Session
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.manifest import ArtifactManifest, Precision, Sharing
+from edgeformer.formats.onnx_outline import read_outline
+from edgeformer.formats.progress import Progress, bar
+from edgeformer.formats.scores import Score
+from edgeformer.stages.exporting.audit import float32_operators
+from edgeformer.stages.exporting.int8 import quantized_nodes
+from edgeformer.tasks import Origin
+from edgeformer.tasks.parity import out_of_tolerance
+from edgeformer.tasks.running import score_batches
+
+_LIBRARIES = ("onnx", "onnxruntime")
+_MORE_STORED = 1.05
+"""A graph may store that many times the numbers of the one that it was made of: scales, small constants twice."""
+_BATCH = 32
+
+
+def describe_graph(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[str, Any]:
+    """What a graph's file says of itself, as fields of its entry; with a ``reason`` where it stores too much.
+
+    Args:
+        size_bytes: with weights beside it.
+        base: the graph that it was made of.
+    """
+    outline, graph = read_outline(path), onnx.load(str(path), load_external_data=False)
+    narrow = outline.stored["float16"] > 0
+    unique = base.sharing.unique_parameters if base.sharing is not None else outline.parameters
+    # Scales and zero points are no parameters of the model, but no copies of them either.
+    sharing = Sharing(unique_parameters=unique, stored_parameters=outline.parameters, weight_bytes=outline.weight_bytes)
+    versions = library_versions()
+    facts: dict[str, Any] = {
+        "sharing": sharing,
+        "size_bytes": size_bytes,
+        "sha256": sha256_of(path),
+        "opset": outline.opsets.get(""),
+        "ops_in_fp32": float32_operators(graph) if narrow else {},
+        "quantized": quantized_nodes(graph),
+        "built_with": {name: versions[name] for name in _LIBRARIES if name in versions},
+    }
+    if outline.parameters > _MORE_STORED * unique:
+        facts["reason"] = f"stores {outline.parameters:,} numbers, the graph that it was made of {unique:,}"
+    return facts
+
+
+def judge_graph(
+    path: Path, precision: Precision, bundle: Bundle, notes: list[str], progress: Progress
+) -> dict[str, Any]:
+    """Parity and scores, as fields of an entry, and the ``reason`` why it is rejected (None: it is not).
+
+    Args:
+        bundle: holds the golden inputs and the graph that it was made of, which comes first.
+        notes: gets what a reader of the scores must know.
+        progress: is told of rows.
+    """
+    task, golden, base = bundle.task, bundle.golden(), bundle.artifacts[0]
+    with OnnxSession(path) as session:
+        outputs = task.golden_outputs(golden, session.run, None)
+        parity = task.golden_parity(golden.arrays, outputs, None, precision, session.provider)
+        reason = out_of_tolerance(parity)
+        if parity.max_abs_error is None:
+            return {"parity": parity, "reason": reason}
+        validation = _validation(bundle, session, notes, progress) if reason is None else None
+    score = task.golden_score(0, outputs, golden.answers)
+    if reason is not None:
+        return {"parity": parity, "score": score, "reason": reason + _drawn(bundle)}
+    found, wanted = (validation, base.validation) if validation is not None else (score, base.score)
+    lost = task.lost(found, wanted, precision, trimmed=False) if wanted is not None else None
+    return {"parity": parity, "score": score, "validation": validation, "reason": lost}
+
+
+def _validation(bundle: Bundle, session: Session, notes: list[str], progress: Progress) -> Score | None:
+    """The score on the labelled data that the bundle was wrapped with; None: it had none, or it is not there now."""
+    if bundle.artifacts[0].validation is None:
+        return None
+    task, reader = bundle.task, bundle.reader()
+    try:
+        rows = task.read_set(bundle.data, reader, "test", Origin())
+    except (DataError, InputError) as error:
+        notes.append(f"scores: the labelled data cannot be read ({error}), so they are of the golden inputs")
+        return None
+    meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
+    with bar(progress, "Scoring on the labelled file", len(rows), "rows"):
+        arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+        score_batches(session.run, arrays, meter, warm_up=False, advance=progress.advance)
+    return meter.score()
+
+
+def _drawn(bundle: Bundle) -> str:
+    """What to do about a rejection on inputs that nobody has ever given to the model."""
+    note = next((note for note in bundle.manifest.notes if "seed" in note), None)
+    return "" if note is None else "; its golden inputs were drawn: wrap it with real ones (--inputs FILE.npz)"
