@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "edgeformer"
 LONGEST_FILE, LONGEST_FUNCTION = 300, 40
 
 TYPES = re.compile(
-    r"(Recipe|Score|TextConfig|DataConfig|ModelConfig|EncoderConfig|CRTConfig|CRT|EncoderClassifier"
-    r"|Classification\w*|Language\w*|Crt\w*)$"
+    r"(Recipe|Score|TextConfig|DataConfig|PairsConfig|ModelConfig|EncoderConfig|CRTConfig|CRT|EncoderClassifier"
+    r"|Classification\w*|Language\w*|Embedding\w*|Pretrained\w*|Crt\w*)$"
 )
 """Recipes, scores and models: what they are, only their task and their family ask."""
 FORMATS = {format_ for backend in all_backends() for format_ in backend.formats} - {"onnx"} | {

@@ -143,6 +143,8 @@ def _notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> 
     notes = []
     if '"auto_map"' in (source.folder / CONFIG_FILE).read_text(encoding="utf-8"):
         notes.append("config.json names code of its own (auto_map), which is not run")
+    if options.max_length is None and source.max_length is None and source.max_positions > MOST_TOKENS:
+        notes.append(f"texts are cut to {MOST_TOKENS} tokens; it takes {source.max_positions} (--max-length)")
     if labels is None and options.pooling is None and source.pooling is None:
         notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")
     if labels is None and (prompt := _default_prompt(source.folder)):
