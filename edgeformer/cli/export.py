@@ -148,7 +148,6 @@ def command(
 
 def _tell(folder: Path, bundle: BundleManifest, picture: Path | None, as_json: bool) -> None:
     """What is in the bundle now; exit code 3 where something that was asked for is not."""
-    from edgeformer.cli.console import say
 
     if as_json:
         told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
