@@ -61,8 +61,8 @@ def command(
             "--vocab-keep",
             min=0,
             metavar="N",
-            help="With --vocab-trim: also keep the first N tokens of the vocabulary, which are its most frequent ones, "
-            "for text that is unlike the training text.",
+            help="With --vocab-trim: also keep N tokens from the beginning of the vocabulary (most tokenizers number "
+            "from frequent to rare), for text that is unlike the training text.",
         ),
     ] = None,
     replace: Annotated[

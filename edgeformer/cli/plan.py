@@ -37,7 +37,7 @@ def command(
     profile = load_profile(device or resolved.target, own_profiles(artifacts))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
-    result = plan(resolved, profile)
+    result = plan(resolved, profile, artifacts)
     if as_json:
         print_json(result)
     else:

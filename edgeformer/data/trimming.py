@@ -8,6 +8,7 @@ token has becomes [UNK] (WordPiece); bytes are always kept (byte-level BPE).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from edgeformer.formats.errors import DataError
 from edgeformer.formats.manifest import Vocabulary
 
 Document = dict[str, Any]
+_UNUSED = re.compile(r"\[unused\d+\]")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     Args:
         used: numbers of tokens.
         frequent: also keep so many tokens from the beginning of the vocabulary, which WordPiece and BPE number from
-            frequent to rare in the text that they were made of: other text will use them.
+            frequent to rare in the text that they were made of: other text will use them. Tokens that stand for
+            nothing, as BERT has a thousand of, do not count.
 
     Raises:
         DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
@@ -105,7 +108,8 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     model: Document = document["model"]
     numbers = tokenizer.get_vocab(with_added_tokens=True)
     names = {number: name for name, number in numbers.items()}
-    wanted = {*used, *(number for number in sorted(names)[:frequent])}
+    words = [number for number in sorted(names) if not _UNUSED.fullmatch(names[number])]
+    wanted = {*used, *words[:frequent]}
     unknown = sorted(wanted - names.keys())
     if unknown:
         raise DataError(f"token {unknown[0]} is in the text but not in the tokenizer, which has {len(names)} tokens")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file
@@ -19,8 +22,8 @@ from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.workspace import RECIPE_FILE, TOKENIZER_FILE
 from edgeformer.tasks import Prepared
 
-_MOST_CACHED = 2_000_000
-"""Rows whose answers are kept: 100 bytes each with the key."""
+_MOST_CACHED = 1_000_000
+"""Rows whose answers are kept: about 250 bytes each with the key, a quarter of a gigabyte in all."""
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
@@ -80,25 +83,44 @@ class _Teaching:
 
     def __init__(self, recipe: Any, prepared: Prepared | None) -> None:
         folder = Path(recipe.training.teacher)
-        where = f"training.teacher: {folder}"
+        self._where, self._how = f"training.teacher: {folder}", recipe.training.distillation
         if not (folder / RECIPE_FILE).is_file():
-            raise RecipeError(f"{where}: is no run; name the folder of a finished classification run")
+            raise RecipeError(f"{self._where}: is no run; name the folder of a finished classification run")
         own = read_recipe_of(folder)
-        if own.task != recipe.task or getattr(own.data, "labels", None) != recipe.data.labels:
-            raise RecipeError(f"{where}: its labels are not those of this recipe ({', '.join(recipe.data.labels)})")
+        self._check(own, recipe)
         self.model, _ = family_of(own).network.build(own, Place())
         self.model.eval().requires_grad_(False)
+        self._known: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokens = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
             if fingerprint(tokens) != fingerprint(prepared.tokenizer):
-                raise RecipeError(f"{where}: reads other tokens; use its tokenizer and its data.cleaning")
+                raise RecipeError(f"{self._where}: reads other tokens; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
-        self._how = recipe.training.distillation
-        if self._how.states and not all(_shows_states(network) for network in (own, recipe)):
+            self._known = {}
+
+    def _check(self, own: Any, recipe: Any) -> None:
+        """Whether the teacher can answer what the student asks. Raises RecipeError."""
+        if own.task != recipe.task or own.data.labels != recipe.data.labels:
+            labels = ", ".join(recipe.data.labels)
+            raise RecipeError(f"{self._where}: its labels are not those of this recipe ({labels})")
+        if own.model.max_positions < recipe.data.max_length:
             raise RecipeError(
-                f"{where}: states can be compared between pretrained encoders only; set training.distillation.states: 0"
+                f"{self._where}: takes {own.model.max_positions} tokens; set data.max_length: {own.model.max_positions}"
             )
-        self._known: dict[bytes, Tensor] = {}
+        if not self._how.states:
+            return
+        off = "set training.distillation.states: 0"
+        theirs, ours = (family_of(one).network.state_shape(one) for one in (own, recipe))
+        if theirs is None or ours is None:
+            raise RecipeError(f"{self._where}: states can be compared between pretrained encoders only; {off}")
+        (stages, width), (wanted, wide) = theirs, ours
+        if width != wide:
+            raise RecipeError(f"{self._where}: its states are {width} wide, the student's {wide}; {off}")
+        if stages % wanted:
+            raise RecipeError(
+                f"{self._where}: has {stages} stages, of which none stands for each of {wanted} iterations; {off}, or "
+                "fold into another number"
+            )
 
     def losses(self, model: nn.Module, ids: Tensor, batch: Batch, summed: nn.Module) -> Losses:
         how, mask, states = self._how, batch.get("attention_mask"), list[Tensor]()
@@ -129,25 +151,26 @@ class _Teaching:
         self.model.to(ids.device)
         if states:
             logits, found = self.model(ids, mask, states=True)
-            if len(found) % states:
-                raise RecipeError(
-                    f"training.distillation.states: a teacher of {len(found)} stages has none that stands for each "
-                    f"of {states} iterations; set it to 0, or fold into another number"
-                )
             every = len(found) // states
             return _Answers(logits.float(), found[every - 1 :: every])
-        real = torch.ones_like(ids) if mask is None else mask
-        keys = [row[seen.bool()].numpy().tobytes() for row, seen in zip(ids.cpu(), real.cpu(), strict=True)]
+        if self._known is None:  # memory is planned, on tensors without numbers
+            return _Answers(self.model(ids, mask).float(), [])
+        keys = _keys(ids, mask)
         if all(key in self._known for key in keys):
-            return _Answers(torch.stack([self._known[key] for key in keys]).to(ids.device), [])
+            kept = np.stack([self._known[key] for key in keys])
+            return _Answers(torch.from_numpy(kept).to(ids.device), [])
         logits = self.model(ids, mask).float()
         if len(self._known) < _MOST_CACHED:
-            self._known.update(zip(keys, logits.cpu(), strict=True))
+            self._known.update(zip(keys, logits.cpu().numpy().copy(), strict=True))
         return _Answers(logits, [])
 
 
-def _shows_states(recipe: Any) -> bool:
-    return bool(family_of(recipe).network.shows_states)
+def _keys(ids: Tensor, mask: Tensor | None) -> list[bytes]:
+    """What tells rows apart, however they are padded, in 16 bytes each."""
+    tokens = ids.cpu().numpy()
+    lengths = np.full(len(tokens), tokens.shape[1]) if mask is None else mask.sum(-1).cpu().numpy()
+    rows = (row[:length].tobytes() for row, length in zip(tokens, lengths, strict=True))
+    return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
 
 
 def _distance(ours: Tensor, theirs: Tensor, mask: Tensor | None) -> Tensor:

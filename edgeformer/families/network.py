@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -54,17 +54,15 @@ class Learning:
 
 
 class Network(ABC):
-    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it.
-
-    Attributes:
-        shows_states: ``model(…, states=True)`` also returns the states after every exit, for distillation.
-    """
-
-    shows_states: ClassVar[bool] = False
+    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it."""
 
     @abstractmethod
     def build(self, recipe: Any, place: Place) -> tuple[nn.Module, AttentionUse]:
         """The model with fresh weights, from torch's global generator, and which attention it computes with."""
+
+    def pinned(self, recipe: Any) -> Any:
+        """The recipe, saying also which files its weights start from, so that training it again is the same run."""
+        return recipe
 
     def start(self, model: Any, recipe: Any) -> tuple[str, ...]:
         """Give a new model the weights that training starts from; names of those that stay fresh.
@@ -72,6 +70,13 @@ class Network(ABC):
         Most families start from nothing. Raises InputError, ArtifactError: the recipe names weights that are not there.
         """
         return ()
+
+    def state_shape(self, recipe: Any) -> tuple[int, int] | None:
+        """How many states ``model(…, states=True)`` returns beside its answer, and their width; None: it returns none.
+
+        They are what distillation compares.
+        """
+        return None
 
     def learning(self, model: Any, training: TrainingConfig) -> Iterator[Learning]:
         """Every parameter, once, and how it is learned: weight decay acts on matrices only."""

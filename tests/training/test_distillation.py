@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Place
+from edgeformer.data.sources import load_parts
+from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.families import family_of, load_recipe, read_recipe_of
+from edgeformer.families.network import Place, count_parameters
 from edgeformer.families.saving import load_model
-from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.documents import load_profile
+from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.files import sha256_of
 from edgeformer.formats.progress import SILENT
 from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.plan import plan
+from edgeformer.stages.training.teacher import with_teacher, without_teacher
 from edgeformer.stages.training.train import TrainOptions, train
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
@@ -30,7 +38,8 @@ CPU = torch.device("cpu")
 def overrides(folder: Path, **more: Any) -> list[str]:
     """A tiny pretrained encoder whose source is its own description."""
     model = {"kind": "pretrained", "source": str(folder), "vocab_size": 150, "max_positions": 32, **more}
-    return [*DATA, f"model={ {**model, 'architecture': STACK} }"]
+    tokenizer = {"kind": "file", "path": str(folder / "tokenizer.json")}
+    return [*DATA, f"model={ {'architecture': STACK, **model} }", f"tokenizer={tokenizer}"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.BertConfig(**{key: value for key, value in STACK.items() if key != "model_type"})
     torch.manual_seed(3)
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    texts = [text for rows in load_parts(load_recipe("quickstart", DATA).data).values() for text in rows.texts]
+    train_tokenizer("wordpiece", 150, texts, []).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -54,11 +64,10 @@ def teacher(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(recipe, TrainOptions(artifacts, name="teacher"))
 
 
-def taught(source: Path, teacher: Path, *changes: str, fold: dict[str, Any] | None = None) -> Any:
-    more = {} if fold is None else {"fold": fold}
+def taught(source: Path, teacher: Path, *changes: str, **model: Any) -> Any:
     return load_recipe(
         "quickstart",
-        [*overrides(source, **more), f"tokenizer={ {'kind': 'file', 'path': str(teacher / 'model/tokenizer.json')} }",
+        [*overrides(source, **model), f"tokenizer={ {'kind': 'file', 'path': str(teacher / 'model/tokenizer.json')} }",
          f"training.teacher={teacher}", "training.label_smoothing=0.0", *changes],
     )  # fmt: skip
 
@@ -121,15 +130,67 @@ def test_what_cannot_teach_says_why(source: Path, teacher: Path, tmp_path: Path)
     with pytest.raises(RecipeError, match="its labels are not those of this recipe"):
         begin("data.labels=[no, yes]")
     with pytest.raises(RecipeError, match="reads other tokens"):
-        begin("tokenizer={kind: trained}", "data.parts.train.0.seed=5")
+        other = tmp_path / "other.json"
+        content = (teacher / "model/tokenizer.json").read_text(encoding="utf-8")
+        other.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
+        begin(f"tokenizer={ {'kind': 'file', 'path': str(other)} }")
     with pytest.raises(RecipeError, match=r"states can be compared between pretrained encoders only"):
         small = ["hidden_size: 16", "layers: 1", "iterations: 1", "heads: 2", "ffn_size: 16", "residual_scale: 0"]
         begin(f"model={{kind: encoder, vocab_size: 150, {', '.join(small)}}}", "training.distillation.states=1.0")
 
 
-def test_states_need_a_teacher_whose_depth_divides(source: Path, teacher: Path, tmp_path: Path) -> None:
-    recipe = taught(source, teacher, "training.distillation.states=1.0", fold={"layers": 1, "iterations": 3})
-    objective = Objective(recipe, tmp_path, Place(), SILENT)
-    batch, _ = objective.batch(np.arange(2), CPU)
-    with pytest.raises(RecipeError, match="a teacher of 4 stages has none that stands for each of 3 iterations"):
-        objective.losses(objective.model, batch)
+def test_states_need_a_teacher_of_that_shape(source: Path, teacher: Path, tmp_path: Path) -> None:
+    def begin(**model: Any) -> None:
+        recipe = taught(source, teacher, "training.distillation.states=1.0", **model)
+        family_of(recipe).network.loss(nn.Identity(), recipe, None)
+
+    with pytest.raises(RecipeError, match="has 4 stages, of which none stands for each of 3 iterations"):
+        begin(fold={"layers": 1, "iterations": 3})
+    with pytest.raises(RecipeError, match="its states are 16 wide, the student's 32"):
+        begin(architecture={**STACK, "hidden_size": 32})
+    with pytest.raises(RecipeError, match=r"takes 32 tokens; set data\.max_length: 32"):
+        recipe = taught(source, teacher, "data.max_length=64", max_positions=64, architecture={**STACK, **LONGER})
+        family_of(recipe).network.loss(nn.Identity(), recipe, None)
+
+
+LONGER = {"max_position_embeddings": 64}
+
+
+def test_a_run_says_what_taught_it_and_goes_on_with_no_other(source: Path, teacher: Path, tmp_path: Path) -> None:
+    """With what distillation is when nothing is said of it; the teacher is named as any run is."""
+    artifacts = tmp_path / "artifacts"
+    shutil.copytree(teacher, artifacts / "master")
+    recipe = taught(source, teacher, "training.teacher=master")
+    train(recipe, TrainOptions(artifacts, name="student", max_steps=2))
+    kept: Any = read_recipe_of(artifacts / "student").training
+    weights = artifacts / "master/model/model.safetensors"
+    assert (kept.teacher, kept.teacher_sha256) == (str(artifacts / "master"), sha256_of(weights))
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    with pytest.raises(InputError, match="student"):
+        train(recipe, TrainOptions(artifacts, name="student", resume=True))
+    with pytest.raises(RecipeError, match="teacher_sha256"):
+        with_teacher(read_recipe_of(artifacts / "student"), artifacts)
+
+
+@pytest.mark.parametrize("states", [0.0, 1.0])
+def test_memory_is_planned_with_the_teacher_and_without_one_that_is_not_there(
+    source: Path, teacher: Path, states: float, tmp_path: Path
+) -> None:
+    recipe = taught(source, teacher, f"training.distillation.states={states}", fold=FOLD)
+    device = load_profile("rtx4050")
+    both, alone = plan(recipe, device, teacher.parent), plan(without_teacher(recipe), device)
+    extra = both.breakdown.weights - alone.breakdown.weights
+    assert extra == 4 * count_parameters(load_model(teacher)) and "alone" not in both.reason
+    missing = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": "nobody"})})
+    found = plan(missing, device, tmp_path)
+    assert found.breakdown == alone.breakdown and "of the student alone" in found.reason and "nobody" in found.reason
+
+
+def test_an_unfinished_run_teaches_nobody(source: Path, teacher: Path, tmp_path: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "half")
+    manifest = tmp_path / "half/run.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"failed"', 1), encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"training\.teacher: half: is failed; finish it first"):
+        with_teacher(taught(source, teacher, "training.teacher=half"), tmp_path)

@@ -20,7 +20,7 @@ from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
 from edgeformer.stages.training.optimization import build_optimizer
 from edgeformer.stages.training.plan import check_fits
-from edgeformer.tasks.classification import task as classification
+from edgeformer.tasks import one_answer
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.language_modeling import task as language_modeling
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
@@ -44,7 +44,7 @@ def hardly_any_validation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So little of it that the peak is in training, also of models as small as these."""
     memory._VALIDATIONS.clear()
     monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
-    monkeypatch.setattr(classification, "EVALUATION_ROWS", 1)
+    monkeypatch.setattr(one_answer, "EVALUATION_ROWS", 1)
     yield
     memory._VALIDATIONS.clear()
 

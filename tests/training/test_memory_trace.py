@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from edgeformer.families import load_recipe
-from edgeformer.families.network import Losses, Place
+from edgeformer.families.network import Losses, Network, Place
 from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training import memory
 from edgeformer.stages.training.memory import predict_peak, share_of
@@ -76,6 +76,9 @@ class Toy:
             return Losses(logits.square().sum())
 
         return loss
+
+    def learning(self, model: nn.Module, training: Any) -> Any:
+        return Network.learning(self, model, training)  # type: ignore[arg-type]
 
     def as_on_cuda(self, model: nn.Module) -> None:
         self.asked.append(("as on CUDA", type(model)))

@@ -19,7 +19,7 @@ Weights = Mapping[str, Tensor]
 """Parameters of a layer by name."""
 
 
-def folded(parts: Parts, fold: FoldConfig, turn: Turn) -> Parts:
+def folded(parts: Parts, fold: FoldConfig, turn: Turn, *, trained: bool) -> Parts:
     """The parts with ``fold.layers`` layers that are shared by all iterations.
 
     Where there are as many applications as the source had layers, what an application has for itself is made of the
@@ -30,6 +30,7 @@ def folded(parts: Parts, fold: FoldConfig, turn: Turn) -> Parts:
         parts: of the source, whose layers must all be different ones; they become the folded ones' in place.
         fold: what is wanted.
         turn: what the layers will look at to know which application is computed.
+        trained: the weights mean something; else nothing is made of them that takes long.
     """
     stack: list[Weights] = [dict(layer.named_parameters()) for layer in parts.layers]
     count, order = len(stack), fold.order_of_layers()
@@ -41,7 +42,8 @@ def folded(parts: Parts, fold: FoldConfig, turn: Turn) -> Parts:
     if fold.own != "none":
         for layer, own in zip(kept, places, strict=True):
             alike = [dict(layer.named_parameters())] * len(own)
-            _individual(layer, [stack[place] for place in own] if len(order) == count else alike, fold, turn)
+            one_each = trained and len(order) == count
+            _individual(layer, [stack[place] for place in own] if one_each else alike, fold, turn)
     return replace(parts, layers=kept, order=order)
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from edgeformer.families.pretrained import PretrainedConfig
 from edgeformer.families.pretrained.anatomy import Parts, fresh, pretrained
 from edgeformer.families.pretrained.fold import folded
 from edgeformer.families.pretrained.model import Embeddings, Head, Looped, PretrainedEncoder, Turn, table_of
-from edgeformer.families.pretrained.source import open_source
+from edgeformer.families.pretrained.source import depth_of, open_source
 from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.formats.recipe import TrainingConfig
 from edgeformer.tasks import Prepared
@@ -30,6 +30,11 @@ _BATCH, _NEW = 2, 3
 _STATE = {0: "batch", 1: "sequence"}
 _HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
 _ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
+_FREE = {
+    *_HIDDEN, *_ATTENTION, "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "architectures",
+    "id2label", "label2id", "num_labels", "problem_type", "initializer_range", "use_cache",
+}  # fmt: skip
+"""What a recipe's ``architecture`` may have otherwise than its source: nothing that the source's weights depend on."""
 
 
 class PretrainedExits(nn.Module):
@@ -54,23 +59,43 @@ class PretrainedExits(nn.Module):
 class PretrainedNetwork(Network):
     """See :class:`~edgeformer.families.network.Network`."""
 
-    shows_states: ClassVar[bool] = True
-
     def build(self, recipe: Any, place: Place) -> tuple[PretrainedEncoder, AttentionUse]:
         """Its attention is always torch's SDPA."""
         config: PretrainedConfig = recipe.model
         rows = {"vocab_size": config.vocab_size} | _dropouts(config)
         parts = fresh(config.architecture, _classes(recipe), **rows)
-        return _assemble(parts, config), AttentionUse(requested="sdpa", used="sdpa")
+        return _assemble(parts, config, trained=False), AttentionUse(requested="sdpa", used="sdpa")
+
+    def pinned(self, recipe: Any) -> Any:
+        """With the checksum of its source's weights. Raises InputError, ArtifactError: there is no such source."""
+        if recipe.model.weights_sha256 is not None:
+            return recipe
+        found = open_source(recipe.model.source).weights_sha256()
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights_sha256": found})})
 
     def start(self, model: PretrainedEncoder, recipe: Any) -> tuple[str, ...]:
         """Loads the weights of the recipe's source. Raises InputError, ArtifactError."""
         config: PretrainedConfig = recipe.model
         source = open_source(config.source)
-        if config.weights_sha256 is not None and source.weights_sha256() not in (None, config.weights_sha256):
+        if config.weights_sha256 is not None and source.weights_sha256() != config.weights_sha256:
             raise ArtifactError(
                 f"{source.folder}: the weights are not those that the recipe was made for (model.weights_sha256); "
                 "take that key out to use them all the same"
+            )
+        odd = sorted(
+            key
+            for key, value in config.architecture.items()
+            if key not in _FREE and key in source.config and source.config[key] != value
+        )
+        if odd:
+            raise ArtifactError(
+                f"{source.folder}: is not the model that model.architecture describes ({', '.join(odd[:4])}); take "
+                "that key out of the recipe, and it is read from there"
+            )
+        if recipe.tokenizer.kind == "trained":
+            raise InputError(
+                "tokenizer.kind: trained: the token vectors of a pretrained model belong to its own tokenizer; take "
+                "tokenizer out of the recipe, and that one is used"
             )
         parts, lacking = pretrained(Path(source.folder), _classes(recipe), **_dropouts(config))
         weight = parts.words.weight.detach()
@@ -78,18 +103,16 @@ class PretrainedNetwork(Network):
             raise ArtifactError(f"{source.folder}: has {len(weight)} token vectors, its tokenizer {config.vocab_size}")
         # Tables are often padded to a round number of rows, which no token has.
         parts.words.weight = nn.Parameter(weight[: config.vocab_size].clone())
-        weights = _assemble(parts, config).state_dict()
-        own = model.state_dict()
-        odd = sorted(name for name in own.keys() | weights.keys() if not _alike(own.get(name), weights.get(name)))
-        if odd:
-            raise ArtifactError(
-                f"{source.folder}: is not the model that model.architecture describes ({', '.join(odd[:4])}); take "
-                "that key out of the recipe, and it is read from there"
-            )
-        model.load_state_dict(weights)
+        model.load_state_dict(_assemble(parts, config, trained=True).state_dict())
         if parts.head is None or config.pooling is not None:  # what it has of a head is not used
             lacking = frozenset(name for name in lacking if "pooler" not in name)
         return tuple(sorted(lacking))
+
+    def state_shape(self, recipe: Any) -> tuple[int, int]:
+        config: PretrainedConfig = recipe.model
+        stack = config.architecture
+        stages = config.fold.iterations if config.fold is not None else depth_of(stack)
+        return stages, int(stack.get("hidden_size") or stack["dim"])
 
     def loss(self, model: PretrainedEncoder, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy, or distillation from a teacher."""
@@ -125,7 +148,10 @@ class PretrainedNetwork(Network):
         trimmed.embeddings.words = table_of(table)
         separator = model.embeddings.separator
         if separator is not None:
-            trimmed.embeddings.separator = int((kept == separator).nonzero())
+            places = (kept == separator).nonzero()
+            if not len(places):
+                raise InputError(f"--vocab-trim: model.separator {separator} is no special token, and was trimmed away")
+            trimmed.embeddings.separator = int(places)
         return trimmed.train(model.training)
 
     def as_on_cuda(self, model: PretrainedEncoder) -> None:
@@ -152,10 +178,6 @@ class PretrainedNetwork(Network):
             yield Learning(parameter, rates.get(start, 1.0), decays=parameter.ndim - _own(name, model) >= 2)
 
 
-def _alike(own: Tensor | None, found: Tensor | None) -> bool:
-    return own is not None and found is not None and own.shape == found.shape
-
-
 def _classes(recipe: Any) -> int | None:
     """Classes of the head; None: the task wants none."""
     return getattr(recipe, "classes", None)
@@ -168,7 +190,7 @@ def _dropouts(config: PretrainedConfig) -> dict[str, float]:
     return told | {name: attention for name in _ATTENTION if name in known and attention is not None}
 
 
-def _assemble(parts: Parts, config: PretrainedConfig) -> PretrainedEncoder:
+def _assemble(parts: Parts, config: PretrainedConfig, *, trained: bool) -> PretrainedEncoder:
     fold, turn = config.fold, Turn()
     embeddings = Embeddings(parts, pairs=config.pairs, separator=config.separator, longest=config.max_positions)
     pooling, own = config.pooling, parts.head
@@ -177,7 +199,7 @@ def _assemble(parts: Parts, config: PretrainedConfig) -> PretrainedEncoder:
     head = Head(pooling or (own.pooling if own is not None else "cls"), own, normalize=config.normalize)
     if fold is None:
         return PretrainedEncoder(parts, head, embeddings, longest=config.max_positions)
-    parts = folded(parts, fold, turn)
+    parts = folded(parts, fold, turn, trained=trained)
     looped = Looped(fold.layers, fold.turns(), turn)
     return PretrainedEncoder(parts, head, embeddings, longest=config.max_positions, looped=looped)
 

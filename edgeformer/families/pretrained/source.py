@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,10 +78,13 @@ class Source:
             raise InputError(f"{self.tokenizer}: puts no separator between the texts of a pair; use pairs: false")
         return int(single.ids[-1])
 
-    def weights_sha256(self) -> str | None:
-        """Of the one file that holds the weights; None where they are spread over several."""
+    def weights_sha256(self) -> str:
+        """Of the file that holds the weights; where there are several, of the list of their checksums."""
         path = self.folder / WEIGHTS
-        return sha256_of(path) if path.is_file() else None
+        if path.is_file():
+            return sha256_of(path)
+        lines = [f"{sha256_of(part)} {part.name}\n" for part in sorted(self.folder.glob("*.safetensors"))]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def _tokenizer(self) -> Tokenizer:
         tokenizer = tokenizer_from_file(self.tokenizer)

@@ -29,7 +29,7 @@ class ExportOptions:
         target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
             are asked for, else of FP32.
-        vocab_keep: trimmed graphs also keep so many tokens from the frequent end of the vocabulary; None: none of them.
+        vocab_keep: trimmed graphs also keep so many tokens from the beginning of the vocabulary; None: none of them.
         replace: make the bundle from nothing; else what is not asked for again stays in it.
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that looks ahead; its bundle says so.

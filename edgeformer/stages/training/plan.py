@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -11,12 +12,13 @@ import torch
 from edgeformer.families import family_of
 from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, RecipeError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.stages.training.optimization import resolve_precision
+from edgeformer.stages.training.teacher import with_teacher, without_teacher
 
 Peak = Callable[[Recipe], int]
 """The predicted peak of training a recipe, in bytes."""
@@ -27,14 +29,18 @@ _FIRST_WITH_BF16 = (8, 0)
 """Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 
 
-def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
+def plan(recipe: Recipe, device: DeviceProfile, artifacts: Path = Path("artifacts")) -> Plan:
     """The predicted peak of training ``recipe`` on ``device`` against the memory that it leaves to a process.
+
+    Args:
+        artifacts: the folder of runs, where a teacher is looked for; without it the student alone is planned.
 
     Raises:
         InputError: the profile says nothing about memory, or the recipe's precision does not train there.
     """
     precision = planned_precision(recipe.training.precision, device)
     budget, source = _budget(device)
+    recipe, alone = _with_teacher_if_there(recipe, artifacts)
     breakdown = predict_peak(recipe, device_kind=device.kind, precision=precision)
     peak = breakdown.peak_bytes
     found: tuple[Suggestion, ...] = ()
@@ -45,6 +51,7 @@ def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
         if not any(suggestion.fits for suggestion in found):
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
+    reason += alone
     return Plan(
         recipe=recipe.name,
         device=device.name,
@@ -59,6 +66,14 @@ def plan(recipe: Recipe, device: DeviceProfile) -> Plan:
         suggestions=found,
         reason=reason,
     )
+
+
+def _with_teacher_if_there(recipe: Recipe, artifacts: Path) -> tuple[Recipe, str]:
+    """What can be planned of a recipe with a teacher, and what to say of it."""
+    try:
+        return with_teacher(recipe, artifacts), ""
+    except RecipeError as error:
+        return without_teacher(recipe), f"; of the student alone, its teacher would take its weights on top: {error}"
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:

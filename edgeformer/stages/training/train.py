@@ -15,6 +15,7 @@ import torch
 from typing_extensions import Self
 
 from edgeformer.data.tokenization import fingerprint
+from edgeformer.families import family_of
 from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun, ToldElsewhere
@@ -31,6 +32,7 @@ from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.plan import check_fits, context_of
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.run_folder import RunRecord, folder_to_resume, remove_leftovers
+from edgeformer.stages.training.teacher import with_teacher
 
 _SAME_SIGNAL_S = 2.0
 
@@ -63,6 +65,7 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         ArtifactError: nothing can be resumed, or another process trains that run.
         InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the run can be resumed.
     """
+    recipe = family_of(recipe).network.pinned(with_teacher(recipe, options.artifacts))
     with StopSignals() as signals, ExitStack() as held:
         processes = connect(recipe, options.accelerator, sharded=options.sharded)
         signals.repeated = processes.count > 1

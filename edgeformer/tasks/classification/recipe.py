@@ -33,7 +33,8 @@ class ClassificationTraining(TrainingConfig):
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="pretrained encoders: each layer learns at this share of the rate of the one behind it"
     )
-    teacher: str | None = Field(None, description="folder of a finished run whose answers are learned, too")
+    teacher: str | None = Field(None, description="a finished run, or its folder, whose answers are learned, too")
+    teacher_sha256: str | None = Field(None, description="of its weights; filled in when training starts")
     distillation: Distillation = Distillation()
     select_by: Literal["loss", "accuracy"] = Field(
         "loss", description="the validation metric that picks the epoch whose weights are kept"

@@ -1,0 +1,51 @@
+"""The run that a training is taught by: found as every RUN argument is, and pinned by its weights' checksum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgeformer.families.saving import MODEL_FOLDER, WEIGHTS
+from edgeformer.formats.errors import ArtifactError, RecipeError
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.recipe import Recipe
+from edgeformer.run import locate, read_run
+
+
+def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
+    """The recipe with its teacher's folder and checksum; one that names no teacher as it is.
+
+    So that a run says what taught it, and does not go on with another one.
+
+    Args:
+        artifacts: where a teacher is looked for by its name.
+
+    Raises:
+        RecipeError: there is no such run, it is unfinished, or not the one that the recipe was made for.
+    """
+    training: Any = recipe.training
+    named = getattr(training, "teacher", None)
+    if named is None:
+        return recipe
+    where = f"training.teacher: {named}"
+    try:
+        folder = locate(named, artifacts).require_run()
+        status = read_run(folder).status
+    except ArtifactError as error:
+        raise RecipeError(f"{where}: is no run ({error}); name a finished run, or its folder") from None
+    weights = folder / MODEL_FOLDER / WEIGHTS
+    if status != "finished" or not weights.is_file():
+        raise RecipeError(f"{where}: is {status}; finish it first: edgeformer train --resume --name {folder.name}")
+    found = sha256_of(weights)
+    if training.teacher_sha256 not in (None, found):
+        raise RecipeError(
+            f"{where}: its weights are not those that the recipe was made for (training.teacher_sha256); take that key "
+            "out to be taught by them all the same"
+        )
+    changed = training.model_copy(update={"teacher": str(folder), "teacher_sha256": found})
+    return recipe.model_copy(update={"training": changed})
+
+
+def without_teacher(recipe: Recipe) -> Recipe:
+    """The recipe with the student alone, for planning where the teacher is not at hand."""
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": None})})
