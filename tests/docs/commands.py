@@ -105,6 +105,8 @@ PICTURES = {
 DATA = {
     "data:": "test_documented_commands.py trains with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
+    "# in recipes/minilm_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
+    "# in recipes/minilm_folded_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
     "name: my-card": "a whole profile; test_documented_commands.py reads it",
 }
 """First line of a block of YAML → what reads it in the tests."""
