@@ -174,7 +174,8 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
 
     Every part is read from ``DIR/<part>.<tsv|csv|jsonl|parquet>`` (compressed too; ``validation`` is also
     found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources. Of a model that
-    was trained elsewhere, which may have been imported without any, the files train, validation and test are its parts.
+    was trained elsewhere, which may have been imported without any, the files train, validation and test are its parts;
+    where there is no test or no validation file, a tenth of train is held out.
 
     Returns:
         The changed config, and a note for each choice or left-out part that the user should know of.
@@ -192,7 +193,12 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
         raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_LABELLED)})")
     known = next(iter(config.parts.values()), (None,))
     parts = {part: (file_source(path, config.parts.get(part, known)[0]),) for part, path in files.items()}
-    return config.model_copy(update={"parts": parts}), notes
+    protocol = config.split
+    if protocol == "imported" and "train" in parts and ("validation" in parts) != ("test" in parts):
+        # One part for validation and test would be selected by and reported.
+        protocol = "given" if "test" in parts else "glue-dev"
+        notes.append(f"split {protocol}: a tenth of train is held out as validation set")
+    return config.model_copy(update={"parts": parts, "split": protocol}), notes
 
 
 def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
