@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from edgeformer.run import Location
 
 
+_TOP = 5
+"""Texts of --nearest that are listed for each text."""
+
+
 def command(
     words: Annotated[
         list[str] | None,
@@ -41,7 +45,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="So many of --nearest.")] = 5,
+    top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -59,9 +63,10 @@ def command(
     """
     from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 
+    _check(nearest, top, pair, confidence)
     location, texts = _split(list(words or []), artifacts)
     if nearest is not None or (predicts_vectors(location) and not pair and confidence is None):
-        _similarities(location, texts, artifact, (nearest, top), as_json=as_json)
+        _similarities(location, texts, artifact, (nearest, top or _TOP), as_json=as_json)
         return
     chosen, predictions = predict(location, _paired(texts, pair), artifact, confidence)
     rows = [prediction.as_dict() for prediction in predictions]
@@ -71,6 +76,19 @@ def command(
         from edgeformer.reporting.tables import prediction_table
 
         stdout().print(prediction_table(location.name, chosen, rows))
+
+
+def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confidence: float | None) -> None:
+    """Raises InputError for options that would do nothing beside the others."""
+    if nearest is None:
+        if top is not None:
+            raise InputError(
+                "--top: says how many of --nearest FILE are listed; give --nearest, too, or leave out --top"
+            )
+        return
+    for option, given in (("--pair", bool(pair)), ("--confidence", confidence is not None)):
+        if given:
+            raise InputError(f"{option}: is for classifiers, and --nearest for embedding models; leave out one of them")
 
 
 def _similarities(

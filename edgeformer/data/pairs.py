@@ -33,7 +33,7 @@ def pair_part(data: PairsConfig, split: str) -> str:
     if found:
         return found[0]
     if split in IMPORTED_SETS:
-        raise DataError(unknown_set(split))
+        raise DataError(unknown_set(split, own_file=split != "train"))
     known = ", ".join(dict.fromkeys(("test", "validation", *(part for part in data.parts if part != "train"))))
     raise InputError(f"--split {split!r}: no such set; allowed: {known}")
 
@@ -66,9 +66,16 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     return LabelledTexts.unlabelled([text for source in unlabelled for row in read(source) for text in _each(row)])
 
 
-def pairs_file(path: Path) -> LabelledTexts:
-    """Scored pairs of a file whose columns have well-known names (sentence1, sentence2, score). Raises DataError."""
-    return read_pairs([pairs_source(path)], str(path))
+def pairs_file(path: Path, data: PairsConfig) -> LabelledTexts:
+    """Scored pairs of a file whose columns are called as those of ``data``, or have well-known names.
+
+    Raises:
+        DataError: as :func:`read_pairs`; it has no such columns (sentence1, sentence2, score).
+    """
+    scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
+    like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)
+    source = pairs_source(path, like).model_copy(update={"skip_unlabelled": False})
+    return read_pairs([source], str(path))
 
 
 def _without_label(source: Source) -> Source:

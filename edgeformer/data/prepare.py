@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, in_one, label_rows, labelled
-from edgeformer.data.sources import file_source, load_part, load_parts, read
-from edgeformer.data.splits import check_classes, draw, set_parts, split
+from edgeformer.data.sources import load_part, load_parts, own_file, read
+from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
@@ -39,6 +39,7 @@ def prepare(
         DataError: anything about files, rows, labels, splits or the tokenizer.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
+    check_sets_differ(data)
     train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
@@ -188,6 +189,8 @@ def prepare_test(
     if name not in sets or name == "train":
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
+    if not sets[name]:
+        raise DataError(unknown_set(name, own_file=True))
     texts = draw(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
     if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
         raise DataError(
@@ -197,6 +200,10 @@ def prepare_test(
     return encode(texts, tokenizer, max_length, cache)
 
 
-def encode_file(path: Path, labels: Sequence[str], tokenizer: Tokenizer, max_length: int) -> Encoded:
-    """Encode a labelled file whose columns have well-known names (text …, label …). Raises DataError."""
-    return encode(label_rows(read(file_source(path), labels), labels), tokenizer, max_length)
+def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer) -> Encoded:
+    """Encode a labelled file as a model reads it whose own data is ``data``.
+
+    Its columns are called as those of ``data``, or have well-known names (text …, label …). Raises DataError.
+    """
+    rows = read(own_file(path, data.parts), data.labels)
+    return encode(label_rows(rows, data.labels), tokenizer, data.max_length)

@@ -27,6 +27,7 @@ PAIR_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "sentiment")
 SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
+IMPORTED_PARTS = ("train", "validation", "test")
 _LABELLED = ("tsv", "csv", "jsonl", "parquet")
 _TEXT = ("txt", *_LABELLED)
 
@@ -96,29 +97,68 @@ def file_source(
 ) -> FileSource:
     """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
 
-    Where there is no ``like``, or it reads pairs, and the file has the columns of a pair of texts, it is read as pairs.
-
     Args:
-        like: what it is read instead of.
+        like: what it is read instead of: pairs of texts if that has them, single texts if it has not. None: pairs where
+            the file has the columns of a pair.
         labelled: False: only the text is wanted.
         labels: what a column of labels may be called.
 
     Raises:
-        DataError: the file cannot be read, or has no column that looks like text or labels.
+        DataError: the file cannot be read, or has no columns that look like the texts or labels that are wanted.
     """
     have = _columns(path)
     known = None if isinstance(like, SyntheticSource) else like
-    pairs = (*([(known.text, known.text_pair)] if known and known.text_pair else []), *PAIR_COLUMNS)
-    pair = next(((a, b) for a, b in pairs if a in have and b in have), None)
-    if pair is not None and (known is None or known.text_pair is not None):
-        source = FileSource(kind="file", path=str(path), text=pair[0], text_pair=pair[1], label=None)
-    else:
-        text = _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS))
-        source = FileSource(kind="file", path=str(path), text=text, label=None)
+    text, second = _text_columns(path, have, like)
+    source = FileSource(kind="file", path=str(path), text=text, text_pair=second, label=None)
     if not labelled:
         return source
     label = _choose(path, "label", have, (known.label if known else None, *labels))
     return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
+
+
+def _text_columns(path: Path, have: list[str], like: Source | None) -> tuple[str, str | None]:
+    """The column of the text, and of the second one of pairs. Raises DataError."""
+    known = None if isinstance(like, SyntheticSource) else like
+    if like is None or (known is not None and known.text_pair is not None):
+        own = [(known.text, known.text_pair)] if known is not None and known.text_pair is not None else []
+        pair = next(((a, b) for a, b in (*own, *PAIR_COLUMNS) if a in have and b in have), None)
+        if pair is not None:
+            return pair
+        if own:
+            wanted = ", ".join(" and ".join(names) for names in dict.fromkeys((*own, *PAIR_COLUMNS)))
+            raise DataError(
+                f"{path}: no pairs of texts; columns: {listed(have)}; rename two of them to one of {wanted}"
+            )
+    return _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS)), None
+
+
+def own_file(path: Path, parts: Mapping[str, Sequence[Source]]) -> FileSource:
+    """A labelled file for a model whose own data is ``parts``: it is read by their columns, pairs only if they are.
+
+    Raises:
+        DataError: as :func:`file_source`; nothing is known of the model's data, and the columns could be read as single
+            texts and as pairs.
+    """
+    have = _columns(path)
+    known = [source for sources in parts.values() for source in sources]
+    if known:
+        like = next(
+            (source for source in known if source.kind != "synthetic-reviews" and _fits(source, have)), known[0]
+        )
+        return file_source(path, like).model_copy(update={"skip_unlabelled": False})
+    source = file_source(path)
+    single = next((name for name in TEXT_COLUMNS if name in have), None)
+    if source.text_pair is not None and single is not None:
+        raise DataError(
+            f"{path}: nothing is known of this model's data, so rows could be single texts ({single}) or pairs "
+            f"({source.text} and {source.text_pair}); leave out the column that is not to be read, or import the model "
+            "again with --data"
+        )
+    return source
+
+
+def _fits(source: FileSource | HubSource, have: list[str]) -> bool:
+    return all(name in have for name in (source.text, source.text_pair) if name is not None)
 
 
 def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
@@ -133,7 +173,9 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     """``--data DIR``: the same protocol on the files of a folder.
 
     Every part is read from ``DIR/<part>.<tsv|csv|jsonl|parquet>`` (compressed too; ``validation`` is also
-    found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources.
+    found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources. Of a model that
+    was trained elsewhere, which may have been imported without any, the files train, validation and test are its parts;
+    where there is no test or no validation file, a tenth of train is held out.
 
     Returns:
         The changed config, and a note for each choice or left-out part that the user should know of.
@@ -143,10 +185,20 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     """
     # Parts whose absence would change what the protocol means ("given" does without validation).
     used = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
+    used["imported"] = ()
     needed = dict.fromkeys(used.get(config.split, ("train", "validation")), f"split {config.split!r}")
-    files, notes = _part_files(folder, config.parts, _LABELLED, needed)
-    parts = {part: (file_source(path, config.parts[part][0]),) for part, path in files.items()}
-    return config.model_copy(update={"parts": parts}), notes
+    names = dict.fromkeys((*config.parts, *(IMPORTED_PARTS if config.split == "imported" else ())))
+    files, notes = _part_files(folder, names, _LABELLED, needed)
+    if not files:
+        raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_LABELLED)})")
+    known = next(iter(config.parts.values()), (None,))
+    parts = {part: (file_source(path, config.parts.get(part, known)[0]),) for part, path in files.items()}
+    protocol = config.split
+    if protocol == "imported" and "train" in parts and ("validation" in parts) != ("test" in parts):
+        # One part for validation and test would be selected by and reported.
+        protocol = "given" if "test" in parts else "glue-dev"
+        notes.append(f"split {protocol}: a tenth of train is held out as validation set")
+    return config.model_copy(update={"parts": parts, "split": protocol}), notes
 
 
 def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
@@ -174,7 +226,7 @@ def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Sourc
         DataError: no such folder, no file of any part in it, or no usable columns in one.
     """
     kinds = _TEXT if scored else _LABELLED
-    files, notes = _part_files(folder, ("train", "validation", "test"), kinds, {})
+    files, notes = _part_files(folder, IMPORTED_PARTS, kinds, {})
     if not files:
         raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(kinds)})")
 
@@ -186,9 +238,13 @@ def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Sourc
     return {part: (source(part, path),) for part, path in files.items()}, notes
 
 
-def pairs_source(path: Path) -> FileSource:
-    """A file of scored pairs as a source. Raises DataError: it has no such columns."""
-    source = file_source(path, labels=SCORE_COLUMNS)
+def pairs_source(path: Path, like: Source | None = None) -> FileSource:
+    """A file of scored pairs as a source; ``like``: other pairs, by whose columns it is read if it has them.
+
+    Raises:
+        DataError: it has no such columns.
+    """
+    source = file_source(path, like, labels=SCORE_COLUMNS)
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source

@@ -59,12 +59,35 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
     return sets
 
 
-def unknown_set(name: str) -> str:
-    """What is to be said of a model that was imported without the data of that set."""
+def unknown_set(name: str, *, own_file: bool = False) -> str:
+    """What is to be said of a model that was imported without the data of that set.
+
+    Args:
+        own_file: the set was to be scored, for which a file of its own does as well.
+    """
     what = "its training text" if name == "train" else f"a {name} set"
     return (
         f"data.parts: this model was trained elsewhere, and nothing is known of {what}; import it again with a folder "
-        f"that has {name}.tsv (or .csv, .jsonl): --data DIR, or give evaluate a file of its own: --data FILE"
+        f"that has {name}.tsv (or .csv, .jsonl): --data DIR"
+        + (", or give evaluate a file of its own: --data FILE" if own_file else "")
+    )
+
+
+def check_sets_differ(config: DataConfig) -> None:
+    """Raise DataError where training would select its epoch on the very set that it then reports as test set.
+
+    Validation and test set of a model that was trained elsewhere stand in for each other, which judging its artifacts
+    allows.
+    """
+    sets = set_parts(config)
+    if config.split != "imported" or sets["validation"] != sets["test"] or not sets["test"]:
+        return
+    (part,) = sets["test"]
+    missing, instead = ("validation", "given") if part == "test" else ("test", "glue-dev")
+    raise DataError(
+        f"data.split: imported has one part, {part}, for validation and test: training would select its epoch on the "
+        f"set that it reports; add the part {missing}, or hold out a tenth of train: --set "
+        f"data.split={instead}"
     )
 
 

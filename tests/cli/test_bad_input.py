@@ -73,6 +73,24 @@ def test_missing_data_file(folder: Path) -> None:
     refused(train(folder), folder, "reviews.tsv", "no such file")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nearest", "reviews.tsv", "--pair", "b"), "--pair: is for classifiers, and --nearest"),
+        (("--nearest", "reviews.tsv", "--confidence", "0.5"), "--confidence: is for classifiers, and --nearest"),
+        (("--top", "3"), "--top: says how many of --nearest"),
+    ],
+)
+def test_options_of_predict_that_would_do_nothing(folder: Path, options: tuple[str, ...], said: str) -> None:
+    refused(edgeformer("predict", "a", "b", *options, cwd=folder), folder, said)
+
+
+def test_a_setting_that_would_do_nothing(folder: Path) -> None:
+    refused(
+        train(folder, "--set", "training.layer_decay=0.5"), folder, "training.layer_decay: is for pretrained layers"
+    )
+
+
 def test_missing_column(folder: Path) -> None:
     (folder / "reviews.tsv").write_text(GOOD.replace("label\ttext", "label\ttxt"), encoding="utf-8")
     refused(train(folder), folder, "reviews.tsv", "text", "txt")

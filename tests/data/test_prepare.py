@@ -119,20 +119,35 @@ def test_a_test_set_of_its_own_is_found_without_the_training_data(tmp_path):
 
 
 def test_a_file_to_evaluate_on_is_read_by_well_known_columns(tmp_path):
-    data = prepared(recipe({"train": synthetic(200, 1)}), tmp_path / "cache")
+    made = recipe({"train": synthetic(200, 1)})
+    data = prepared(made, tmp_path / "cache")
     path = tmp_path / "mine.csv"
     path.write_text('id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
-    encoded = encode_file(path, LABELS, data.tokenizer, 32)
+    encoded = encode_file(path, made.data, data.tokenizer)
     assert encoded.labels.tolist() == [1, 0]
     assert encoded.row(0).tolist() == data.tokenizer.encode("the menu was great").ids
     path.write_text("id,words,sentiment\n1,a,positive\n")
     with pytest.raises(DataError, match=r"mine\.csv: no text column; columns: id, words, sentiment"):
-        encode_file(path, LABELS, data.tokenizer, 32)
+        encode_file(path, made.data, data.tokenizer)
     path.write_text("text,label\na,great\n")
     with pytest.raises(
         DataError, match=r"mine\.csv, line 2: label 'great' is not in the set; allowed: negative, positive"
     ):
-        encode_file(path, LABELS, data.tokenizer, 32)
+        encode_file(path, made.data, data.tokenizer)
+
+
+@pytest.mark.parametrize(("other", "protocol"), [("test", "given"), ("validation", "glue-dev")])
+def test_an_imported_model_is_not_trained_with_one_set_for_validation_and_test(tmp_path, other, protocol):
+    parts = {"train": synthetic(60, 1), other: synthetic(20, 2)}
+    made = recipe(parts, "imported")
+    with pytest.raises(DataError, match=f"data.split: imported has one part, {other}, .* --set data.split={protocol}"):
+        prepared(made, tmp_path)
+    held_out = recipe(parts, protocol)
+    data = prepared(held_out, tmp_path)
+    assert (len(data.validation), len(data.tests[protocol])) == (6, 20)
+    assert len(prepare_test(made.data, data.tokenizer, 32, None, "validation")) == 20  # judging may use the other
+    data = prepared(recipe({**parts, "test": synthetic(20, 2), "validation": synthetic(20, 3)}, "imported"), tmp_path)
+    assert (len(data.train), len(data.validation), len(data.tests["test"])) == (60, 20, 20)
 
 
 def test_nothing_is_written_where_the_data_is_refused(tmp_path):

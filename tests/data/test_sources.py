@@ -226,6 +226,25 @@ def test_given_does_without_a_validation_file(tmp_path):
     assert "validation" in notes[0]
 
 
+def test_a_model_imported_without_data_gets_the_parts_of_a_folder(tmp_path):
+    for name in ("train", "dev"):
+        write(tmp_path, f"{name}.csv", "text,label\nfine,1\n")
+    local, notes = local_parts(config("imported"), tmp_path)
+    assert {part: sources[0].path for part, sources in local.parts.items()} == {
+        "train": str(tmp_path / "train.csv"),
+        "validation": str(tmp_path / "dev.csv"),
+    }
+    assert len(notes) == 2 and "part test: no file" in notes[0]
+    assert local.split == "glue-dev" and notes[1] == "split glue-dev: a tenth of train is held out as validation set"
+    write(tmp_path, "test.csv", "text,label\nfine,1\n")
+    assert local_parts(config("imported"), tmp_path)[0].split == "imported"
+    (tmp_path / "dev.csv").unlink()
+    assert local_parts(config("imported"), tmp_path)[0].split == "given"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has none of the files train, validation, test"):
+        local_parts(config("imported"), tmp_path / "empty")
+
+
 def test_reading_files_needs_neither_torch_nor_datasets():
     program = (
         "import sys, edgeformer.data.prepare, edgeformer.data.batching\n"

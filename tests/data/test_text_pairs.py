@@ -13,6 +13,7 @@ from edgeformer.data.imported import imported_data
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import file_source, load_part, read
+from edgeformer.data.splits import split
 from edgeformer.formats.data_config import DataConfig, FileSource, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 from tests.tasks.test_embedding import tiny_tokenizer
@@ -51,12 +52,48 @@ def test_columns_of_pairs_are_found(table: Path) -> None:
     assert (source.text, source.text_pair, source.label) == ("premise", "hypothesis", "label")
     like = FileSource(kind="file", path="other.tsv", text="hypothesis")
     assert file_source(table, like).text_pair is None  # what it is read instead of has single texts
-    assert len(encode_file(table, ("no", "yes"), tiny_tokenizer(), 8)) == 3
     plain = table.with_suffix(".txt")
     plain.write_text("a b\n", encoding="utf-8")
     pairs = FileSource(kind="file", path=str(plain), text_pair="other", label_value="yes")
     with pytest.raises(DataError, match="plain text has one column, and no second text"):
         [*read(pairs)]
+
+
+NOTHING = {"parts": {}}
+SINGLE: dict[str, object] = {"parts": {"train": [{"kind": "synthetic-reviews", "rows": 9}]}}
+BOTH = "question\tsentence\tlabel\na b\tc\tyes\nb\td a\tno\n"
+
+
+@pytest.mark.parametrize("texts", [("question", "sentence"), ("text", "text_pair")])
+def test_a_file_is_read_as_the_model_reads_texts(table: Path, texts: tuple[str, str]) -> None:
+    file = table.with_name("other.tsv")
+    file.write_text(BOTH.replace("question\tsentence", "\t".join(texts)), encoding="utf-8")
+
+    def first(data: DataConfig) -> list[int]:
+        return encode_file(file, data, tiny_tokenizer()).row(0).tolist()
+
+    cls, sep, a, b, c = 2, 3, 4, 5, 6
+    alone = [cls, c, sep] if texts[0] == "question" else [cls, a, b, sep]
+    assert first(config(table, **SINGLE)) == alone
+    assert first(config(table, parts={"test": [{"kind": "file", "path": "gone.tsv"}]})) == alone
+    assert first(config(table)) == [cls, a, b, sep, c, sep]
+    with pytest.raises(DataError, match=r"could be single texts \((sentence|text)\) or pairs"):
+        first(config(table, **NOTHING))
+    assert len(encode_file(table, config(table, **NOTHING), tiny_tokenizer())) == 3  # can be pairs only
+
+
+def test_a_file_may_call_pairs_what_the_runs_own_data_does(table: Path) -> None:
+    file = table.with_name("own.tsv")
+    file.write_text(BOTH.replace("question\tsentence\tlabel", "left\tright\tsame"), encoding="utf-8")
+    source = {"kind": "file", "path": "gone.tsv", "text": "left", "text_pair": "right", "label": "same"}
+    own = config(table, parts={"train": [{**source, "skip_unlabelled": True}]})
+    assert encode_file(file, own, tiny_tokenizer()).row(0).tolist() == [2, 4, 5, 3, 6, 3]
+    file.write_text("left\tright\tsame\na\tb\t\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2: has no label"):  # a row is only skipped where the recipe says so
+        encode_file(file, own, tiny_tokenizer())
+    file.write_text("text\tlabel\na\tyes\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no pairs of texts; columns: text, label; .* left and right, sentence1 and"):
+        encode_file(file, own, tiny_tokenizer())
 
 
 def test_two_texts_are_no_pair_and_pairs_are_ordered() -> None:
@@ -89,6 +126,8 @@ def test_sets_of_an_imported_model_stand_in_for_each_other(table: Path, tmp_path
     assert nothing["parts"] == {} and notes == []
     with pytest.raises(DataError, match="trained elsewhere, and nothing is known of a test set; import it again"):
         prepare_test(DataConfig.model_validate(nothing), tiny_tokenizer(), 8, None, "test")
+    with pytest.raises(DataError, match=r"nothing is known of its training text; import it again .*: --data DIR$"):
+        split(DataConfig.model_validate(nothing), {})
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="has none of the files train, validation and test"):
         imported_data(tmp_path / "folder", ("no", "yes"), 8)

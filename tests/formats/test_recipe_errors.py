@@ -107,6 +107,21 @@ def test_heads_must_divide(tmp_path: Path) -> None:
     assert "hidden_size 64 must be heads (3)" in refusal(tmp_path, QUICKSTART.replace("heads: 2", "heads: 3"))
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.layer_decay=0.5", "training.layer_decay: is for pretrained layers"),
+        ("training.distillation.states=1.0", "distillation: does nothing without a teacher"),
+        ("training.distillation={weight: 0.5}", "distillation: does nothing without a teacher"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("quickstart", [override])
+    defaults = ["training.layer_decay=1.0", "training.distillation={weight: 0.7, temperature: 2.0, states: 0.0}"]
+    assert load_recipe("quickstart", defaults) == load_recipe("quickstart")
+
+
 class TestOverrides:
     def test_value_is_yaml_and_validated(self) -> None:
         recipe = load_recipe("quickstart", ["training.optimizer.lr=1e-3", "data.parts.train.0.rows=50", "target=null"])

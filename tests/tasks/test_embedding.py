@@ -14,11 +14,21 @@ from edgeformer.data.sources import file_source
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import PairsConfig
 from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.files import write_json
 from edgeformer.formats.progress import SILENT
+from edgeformer.formats.scores import Score, merge_rows, read_evaluation
 from edgeformer.tasks import TextReader, task_named
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.embedding.prediction import TextVector, cosines, nearest
-from edgeformer.tasks.embedding.scoring import EmbeddingScore, PairsMeter, reference_score, spearman, vector_parity
+from edgeformer.tasks.embedding.scoring import (
+    EmbeddingScore,
+    PairsMeter,
+    pairs_score,
+    reference_score,
+    row_cosines,
+    spearman,
+    vector_parity,
+)
 from edgeformer.tasks.task import Origin
 
 TASK = task_named("embedding")
@@ -128,6 +138,29 @@ def test_each_precision_has_its_bar(
     assert (by_chance is None) == (compared_with == "pairs")  # one of 20 pairs has changed its rank
 
 
+@pytest.mark.parametrize("spoilt", ["equal", "one is NaN", "all are NaN"])
+def test_vectors_that_rank_nothing_are_lost_and_their_score_can_be_read_back(tmp_path: Path, spoilt: str) -> None:
+    vectors = np.random.default_rng(4).normal(size=(40, 4)).astype(np.float32)
+    scores = np.repeat(np.arange(20), 2)
+    whole = pairs_score(vectors, np.repeat(row_cosines(vectors[::2], vectors[1::2]).argsort().argsort(), 2))
+    assert whole.similarity == pytest.approx(1)
+    if spoilt == "equal":
+        vectors[:] = 1
+    vectors[: {"equal": 0, "one is NaN": 1, "all are NaN": 40}[spoilt]] = np.nan
+    found = pairs_score(vectors, scores)
+    assert (found.similarity, found.loss) == (0.0, 1.0)
+    for reference in (whole, found):
+        assert "cosines are not finite, all equal" in str(TASK.lost(found, reference, "int8", trimmed=False))
+    write_json(tmp_path / "score.json", found)
+    assert Score.recognise(json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))) == found
+    merge_rows(tmp_path, TASK.rows("torch", "test", found))
+    assert read_evaluation(tmp_path).rows[0].similarity == 0.0
+    nan = found.model_copy(update={"similarity": float("nan")})
+    assert TASK.lost(nan, whole, "int8", trimmed=False) and TASK.lost(whole, nan, "int8", trimmed=False)
+    if spoilt != "equal":
+        assert reference_score(vectors, np.ones_like(vectors)).similarity == 0.0
+
+
 def test_a_trimmed_model_is_held_to_the_whole_ones_vectors() -> None:
     random = np.random.default_rng(2)
     whole, trimmed = random.normal(size=(2, 5, 4))
@@ -142,8 +175,10 @@ def test_sets_stand_in_for_each_other_and_training_text_never_does(tmp_path: Pat
     assert [pair_part(config, name) for name in ("train", "validation", "test")] == ["train", "test", "test"]
     with pytest.raises(InputError, match="--split 'sts': no such set; allowed: test, validation"):
         pair_part(config, "sts")
-    with pytest.raises(DataError, match="nothing is known of a validation set"):
+    with pytest.raises(DataError, match=r"nothing is known of a validation set; .* or give evaluate a file of its own"):
         pair_part(data(tmp_path, train="text\na b\nc\n"), "validation")
+    with pytest.raises(DataError, match=r"nothing is known of its training text; .* --data DIR$"):
+        pair_part(data(tmp_path, test=PAIRS), "train")
     assert [*read_texts(config.parts["train"]).texts] == ["a b", "c"]
     assert len(read_texts(config.parts["test"])) == 6
 
@@ -168,6 +203,16 @@ def test_single_texts_are_no_pairs(tmp_path: Path) -> None:
     path.write_text("text,score\na,1\nb,2\n", encoding="utf-8")
     with pytest.raises(DataError, match="has single texts, no pairs; name two columns sentence1 and sentence2"):
         TASK.read_file(PairsConfig(parts={}, max_length=16), TextReader(tiny_tokenizer(), 0, 8), path)
+
+
+def test_a_file_may_call_pairs_what_the_models_own_data_does(tmp_path: Path) -> None:
+    path = tmp_path / "own.tsv"
+    path.write_text(PAIRS.replace("sentence1\tsentence2\tscore", "left\tright\tclose"), encoding="utf-8")
+    reader, source = TextReader(tiny_tokenizer(), 0, 8), {"kind": "file", "path": "gone.tsv", "text": "left"}
+    own = {"parts": {"test": [{**source, "text_pair": "right", "label": "close"}]}, "max_length": 16}
+    assert TASK.read_file(PairsConfig.model_validate(own), reader, path).labels[0] == 4_250_000
+    with pytest.raises(DataError, match="no text column"):
+        TASK.read_file(PairsConfig(parts={}, max_length=16), reader, path)
 
 
 def test_a_trimmed_vocabulary_is_measured_on_other_text(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.families.family import Family, text_client_config
-from edgeformer.formats.data_config import PositiveFloat, PositiveInt, Probability
+from edgeformer.formats.data_config import DataSection, PositiveFloat, PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
-from edgeformer.formats.recipe import ModelConfig
+from edgeformer.formats.recipe import ModelConfig, TrainingConfig
 
 
 class EncoderConfig(ModelConfig):
@@ -38,6 +38,14 @@ class EncoderConfig(ModelConfig):
                 f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even head size (rotary pairs)"
             )
         return self
+
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Settings that are for pretrained layers only. Raises ValueError."""
+        if getattr(training, "layer_decay", 1.0) != 1.0:
+            raise ValueError(
+                "training.layer_decay: is for pretrained layers, and model.kind: encoder has none; leave it out or "
+                "set it to 1"
+            )
 
 
 class Encoder(Family):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import DataConfig, PositiveFloat, Probability
@@ -39,6 +40,14 @@ class ClassificationTraining(TrainingConfig):
     select_by: Literal["loss", "accuracy"] = Field(
         "loss", description="the validation metric that picks the epoch whose weights are kept"
     )
+
+    @model_validator(mode="after")
+    def _somebody_teaches(self) -> Self:
+        if self.teacher is None and self.distillation != Distillation():
+            raise ValueError(
+                "distillation: does nothing without a teacher; set teacher: to the folder of a finished run"
+            )
+        return self
 
 
 class ClassificationRecipe(Recipe):

@@ -90,7 +90,7 @@ class Classification(OneAnswer):
     def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
         from edgeformer.data.prepare import encode_file
 
-        return encode_file(path, data.labels, reader.tokenizer, data.max_length)
+        return encode_file(path, data, reader.tokenizer)
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))

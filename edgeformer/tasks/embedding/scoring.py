@@ -24,7 +24,7 @@ class EmbeddingScore(Score):
     n: int = Field(description="pairs, or texts where there are no pairs")
     similarity: float = Field(
         description="`pairs`: Spearman's rank correlation of cosines with the scores; `fp32`: mean cosine with the "
-        "vectors that the whole model computes in torch FP32"
+        "vectors that the whole model computes in torch FP32; 0 where cosines are not finite or, of pairs, all equal"
     )
     compared_with: Literal["pairs", "fp32"]
 
@@ -59,14 +59,20 @@ def _ranks(values: NDArray[np.number[Any]]) -> Float64s:
 
 def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64]) -> EmbeddingScore:
     """Of flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] are pair i, and so of ``scores`` [2m]."""
-    found = spearman(row_cosines(vectors[::2], vectors[1::2]), scores[::2])
+    close = row_cosines(vectors[::2], vectors[1::2])
+    found = _finite(spearman(close, scores[::2]) if np.isfinite(close).all() else float("nan"))
     return EmbeddingScore(n=len(vectors) // 2, similarity=found, loss=1 - found, compared_with="pairs")
 
 
 def reference_score(vectors: NDArray[np.floating], reference: NDArray[np.floating]) -> EmbeddingScore:
     """Of ``vectors`` [n, d] against those of the whole model in FP32."""
-    found = float(row_cosines(vectors, reference).mean())
+    found = _finite(float(row_cosines(vectors, reference).mean()))
     return EmbeddingScore(n=len(vectors), similarity=found, loss=1 - found, compared_with="fp32")
+
+
+def _finite(similarity: float) -> float:
+    """JSON has no NaN, and what ranks nothing is no better than chance: 0."""
+    return similarity if np.isfinite(similarity) else 0.0
 
 
 def vector_parity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -99,7 +100,7 @@ class Embedding(OneAnswer):
     def read_file(self, data: PairsConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
         from edgeformer.data.pairs import pairs_file
 
-        return encode(pairs_file(path), reader.tokenizer, data.max_length)
+        return encode(pairs_file(path, data), reader.tokenizer, data.max_length)
 
     def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         from edgeformer.data.pairs import read_texts
@@ -165,15 +166,19 @@ class Embedding(OneAnswer):
         """Rank correlation on pairs; without them, cosine with the whole model's vectors.
 
         A pair that changes its rank is no loss that could be told from chance, so 1 / n is always allowed on pairs.
+        Vectors that rank nothing are always lost, also where those of FP32 do no better.
         """
         by_pairs = found.compared_with == "pairs"
         least = 1 / reference.n if by_pairs else 0.0
         bars = PAIRS_LOSS if by_pairs else COSINE_LOSS
         bar = max(TRIMMED_LOSS[found.compared_with] if trimmed else 0.0, bars[precision], least)
         drop = reference.similarity - found.similarity
+        what = "rank correlation" if by_pairs else "mean cosine with the vectors of FP32"
+        rows = f"{reference.n:,} {'pairs' if by_pairs else 'texts'}"
+        if found.similarity == 0 or not isfinite(drop):
+            why = "cosines are not finite, all equal, or in no relation to what they are compared with"
+            return f"{what} is {found.similarity:g} on {rows}: its {why}"
         if drop > bar:
-            what = "rank correlation" if by_pairs else "mean cosine with the vectors of FP32"
-            rows = f"{reference.n:,} {'pairs' if by_pairs else 'texts'}"
             return f"{what} {found.similarity:.4f} is {drop:.4f} below FP32's on {rows}; at most {bar:.4f} may be lost"
         return None
 
