@@ -413,7 +413,7 @@ def test_a_config_that_cannot_be_is_refused_before_anything_is_built(
 def test_a_setting_that_transformers_stumbles_over_is_told() -> None:
     from edgeformer.families.pretrained.anatomy import fresh
 
-    for told in ({"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}):
+    for told in ({"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}, {"hidden_act": "zzz"}):
         with pytest.raises(ArtifactError, match="transformers cannot make a model of it: "):
             fresh({**WHOLE, **told}, 2)
 

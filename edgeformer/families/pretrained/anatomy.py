@@ -154,7 +154,8 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # each setting that cannot be ends in a kind of its own, ZeroDivisionError among them
         lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
-        raise ArtifactError(f"{what}: transformers cannot make a model of it: {' '.join(lines)}") from None
+        said = f"it knows no {error}" if isinstance(error, KeyError) else " ".join(lines)
+        raise ArtifactError(f"{what}: transformers cannot make a model of it: {said}") from None
 
 
 def take_apart(model: Any) -> Parts:
