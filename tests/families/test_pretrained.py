@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
@@ -332,6 +334,10 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="describes a model that is larger than the 10 bytes beside it"):
         open_source(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no weights" * 100)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: no safetensors file, or damaged"):
+        open_source(str(tmp_path))
+    whole = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
+    (tmp_path / "model.safetensors").write_bytes(whole[:-9])
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         open_source(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
@@ -362,6 +368,81 @@ def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) 
     document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": WHOLE}
     with pytest.raises(ValueError, match=message):
         PretrainedConfig.model_validate({**document, **model})
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size is missing, or no whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads is missing, or no whole number"),
+        ({"intermediate_size": 48.0}, "intermediate_size: input should be a valid integer"),
+        ({"type_vocab_size": "x"}, "type_vocab_size: input should be a valid integer"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps: input should be a finite number"),
+        ({"hidden_act": ["gelu"]}, "hidden_act: input should be a valid string"),
+        ({"pad_token_id": 9999}, "pad_token_id: 9999 is no token of a vocabulary of 9"),
+        ({"architectures": 5}, "architectures: input should be a valid list"),
+        ({"id2label": ["a"]}, "id2label: input should be a valid dictionary"),
+        ({"id2label": {"a": "x"}}, "id2label: must name the classes 0, 1, 2"),
+        ({"is_decoder": True}, "is_decoder is True, which is not computed here"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"chunk_size_feed_forward": 7}, "chunk_size_feed_forward is 7"),
+        ({"quantization_config": {"quant_method": "x"}}, "quantization_config is there"),
+        ({"max_position_embeddings": 400_000_000}, "describes a model that is larger than the"),
+        ({"type_vocab_size": 400_000_000}, "describes a model that is larger than the"),
+        ({"num_labels": 400_000_000}, "describes a model that is larger than the"),
+        ({"num_hidden_layers": 400_000_000}, "describes a model that is larger than the"),
+        ({"vocab_size": 10}, r"vocab_size is 10, but embeddings\.word_embeddings\.weight in .* has shape \[9, 90\]"),
+    ],
+    ids=lambda told: "-".join(told) if isinstance(told, dict) else "",
+)
+def test_a_config_that_cannot_be_is_refused_before_anything_is_built(
+    tmp_path: Path, told: dict[str, Any], message: str
+) -> None:
+    config = {**WHOLE, "position_embedding_type": "absolute", "chunk_size_feed_forward": 0, "is_decoder": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)}))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert open_source(str(tmp_path)).vocabulary() == 2
+    (tmp_path / "config.json").write_text(json.dumps({**config, **told}), encoding="utf-8")
+    with pytest.raises(InputError, match=message) as refused:
+        open_source(str(tmp_path))
+    assert str(tmp_path / "config.json") in str(refused.value)
+
+
+def test_a_setting_that_transformers_stumbles_over_is_told() -> None:
+    from edgeformer.families.pretrained.anatomy import fresh
+
+    for told in ({"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}, {"hidden_act": "zzz"}):
+        with pytest.raises(ArtifactError, match="transformers cannot make a model of it: "):
+            fresh({**WHOLE, **told}, 2)
+
+
+def test_weights_within_the_encoder_that_go_unused_are_refused(bert: tuple[Any, Path], tmp_path: Path) -> None:
+    from edgeformer.families.pretrained.anatomy import pretrained
+
+    folder = shutil.copytree(bert[1], tmp_path / "bert")
+    weights = load_file(folder / "model.safetensors")
+    harmless = {"cls.predictions.bias": torch.zeros(3), "bert.embeddings.position_ids": torch.arange(POSITIONS)}
+    save_file({**weights, **harmless}, folder / "model.safetensors", {"format": "pt"})
+    assert pretrained(folder, CLASSES)[1] == frozenset()
+    distances = {"bert.encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(9, 8)}
+    save_file({**weights, **distances}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"no encoder of its config\.json uses: .*distance_embedding\.weight"):
+        pretrained(folder, CLASSES)
+
+
+def test_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(InputError, match="is a file; name the folder that it is in"):
+        open_source(str(file))
+    monkeypatch.chdir(tmp_path)
+    for name in ("./models", "/nowhere", "../x/y", "some/where/else", "models/x.safetensors", "~/m", "a\\b", "models/"):
+        with pytest.raises(InputError, match="is no folder here, and no name of the hub's, which are OWNER/NAME"):
+            open_source(name)
+    with pytest.raises(InputError, match="is no folder"):
+        open_source("x" * 5000)
 
 
 def test_a_recipe_whose_source_is_missing_says_so(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers, of the extra hf, is no
 
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
+from edgeformer.families.pretrained.source import open_source
 from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.progress import Progress
@@ -127,6 +128,53 @@ def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
         import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
+        ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be the name of a folder"),
+        ("modules.json", [{"type": "x.Pooling", "path": "a/b"}], "path 'a/b' must be the name of a folder"),
+        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "has a module 'Dense', which is not known here"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
+            "pooling must be one of cls, mean, max, not cls, mean_sqrt_len_tokens",
+        ),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean"]}, "pooling must be one of cls, mean, max"),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length: input should be a valid integer"),
+        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length: input should be greater than"),
+        ("sentence_bert_config.json", {"max_seq_length": 16.5}, "max_seq_length: input should be a valid integer"),
+    ],
+)
+def test_files_of_sentence_transformers_that_cannot_be(
+    shared_encoder: Path, tmp_path: Path, file: str, content: Any, said: str
+) -> None:
+    folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
+    (tmp_path / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")  # of no concern here
+    (folder / file).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
+
+
+def test_texts_that_nothing_would_lower_are_refused(shared_encoder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
+    assert open_source(str(folder)).pooling == "mean", "its tokenizer lowers them"
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "normalizer": None}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"do_lower_case is true, but tokenizer\.json does not lower texts"):
+        open_source(str(folder))
+
+
+@pytest.fixture(scope="module")
+def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence-transformers folder. Copy it before changing anything."""
+    folder = tmp_path_factory.mktemp("encoders") / "encoder"
+    make_model(folder, "bert")
+    sentence_transformers(folder, "mean", normalize=False)
+    return folder
+
+
 def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
     """Make a folder one of sentence-transformers."""
     mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]
@@ -175,6 +223,7 @@ def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"labels": ("a", "b", "c")}, "--labels a,b,c: needs 2 different names, for no, yes"),
+        ({"labels": ("", "b")}, "--labels: has a class without a name"),
         ({"labels": ("a", "a")}, "--labels a,a: needs 2 different names"),
         ({"pooling": "mean"}, "--pooling: .* is a classifier"),
         ({"max_length": 100}, "--max-length 100: .* takes 4 to 64 tokens"),
@@ -214,6 +263,10 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
             ({"problem_type": "multi_label_classification"}, "is a model for multi_label_classification"),
             ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
+            ({"architectures": ["BertForTokenClassification"]}, "is a BertForTokenClassification, whose head"),
+            ({"architectures": ["BertLMHeadModel"]}, "is a BertLMHeadModel, whose head"),
+            ({"id2label": {"0": "x", "1": "x"}}, "id2label gives a name twice: x, x; give others with --labels"),
+            ({"id2label": {"0": "x", "1": " "}}, "id2label: has a class without a name"),
         )
     ):
         with pytest.raises(InputError, match=said):
@@ -250,6 +303,13 @@ def test_a_classifier_whose_head_was_never_trained_is_refused(shared_model: Path
     )
     with pytest.raises(ArtifactError, match=r"the weights lack .*never trained for classification"):
         import_hf(str(headless), HfOptions(tmp_path / "artifacts"))
+
+
+def test_a_config_in_another_encoding_is_damaged(shared_model: Path, tmp_path: Path) -> None:
+    path = changed(shared_model, tmp_path / "other") / "config.json"
+    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
+    with pytest.raises(ArtifactError, match=r"config\.json: missing or damaged: 'utf-8' codec"):
+        import_hf(str(path.parent), HfOptions(tmp_path / "artifacts"))
 
 
 def test_the_command(shared_model: Path, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from edgeformer.families.norms import LayerNorm
-from edgeformer.formats.errors import ArtifactError, needs_extra
+from edgeformer.families.pretrained.described import refuse_unused
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, needs_extra
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -102,6 +102,7 @@ def pretrained(folder: Path, classes: int | None, **changed: Any) -> tuple[Parts
             str(folder), config=config, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
         )  # fmt: skip
+        refuse_unused(folder, told["unexpected_keys"])
         lacking = {*told["missing_keys"], *(str(key[0]) for key in told["mismatched_keys"])}
         return take_apart(model), frozenset(lacking)
 
@@ -149,9 +150,12 @@ def _quiet() -> Iterator[None]:
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ArtifactError(f"{what}: transformers cannot make a model of it: {first}") from None
+    except EdgeformerError:
+        raise
+    except Exception as error:  # each setting that cannot be ends in a kind of its own, ZeroDivisionError among them
+        lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
+        said = f"it knows no {error}" if isinstance(error, KeyError) else " ".join(lines)
+        raise ArtifactError(f"{what}: transformers cannot make a model of it: {said}") from None
 
 
 def take_apart(model: Any) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,20 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgeformer.data.tokenization import tokenizer_from_file
+from edgeformer.families.pretrained.described import (
+    Encoder,
+    Modules,
+    Texts,
+    check_tables,
+    checked,
+    pooling_of,
+    read_json,
+    read_object,
+    refuse_other_computations,
+)
 from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
-from edgeformer.formats.files import read_at_most, sha256_of
-from edgeformer.formats.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_FILE
+from edgeformer.formats.files import sha256_of
+from edgeformer.formats.workspace import CONFIG_FILE, TOKENIZER_FILE
 
 ARCHITECTURES = ("albert", "bert", "distilbert", "electra", "modernbert", "roberta")
 """``model_type`` of the encoders that can be taken apart; MiniLM's is ``bert``, or ``roberta``."""
@@ -23,7 +34,13 @@ _FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json", "vocab.txt", "*.safetensors", "model.safetensors.index.json",
     "modules.json", "*_Pooling/config.json", "sentence_bert_config.json",
 )  # fmt: skip
-_POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max"}
+_SAYS_NOTHING = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
+_OLDER = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+_KNOWN = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification)$")
+_OTHER = re.compile("(LMHead|Decoder)Model$")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+_FILE_ENDS = (".safetensors", ".bin", ".json")
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Source:
     Attributes:
         name: as the user gave it.
         config: its config.json, without what says nothing of the model.
+        has_code: config.json names code of its own, which is not run.
         pooling, normalize: of a sentence-transformers folder: how its embeddings are made; None and False: of none.
         max_length: tokens that a sentence-transformers folder cuts its texts to; None: it does not say.
     """
@@ -40,6 +58,7 @@ class Source:
     name: str
     folder: Path
     config: Mapping[str, Any]
+    has_code: bool = False
     pooling: str | None = None
     normalize: bool = False
     max_length: int | None = None
@@ -63,7 +82,16 @@ class Source:
     @property
     def classifies(self) -> bool:
         """Whether its weights are those of a sequence classifier."""
-        return any("ForSequenceClassification" in str(name) for name in self.config.get("architectures") or ())
+        return any("ForSequenceClassification" in name for name in self.config.get("architectures") or ())
+
+    @property
+    def other_head(self) -> str | None:
+        """What it is, where that is neither a bare or a pretraining encoder nor a sequence classifier.
+
+        A sentence-transformers folder has its encoder used without any head.
+        """
+        names = self.config.get("architectures") or () if self.pooling is None else ()
+        return next((name for name in names if _OTHER.search(name) or not _KNOWN.search(name)), None)
 
     def vocabulary(self) -> int:
         """Tokens of its tokenizer; the weights may have more rows. Raises DataError."""
@@ -106,91 +134,107 @@ def positions_of(architecture: Mapping[str, Any]) -> int:
 
 
 def missing_size(architecture: Mapping[str, Any]) -> str | None:
-    """The first size that a config.json of a known ``model_type`` lacks, or has as no whole number; None: none."""
+    """The first size that a config.json of a known ``model_type`` lacks, or has as no whole number from 1 on."""
     older = architecture.get("model_type") == "distilbert"
     needed = ["max_position_embeddings", "vocab_size"]
-    needed += ["n_layers", "n_heads", "dim"] if older else ["num_hidden_layers", "num_attention_heads", "hidden_size"]
-    needed += ["pad_token_id"] if architecture.get("model_type") == "roberta" else []
-    return next((name for name in needed if type(architecture.get(name)) is not int or architecture[name] < 0), None)
+    needed += [_OLDER[name] if older else name for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    found = next((name for name in needed if type(architecture.get(name)) is not int or architecture[name] < 1), None)
+    padding = architecture.get("pad_token_id")
+    if found is None and architecture.get("model_type") == "roberta" and (type(padding) is not int or padding < 0):
+        return "pad_token_id"
+    return found
 
 
 def open_source(name: str) -> Source:
     """The model in a folder, or by that name on the hub.
 
     Raises:
-        InputError: no such folder or model, another architecture, or weights that only unpickling could read.
-        ArtifactError: config.json is missing or damaged.
+        InputError: no such folder or model, another architecture, weights that only unpickling could read, or a model
+            that computes something which is not computed here.
+        ArtifactError: a file is missing or damaged, or says of the weights what they are not.
     """
-    folder = Path(name) if Path(name).is_dir() else _from_hub(name)
-    config = _read_json(folder / CONFIG_FILE)
+    folder = _folder(name)
+    place = folder / CONFIG_FILE
+    config = read_object(place)
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        raise InputError(
-            f"{folder / CONFIG_FILE}: model_type {kind!r} is not known here; it can be {', '.join(ARCHITECTURES)}"
-        )
+        raise InputError(f"{place}: model_type {kind!r} is not known here; it can be {', '.join(ARCHITECTURES)}")
     if (lacking := missing_size(config)) is not None:
-        raise ArtifactError(f"{folder / CONFIG_FILE}: {lacking} is missing, or no whole number")
-    if not any(folder.glob("*.safetensors")):
-        raise InputError(
-            f"{folder}: has no {WEIGHTS}; other formats could run code and are not read. Where you trust it: "
-            "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
-        )
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    if _least_bytes(config) > held:
-        raise ArtifactError(
-            f"{folder / CONFIG_FILE}: describes a model that is larger than the {held:,} bytes beside it"
-        )
+        raise ArtifactError(f"{place}: {lacking} is missing, or no whole number that a model can have")
+    told = checked(Encoder, config, place)
+    refuse_other_computations(told, config, place)
+    files = _weights(folder)
+    held = sum(path.stat().st_size for path in files)
+    if told.least_bytes() > held:
+        raise ArtifactError(f"{place}: describes a model that is larger than the {held:,} bytes beside it")
+    check_tables(told, files, place)
     if not (folder / TOKENIZER_FILE).is_file():
         raise InputError(
             f"{folder}: has no {TOKENIZER_FILE}; write one with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    told = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
-    return Source(name, folder, told, *_sentence_model(folder))
+    known = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
+    return Source(name, folder, known, "auto_map" in config, *_sentence_model(folder))
 
 
-def _least_bytes(architecture: Mapping[str, Any]) -> int:
-    """What the largest matrices take at one byte a number, so that nothing is made that no file backs."""
-    width = int(architecture.get("hidden_size") or architecture["dim"])
-    table = int(architecture["vocab_size"]) * int(architecture.get("embedding_size") or width)
-    inner = int(architecture.get("intermediate_size") or architecture.get("hidden_dim") or 0)
-    layers = 1 if architecture["model_type"] == "albert" else depth_of(architecture)
-    return table + layers * (inner + width) * width
-
-
-_SAYS_NOTHING = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
+def _weights(folder: Path) -> list[Path]:
+    """The files that hold the weights. Raises InputError where there are none in safetensors."""
+    whole = folder / WEIGHTS
+    if found := [whole] if whole.is_file() else sorted(folder.glob("*.safetensors")):
+        return found
+    raise InputError(
+        f"{folder}: has no {WEIGHTS}; other formats could run code and are not read. Where you trust it: "
+        "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
+    )
 
 
 def _sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
     """Pooling, normalisation and length of a sentence-transformers folder. Raises InputError for other modules."""
-    if not (folder / "modules.json").is_file():
+    listed = folder / "modules.json"
+    if not listed.is_file():
         return None, False, None
     pooling, normalize = None, False
-    for module in _read_json(folder / "modules.json", list):
-        kind, path = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
-        if kind == "Pooling":
-            told = _read_json(folder / Path(path).name / CONFIG_FILE)
-            modes = [mode for key, mode in _POOLINGS.items() if told.get(key)]
-            modes = modes or [mode for mode in _POOLINGS.values() if told.get("pooling_mode") == mode]
-            if len(modes) != 1:
-                raise InputError(f"{folder / path}: pooling must be one of {', '.join(_POOLINGS.values())}, not {told}")
-            pooling = modes[0]
-        elif kind == "Normalize":
+    for module in checked(Modules, read_json(listed), listed).root:
+        if module.kind == "Pooling":
+            if not _FOLDER_NAME.fullmatch(module.path):
+                raise InputError(f"{listed}: path {module.path[:60]!r} must be the name of a folder beside it")
+            pooling = pooling_of(folder / module.path / CONFIG_FILE)
+        elif module.kind == "Normalize":
             normalize = True
-        elif kind != "Transformer":
-            raise InputError(f"{folder / 'modules.json'}: has a module {kind!r}, which is not known here")
-    length = folder / "sentence_bert_config.json"
-    return pooling, normalize, _read_json(length).get("max_seq_length") if length.is_file() else None
+        elif module.kind != "Transformer":
+            raise InputError(f"{listed}: has a module {module.kind[:60]!r}, which is not known here")
+    settings = folder / "sentence_bert_config.json"
+    texts = checked(Texts, read_object(settings), settings) if settings.is_file() else Texts()
+    if texts.do_lower_case and not _lowers(folder / TOKENIZER_FILE):
+        raise InputError(
+            f"{settings}: do_lower_case is true, but {TOKENIZER_FILE} does not lower texts, and nothing else here "
+            "would; give its normalizer a Lowercase"
+        )
+    return pooling, normalize, texts.max_seq_length
 
 
-def _read_json(path: Path, kind: type = dict) -> Any:
+def _lowers(path: Path) -> bool:
+    """Whether a tokenizer takes capital letters for small ones. Raises DataError."""
+    normalizer, capitals = tokenizer_from_file(path).normalizer, "ABXYZÀÉÖЖ"
+    if normalizer is None:
+        return False
+    return bool(normalizer.normalize_str(capitals) == normalizer.normalize_str(capitals.lower()))
+
+
+def _folder(name: str) -> Path:
+    """The folder of that name, or the hub's copy. Raises InputError."""
+    path = Path(name)
     try:
-        content = json.loads(read_at_most(path, MOST_JSON_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: missing or damaged: {error}") from None
-    if not isinstance(content, kind):
-        raise ArtifactError(f"{path}: damaged: no JSON {'object' if kind is dict else 'list'}")
-    return content
+        if path.is_dir():
+            return path
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # too long, for instance
+        raise InputError(f"{name[:60]}…: is no folder: {error.__class__.__name__}") from None
+    if is_file:
+        raise InputError(f"{name}: is a file; name the folder that it is in, {path.parent}")
+    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
+        raise InputError(f"{name}: is no folder here, and no name of the hub's, which are OWNER/NAME")
+    return _from_hub(name)
 
 
 def _from_hub(name: str) -> Path:

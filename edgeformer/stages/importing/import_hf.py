@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,15 @@ from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families import family_of, recipe_type
 from edgeformer.families.network import Network, Place
 from edgeformer.families.pretrained import FAMILY
+from edgeformer.families.pretrained.described import read_object
 from edgeformer.families.pretrained.source import Source, open_source
-from edgeformer.formats.documents import load_profile, own_profiles
+from edgeformer.formats.documents import load_profile, own_profiles, validate
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import read_at_most
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import CONFIG_FILE, MOST_JSON_BYTES
+from edgeformer.formats.workspace import CONFIG_FILE
+from edgeformer.formats.yaml_text import YamlDocument
 from edgeformer.run import free_folder
 from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks import Task, TextReader, task_named
@@ -112,6 +112,11 @@ def _slug(name: str) -> str:
 
 def _check(source: Source, options: HfOptions, *, embeds: bool) -> None:
     """Raises InputError for options that do not go with the model, and for classifiers of another kind."""
+    if (head := source.other_head) is not None:
+        raise InputError(
+            f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
+            "classifiers are imported"
+        )
     if embeds and options.labels is not None:
         raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
     if not embeds and options.pooling is not None:
@@ -125,6 +130,12 @@ def _check(source: Source, options: HfOptions, *, embeds: bool) -> None:
 def _labels(source: Source, asked: tuple[str, ...] | None) -> tuple[str, ...]:
     """Names of the classes. Raises InputError."""
     own = source.labels or ("LABEL_0", "LABEL_1")  # what transformers takes for granted
+    if blank := [label for label in asked or own if not label.strip()]:
+        where = "--labels" if asked is not None else f"{source.folder / CONFIG_FILE}: id2label"
+        raise InputError(f"{where}: has a class without a name ({blank[0]!r}); name all {len(own)}")
+    if asked is None and len(set(own)) != len(own):
+        told = f"id2label gives a name twice: {', '.join(own)[:200]}"
+        raise InputError(f"{source.folder / CONFIG_FILE}: {told}; give others with --labels")
     if asked is not None and (len(asked) != len(own) or len(set(asked)) != len(asked)):
         raise InputError(f"--labels {','.join(asked)}: needs {len(own)} different names, for {', '.join(own)}")
     return asked or own
@@ -141,7 +152,7 @@ def _length(source: Source, options: HfOptions) -> int:
 def _notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
     """What the user should know of what was chosen for them. ``labels``: of a classifier."""
     notes = []
-    if '"auto_map"' in (source.folder / CONFIG_FILE).read_text(encoding="utf-8"):
+    if source.has_code:
         notes.append("config.json names code of its own (auto_map), which is not run")
     if options.max_length is None and source.max_length is None and source.max_positions > MOST_TOKENS:
         notes.append(f"texts are cut to {MOST_TOKENS} tokens; it takes {source.max_positions} (--max-length)")
@@ -160,9 +171,9 @@ def _default_prompt(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        told = json.loads(read_at_most(path, MOST_JSON_BYTES))
+        told = read_object(path)
         return str(told["prompts"][told["default_prompt_name"]]) if told.get("default_prompt_name") else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: damaged: {error}; copy it again") from None
 
 
@@ -186,7 +197,7 @@ def _recipe(called: str, source: Source, options: HfOptions, task: Task, data: d
         "training": dict(_TRAINING),
     }
     FAMILY.complete(document)
-    recipe: Recipe = recipe_type(task.name, FAMILY.kind).model_validate(document)
+    recipe: Recipe = validate(recipe_type(task.name, FAMILY.kind), YamlDocument(source.name, document))
     return recipe
 
 
