@@ -147,7 +147,7 @@ def test_what_cannot_be_asked_for_is_refused_with_what_can(
 ) -> None:
     with pytest.raises(InputError, match=r"--exit 3: .* has exits after the loops 1, 2"):
         export(finished_run, ExportOptions(exits=(3,)))
-    reason = r"--vocab-trim: only a classifier.* a language model's vocabulary is what it predicts"
+    reason = r"--vocab-trim: only vocabularies of classifiers.* a language model's is what it predicts"
     with pytest.raises(InputError, match=reason):
         export(exported_language_run(tmp_path_factory), ExportOptions(vocab_trim=True))
     for options, said in ((("--exit", "two"), "--exit 'two'"), (("--trt-via", "x"), "--trt-via 'x'")):

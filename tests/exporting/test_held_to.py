@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.formats.manifest import Parity
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting.judging import Judge, _added, _rows
 from edgeformer.stages.exporting.numerics import FP16_LARGEST
 from edgeformer.stages.exporting.variants import Variant
+from edgeformer.tasks.parity import measure_parity
 
 REFERENCE = np.array([[1.0, -1.0, 0.5], [-2.0, 2.0, 0.0]], dtype=np.float32)
 OTHER = REFERENCE[::-1].copy()
@@ -31,6 +33,9 @@ class Asked:
     def lost(self, found: Score, wanted: Score, precision: str, *, trimmed: bool) -> str | None:
         self.lost_of.append((found.loss, wanted.loss, precision, trimmed))
         return self.finds
+
+    def parity(self, logits: Any, reference: Any, precision: Any, provider: str) -> Parity:
+        return measure_parity(logits, reference, precision, provider)
 
     def score(self, exit_: int, logits: np.ndarray) -> Score:
         assert logits.shape == REFERENCE.shape

@@ -35,13 +35,13 @@ def test_between_the_two_renames(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_left_is_told(tmp_path: Path, number: int) -> None:
     handler, bundle = signal.getsignal(number), tmp_path / "bundle"
-    with pytest.raises(InterruptedRun, match="there is no") as nothing, _telling_what_is_left(tmp_path):
+    with pytest.raises(InterruptedRun, match="there is no") as nothing, _telling_what_is_left(bundle):
         os.kill(os.getpid(), number)
     assert nothing.value.exit_code == 130
-    with pytest.raises(InterruptedRun, match="complete already"), _telling_what_is_left(tmp_path):
+    with pytest.raises(InterruptedRun, match="complete already"), _telling_what_is_left(bundle):
         bundle.mkdir()
         (bundle / "bundle.json").write_text("{}", encoding="utf-8")
         os.kill(os.getpid(), number)
-    with pytest.raises(InterruptedRun, match="as it was before"), _telling_what_is_left(tmp_path):
+    with pytest.raises(InterruptedRun, match="as it was before"), _telling_what_is_left(bundle):
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is handler

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.network import Place
 from edgeformer.families.pretrained import FoldConfig, PretrainedConfig
@@ -164,25 +163,6 @@ def test_pooling_is_of_real_tokens(bert: tuple[Any, Path], pooling: str) -> None
     assert (built(ids, mask) - model.classifier(pooled)).abs().max() < 1e-5
     alone = built(ids[2:, :15], None)
     assert (alone - built(ids, mask)[2:]).abs().max() < 1e-5, "a mask that hides nothing may be left out"
-
-
-def test_albert_is_stored_once_and_a_host_can_loop_it(tmp_path: Path) -> None:
-    from edgeformer.families.pretrained.network import NETWORK
-
-    _, folder = _published(*KINDS["albert"], tmp_path / "albert")
-    built = started(folder)
-    unique = sum(parameter.numel() for parameter in built.parameters())
-    graphs = NETWORK.trace(built, ("input_ids", "attention_mask"), steps=True)
-    write_graph(cut_out(graphs.exits, {exit_logits(4): "logits"}), tmp_path / "whole.onnx")
-    sharing = audit_sharing(onnx.load(str(tmp_path / "whole.onnx")), unique)
-    assert sharing.stored_parameters == sharing.unique_parameters == unique
-    parts = {name: tmp_path / f"{name}.onnx" for name in graphs.steps}
-    for name, graph in graphs.steps.items():
-        write_graph(graph, parts[name])
-    ids, mask, _ = texts()
-    inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-    with OnnxSession(tmp_path / "whole.onnx") as whole, StepSession(parts, 4) as steps:
-        assert np.abs(whole.run(inputs)["logits"] - steps.run(inputs)["logits"]).max() < 1e-5
 
 
 ORDERS = {"cycle": [0, 1, 0, 1], "immediate": [0, 0, 1, 1]}

@@ -29,8 +29,6 @@ TIMES = 4
 
 KINDS: dict[str, dict[str, Any]] = {
     "bert": {},
-    "distilbert": {"n_layers": 1},
-    "roberta": {"num_hidden_layers": 1},
     "albert": {"num_hidden_layers": TIMES, "hidden_size": 64, "intermediate_size": 128, "embedding_size": 32},
 }
 

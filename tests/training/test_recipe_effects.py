@@ -227,6 +227,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "precision": "tests/training/test_train.py", "optimizer": "here, field by field",
         "schedule": "tests/training/test_optimization.py", "checkpoint_minutes": "tests/training",
         "layer_decay": "tests/families/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
+        "teacher_sha256": "tests/training/test_distillation.py",
         "distillation": "tests/training/test_distillation.py",
     },
     LanguageTraining: {
