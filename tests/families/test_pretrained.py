@@ -318,13 +318,16 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     whole = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
     (tmp_path / "model.safetensors").write_bytes(whole[:-9])
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: no safetensors file, or damaged"):
+        open_source(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(whole)
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         open_source(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
     from edgeformer.families.pretrained.anatomy import pretrained
 
     with pytest.raises(ArtifactError, match="transformers cannot make a model of it"):
-        pretrained(tmp_path, 2)
+        pretrained(tmp_path, {**WHOLE, "hidden_act": "zzz"}, 2)
 
 
 WHOLE = {
@@ -405,11 +408,12 @@ def test_weights_within_the_encoder_that_go_unused_are_refused(bert: tuple[Any, 
     weights = load_file(folder / "model.safetensors")
     harmless = {"cls.predictions.bias": torch.zeros(3), "bert.embeddings.position_ids": torch.arange(POSITIONS)}
     save_file({**weights, **harmless}, folder / "model.safetensors", {"format": "pt"})
-    assert pretrained(folder, CLASSES)[1] == frozenset()
+    config = open_source(str(folder)).config
+    assert pretrained(folder, config, CLASSES)[1] == frozenset()
     distances = {"bert.encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(9, 8)}
     save_file({**weights, **distances}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ArtifactError, match=r"no encoder of its config\.json uses: .*distance_embedding\.weight"):
-        pretrained(folder, CLASSES)
+        pretrained(folder, config, CLASSES)
 
 
 def test_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

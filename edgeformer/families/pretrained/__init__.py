@@ -11,7 +11,14 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from edgeformer.families.family import Family, text_client_config
-from edgeformer.families.pretrained.source import ARCHITECTURES, depth_of, missing_size, open_source, positions_of
+from edgeformer.families.pretrained.source import (
+    ARCHITECTURES,
+    depth_of,
+    missing_size,
+    open_source,
+    positions_of,
+    width_of,
+)
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
@@ -141,14 +148,13 @@ class Pretrained(Family):
             precision,
             layers=fold.layers * fold.iterations if fold is not None else depth_of(stack),
             heads=stack.get("num_attention_heads") or stack["n_heads"],
-            hidden_size=stack.get("hidden_size") or stack["dim"],
+            hidden_size=width_of(stack),
             iterations=self.loops(described),
         )
 
     def card_line(self, config: PretrainedConfig) -> str:
         stack, fold = config.architecture, config.fold
-        width = stack.get("hidden_size") or stack["dim"]
-        line = f"{stack['model_type']}, {depth_of(stack)} layers, width {width}, from {config.source}"
+        line = f"{stack['model_type']}, {depth_of(stack)} layers, width {width_of(stack)}, from {config.source}"
         if fold is not None:
             own = {"none": "nothing", "norms": "biases and norms", "adapters": f"adapters of rank {fold.rank}"}
             line += (

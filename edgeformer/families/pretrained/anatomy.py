@@ -91,12 +91,15 @@ def fresh(architecture: Mapping[str, Any], classes: int | None, **changed: Any) 
         return take_apart(_auto(classes).from_config(config, attn_implementation="sdpa"))
 
 
-def pretrained(folder: Path, classes: int | None, **changed: Any) -> tuple[Parts, frozenset[str]]:
+def pretrained(
+    folder: Path, architecture: Mapping[str, Any], classes: int | None, **changed: Any
+) -> tuple[Parts, frozenset[str]]:
     """The parts of the model in ``folder`` with its weights, and names of weights that it lacks, which are fresh.
 
-    Safetensors only; no code of the folder is run. Raises as :func:`fresh`, and ArtifactError for damaged weights.
+    Safetensors only; no code of the folder is run. Arguments and errors are those of :func:`fresh`; ArtifactError for
+    damaged weights too.
     """
-    config = _config(_read_config(folder), classes, changed)
+    config = _config(architecture, classes, changed)
     with _quiet(), _explained(str(folder)):
         model, told = _auto(classes).from_pretrained(
             str(folder), config=config, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
@@ -105,12 +108,6 @@ def pretrained(folder: Path, classes: int | None, **changed: Any) -> tuple[Parts
         refuse_unused(folder, told["unexpected_keys"])
         lacking = {*told["missing_keys"], *(str(key[0]) for key in told["mismatched_keys"])}
         return take_apart(model), frozenset(lacking)
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    from edgeformer.families.pretrained.source import open_source
-
-    return open_source(str(folder)).config
 
 
 def _auto(classes: int | None) -> Any:

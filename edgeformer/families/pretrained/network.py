@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 
 from edgeformer.families.distillation import classification_loss
 from edgeformer.families.network import Learning, Loss, Network, Place
-from edgeformer.families.pretrained import PretrainedConfig
+from edgeformer.families.pretrained import FAMILY, PretrainedConfig
 from edgeformer.families.pretrained.anatomy import Parts, fresh, pretrained
 from edgeformer.families.pretrained.fold import folded
 from edgeformer.families.pretrained.model import Embeddings, Head, Looped, PretrainedEncoder, Turn, table_of
-from edgeformer.families.pretrained.source import depth_of, open_source
+from edgeformer.families.pretrained.source import open_source, width_of
 from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import AttentionUse
@@ -97,7 +96,7 @@ class PretrainedNetwork(Network):
                 "tokenizer.kind: trained: the token vectors of a pretrained model belong to its own tokenizer; take "
                 "tokenizer out of the recipe, and that one is used"
             )
-        parts, lacking = pretrained(Path(source.folder), _classes(recipe), **_dropouts(config))
+        parts, lacking = pretrained(source.folder, source.config, _classes(recipe), **_dropouts(config))
         weight = parts.words.weight.detach()
         if len(weight) < config.vocab_size:
             raise ArtifactError(f"{source.folder}: has {len(weight)} token vectors, its tokenizer {config.vocab_size}")
@@ -109,10 +108,7 @@ class PretrainedNetwork(Network):
         return tuple(sorted(lacking))
 
     def state_shape(self, recipe: Any) -> tuple[int, int]:
-        config: PretrainedConfig = recipe.model
-        stack = config.architecture
-        stages = config.fold.iterations if config.fold is not None else depth_of(stack)
-        return stages, int(stack.get("hidden_size") or stack["dim"])
+        return FAMILY.loops(recipe.model), width_of(recipe.model.architecture)
 
     def loss(self, model: PretrainedEncoder, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy, or distillation from a teacher."""

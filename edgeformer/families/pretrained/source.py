@@ -126,6 +126,11 @@ def depth_of(architecture: Mapping[str, Any]) -> int:
     return int(architecture.get("num_hidden_layers") or architecture.get("n_layers") or 0)
 
 
+def width_of(architecture: Mapping[str, Any]) -> int:
+    """Width of a layer's state, by a model's config.json."""
+    return int(architecture.get("hidden_size") or architecture["dim"])
+
+
 def positions_of(architecture: Mapping[str, Any]) -> int:
     """Tokens of the longest text, by a model's config.json."""
     positions = int(architecture["max_position_embeddings"])
