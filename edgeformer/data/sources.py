@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.data.records import check_file, file_records, format_of, hub_records
-from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, rows_of
+from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, missing_column, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.unpacking import COMPRESSIONS
 from edgeformer.formats.data_config import (
@@ -30,6 +31,15 @@ _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
 IMPORTED_PARTS = ("train", "validation", "test")
 _LABELLED = ("tsv", "csv", "jsonl", "parquet")
 _TEXT = ("txt", *_LABELLED)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a file that somebody named; None: found by what the model's own data and the field call them."""
+
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
 
 
 def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
@@ -93,7 +103,12 @@ def _columns(path: Path) -> list[str]:
 
 
 def file_source(
-    path: Path, like: Source | None = None, *, labelled: bool = True, labels: Sequence[str] = LABEL_COLUMNS
+    path: Path,
+    like: Source | None = None,
+    *,
+    labelled: bool = True,
+    labels: Sequence[str] = LABEL_COLUMNS,
+    columns: Columns = Columns(),
 ) -> FileSource:
     """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
 
@@ -102,17 +117,21 @@ def file_source(
             the file has the columns of a pair.
         labelled: False: only the text is wanted.
         labels: what a column of labels may be called.
+        columns: named ones, which are taken as they are; a named text without a named second one is a single text.
 
     Raises:
-        DataError: the file cannot be read, or has no columns that look like the texts or labels that are wanted.
+        DataError: the file cannot be read, lacks a named column, or has none that look like what is wanted.
     """
     have = _columns(path)
     known = None if isinstance(like, SyntheticSource) else like
-    text, second = _text_columns(path, have, like)
+    for kind, name in (("text", columns.text), ("text_pair", columns.text_pair), ("label", columns.label)):
+        if name is not None and name not in have:
+            raise missing_column(str(path), kind, name, have)
+    text, second = (columns.text, columns.text_pair) if columns.text else _text_columns(path, have, like)
     source = FileSource(kind="file", path=str(path), text=text, text_pair=second, label=None)
     if not labelled:
         return source
-    label = _choose(path, "label", have, (known.label if known else None, *labels))
+    label = columns.label or _choose(path, "label", have, (known.label if known else None, *labels))
     return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
 
 

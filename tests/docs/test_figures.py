@@ -111,6 +111,7 @@ def test_every_table_is_what_its_json_says() -> None:
     sst2, language = str(FOLDER / "2026-11-21-sst2.json"), str(FOLDER / "2026-11-21-language.json")
     expected = [
         script("sst2_results.py", "table", sst2),
+        script("sst2_results.py", "table", str(FOLDER / "2026-11-22-pretrained.json")),
         script("sst2_results.py", "artifacts", sst2),
         script("language_results.py", "table", language),
         script("language_results.py", "exits", language),
