@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,11 +15,11 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.formats import workspace
-from edgeformer.formats.data_config import NAME_PATTERN
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import read_at_most
-from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.manifest import RunManifest, RunStatus
 from edgeformer.machine.leftovers import restore_folder
+from edgeformer.machine.lock import owned
 from edgeformer.own_weights import open_decoder, open_session
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
@@ -102,11 +101,19 @@ class Run:
         """Whether its model sees what it is asked to predict: by the probe, or by its architecture."""
         return self.manifest.leaks or self.family.leaks(self.recipe.model)
 
+    @property
+    def status(self) -> RunStatus:
+        """As it is now: a run that says ``running`` and that no process trains was killed, which is interrupted."""
+        said = self.manifest.status
+        return "interrupted" if said == "running" and not owned(self.folder) else said
+
     def require_finished(self) -> None:
         """Raises ArtifactError for a run whose training has not ended well."""
-        if self.manifest.status != "finished":
-            hint = "go on with edgeformer train … --resume"
-            raise ArtifactError(f"{self.folder}: is {self.manifest.status}, not finished; {hint}")
+        if self.status == "running":
+            raise ArtifactError(f"{self.folder}: is being trained; wait for its end")
+        if self.status != "finished":
+            hint = f"go on with: {workspace.resume_command(self.folder)}"
+            raise ArtifactError(f"{self.folder}: is {self.status}, not finished; {hint}")
 
     def reader(self) -> TextReader:
         """How its model reads text. Raises ArtifactError or DataError."""
@@ -211,32 +218,6 @@ def run_folders(artifacts: Path) -> list[Path]:
 
     found = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}") if not path.parent.name.startswith(".")]
     return sorted(found, key=started)
-
-
-def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
-    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
-
-    Args:
-        or_else: what to do but choose another name, for the message.
-
-    Raises:
-        InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
-    """
-    there = next(folder for folder in (artifacts, *artifacts.absolute().parents) if folder.exists())
-    if not os.access(there, os.W_OK):
-        raise InputError(f"--artifacts {artifacts}: {there} cannot be written; choose another folder, or allow it")
-    if name is None:
-        for number in range(1, 10_000):
-            folder = artifacts / f"{recipe}-{number:03d}"
-            if not folder.exists():
-                return folder
-        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
-    if re.fullmatch(NAME_PATTERN, name) is None:
-        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
-    folder = artifacts / name
-    if folder.exists():
-        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
-    return folder
 
 
 def read_run(folder: Path) -> RunManifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from edgeformer.api import Bundle
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.scores import read_evaluation
+from edgeformer.machine.lock import locked
+from edgeformer.reporting.compare import score_note
 from edgeformer.reporting.listing import run_records
 from edgeformer.run import Location, Run, bundle_in, locate
 from tests.cli.run_cli import edgeformer
@@ -40,9 +43,18 @@ def test_a_run_says_what_it_is() -> None:
 def test_an_unfinished_run_is_said_to_be(artifacts: Path) -> None:
     path = artifacts / "renamed" / "run.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**manifest, "status": "interrupted"}), encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"is interrupted, not finished; go on with edgeformer train … --resume"):
-        Run.open(artifacts / "renamed").require_finished()
+    command = re.escape(f"--resume --name renamed --artifacts {artifacts}")
+    for said in ("interrupted", "running"):  # which no process trains
+        path.write_text(json.dumps({**manifest, "status": said}), encoding="utf-8")
+        with pytest.raises(
+            ArtifactError, match=rf"is interrupted, not finished; go on with: edgeformer train .*{command}"
+        ):
+            Run.open(artifacts / "renamed").require_finished()
+        assert run_records(artifacts)[0]["status"] == "interrupted"
+    with locked(artifacts / "renamed", "is being trained"):
+        assert run_records(artifacts)[0]["status"] == "running"
+        with pytest.raises(ArtifactError, match="is being trained; wait for its end"):
+            Run.open(artifacts / "renamed").require_finished()
     shutil.rmtree(artifacts / "renamed" / "model")
     with pytest.raises(ArtifactError, match=r"holds no trained model \(tokenizer\.json\)"):
         Run.open(artifacts / "renamed").reader()
@@ -106,3 +118,29 @@ def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
         location.open_bundle()
     with pytest.raises(ArtifactError, match="is a bundle without its run"):
         Location(None, tmp_path).open_run()
+
+
+def test_a_list_of_runs_fits_80_columns(artifacts: Path, tmp_path: Path) -> None:
+    shutil.copytree(OLD / "language-v1", artifacts / "language-v1-trained")
+    (artifacts / "broken").mkdir()
+    (artifacts / "broken" / "run.json").write_text("{", encoding="utf-8")
+    outcome = edgeformer("list", "runs", "--artifacts", str(artifacts), cwd=tmp_path)
+    lines = [line.rstrip().removesuffix(" (SYNTHETIC)") for line in outcome.out.splitlines() if "─" not in line]
+    assert outcome.code == 0 and max(map(len, lines)) <= 80 and "unreadable: " in outcome.out
+    assert "accuracy" in outcome.out and "perplexity" in outcome.out
+
+
+def test_scores_of_other_data_are_said_not_to_rank(artifacts: Path, tmp_path: Path) -> None:
+    first = artifacts / "renamed"
+    shutil.copytree(first, artifacts / "same")
+    shutil.copytree(first, artifacts / "other")
+    path = artifacts / "other" / "run.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["run"], manifest["data"]["fingerprints"][next(iter(manifest["tests"]))] = "other", "f" * 64
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    assert score_note([Location(first, None), Location(artifacts / "same", None)]) is None
+    outcome = edgeformer("compare", "renamed", "other", "--artifacts", str(artifacts), cwd=tmp_path)
+    assert "scores do not rank these runs, whose test sets differ:" in outcome.out and "ffffffff" in outcome.out
+    shutil.copytree(OLD / "language-v1", artifacts / "language")
+    note = score_note([Location(first, None), Location(artifacts / "language", None)])
+    assert note is not None and "whose tasks differ" in note

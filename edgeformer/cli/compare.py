@@ -39,17 +39,20 @@ def command(
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.cli.console import say
-    from edgeformer.reporting.compare import format_comparison, run_record
+    from edgeformer.reporting.compare import format_comparison, run_record, score_note
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
 
     reports = _reports(runs, device, artifacts)
     if reports is None:
-        rows = [run_record(locate(run, artifacts)) for run in runs]
+        locations = [locate(run, artifacts) for run in runs]
+        rows, note = [run_record(location) for location in locations], score_note(locations)
         if as_json or style == "json":
-            print_json({"runs": rows})
-        else:
-            say(format_comparison(rows, style))
+            print_json({"runs": rows, "note": note})
+            return
+        say(format_comparison(rows, style))
+        if note is not None:
+            say(note if style == "csv" else f"\n{note}", err=style == "csv")
         return
     compared = compare_reports(*reports)
     if as_json or style == "json":

@@ -17,7 +17,14 @@ def command(
 ) -> None:
     """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
     from edgeformer.cli.console import say
-    from edgeformer.reporting.listing import device_records, device_table, recipe_records, record_table, run_records
+    from edgeformer.reporting.listing import (
+        device_records,
+        device_table,
+        recipe_records,
+        record_table,
+        run_records,
+        run_table,
+    )
 
     if what == "recipes":
         rows = recipe_records()
@@ -26,6 +33,7 @@ def command(
     if as_json:
         print_json({what: rows})
     elif rows:
-        stdout().print(device_table(rows) if what == "devices" else record_table(what, rows))
+        drawn = {"devices": device_table, "runs": run_table}.get(what)
+        stdout().print(drawn(rows) if drawn is not None else record_table(what, rows))
     else:
         say(f"no {what} in {artifacts}; train one: edgeformer train quickstart")

@@ -1,13 +1,19 @@
-"""Names of the files that make up a run and a bundle, and reading a JSON manifest."""
+"""Names of the folders and files that make up a run and a bundle, and reading a JSON manifest."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.data_config import NAME_PATTERN
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import read_at_most
 
 M = TypeVar("M", bound=BaseModel)
@@ -49,3 +55,40 @@ def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
         raise ArtifactError(
             f"{path}: damaged or written by another version: {place}: {first['msg']}; make it again"
         ) from None
+
+
+def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
+    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+
+    Args:
+        or_else: what to do but choose another name, for the message.
+
+    Raises:
+        InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
+    """
+    there = next(folder for folder in (artifacts, *artifacts.absolute().parents) if folder.exists())
+    if not os.access(there, os.W_OK):
+        raise InputError(f"--artifacts {artifacts}: {there} cannot be written; choose another folder, or allow it")
+    if name is None:
+        for number in range(1, 10_000):
+            folder = artifacts / f"{recipe}-{number:03d}"
+            if not folder.exists():
+                return folder
+        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    folder = artifacts / name
+    if folder.exists():
+        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
+    return folder
+
+
+def resume_command(folder: Path) -> str:
+    """What to type so that the unfinished run in ``folder`` goes on, quoted for this system's shell.
+
+    Several processes go on together where their launcher stands in front of it.
+    """
+    words = ["edgeformer", "train", str(folder / RECIPE_FILE), "--resume", "--name", folder.name]
+    if folder.parent != Path("artifacts"):
+        words += ["--artifacts", str(folder.parent)]
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)

@@ -66,6 +66,22 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
     return _held(path.with_name(f".{path.name}{LOCK_FILE}"), path, "is being replaced")
 
 
+def owned(folder: Path) -> bool:
+    """Whether a living process works in ``folder``, by what its lock file says; nothing is locked to find out.
+
+    A process on another host counts as alive: nobody here can know.
+    """
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError:
+        return False
+    try:
+        owner = _read(handle)
+    finally:
+        os.close(handle)
+    return _lives(owner)
+
+
 @contextlib.contextmanager
 def _held(file: Path, what: Path, work: str) -> Iterator[None]:
     handle = _acquire(file, what, work)
@@ -132,13 +148,17 @@ def _read(handle: int) -> dict[str, Any]:
 
 
 def _lives_elsewhere(owner: dict[str, Any]) -> bool:
-    """Whether the process that the file names is another one, and alive; on another host nobody here can know."""
+    """Whether the process that the file names is another one, and alive."""
+    mine = owner.get("host") == platform.node() and owner.get("pid") == os.getpid()
+    return not mine and _lives(owner)
+
+
+def _lives(owner: dict[str, Any]) -> bool:
+    """Whether the process that the file names is alive; on another host nobody here can know."""
     if not owner:
         return False
     if owner.get("host") != platform.node():  # in containers, which have a name each, many are process 1
         return True
-    if owner.get("pid") == os.getpid():
-        return False
     import psutil
 
     try:

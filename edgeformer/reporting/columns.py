@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 DASH = "–"
 _COLOURS = {
-    **dict.fromkeys(("pass", "built", "available", "verified", "yes"), "green"),
+    **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported"), "green"),
     **dict.fromkeys(("fail", "rejected", "failed", "damaged"), "red"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
@@ -52,6 +52,37 @@ def _scores(manifest: RunManifest) -> Record:
         **exits,
         **{f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]},
     }
+
+
+class _Measured(NamedTuple):
+    """What a run's scores are scores of."""
+
+    task: str
+    labels: str
+    data: str
+
+
+def score_note(locations: Sequence[Location]) -> str | None:
+    """Why the scores of these runs do not rank them: other tasks, labels or test data; None: they are of the same.
+
+    Args:
+        locations: of the runs; bundles without their run have no scores.
+    """
+    runs = [(location.name, read_run(location.run)) for location in locations if location.run is not None]
+    found = [(name, _measured(manifest)) for name, manifest in runs if manifest.tests]
+    for field, called in zip(_Measured._fields, ("tasks", "labels", "test sets"), strict=True):
+        values = [(name, getattr(measured, field)) for name, measured in found]
+        if len({value for _, value in values}) > 1:
+            shown = "; ".join(f"{name}: {value}" for name, value in values)
+            return f"scores do not rank these runs, whose {called} differ: {shown}"
+    return None
+
+
+def _measured(manifest: RunManifest) -> _Measured:
+    data, test = manifest.data, next(iter(manifest.tests))
+    of, rows = data.fingerprints.get(test, data.fingerprint)[:8], data.rows.get(test, 0)
+    labels = dict.fromkeys(label for by_label in data.label_rows.values() for label in by_label)
+    return _Measured(manifest.task, ", ".join(labels), f"{test}, {rows:,} rows, sha256 {of}")
 
 
 def _latencies(location: Location) -> Record:

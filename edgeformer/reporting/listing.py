@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.device import DeviceProfile
@@ -14,7 +15,7 @@ from edgeformer.formats.documents import load_profile, own_profiles, profile_nam
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
 from edgeformer.reporting.columns import Column, Columns
-from edgeformer.run import bundle_in, read_run, run_folders
+from edgeformer.run import Run, bundle_in, run_folders
 from edgeformer.tasks import task_named
 
 Record = dict[str, Any]
@@ -62,14 +63,17 @@ def run_records(artifacts: Path) -> list[Record]:
     rows: list[Record] = []
     for folder in run_folders(artifacts):
         try:
-            manifest = read_run(folder)
+            run = Run.open(folder)
         except ArtifactError as error:
             rows.append({"run": folder.name, "status": f"unreadable: {error}"})
             continue
+        manifest = run.manifest
         rows.append(
             {
                 "run": folder.name,  # what commands take, whatever it was trained as
-                **{key: getattr(manifest, key) for key in ("status", "started")},
+                "status": run.status,
+                "started": manifest.started,
+                "steps": manifest.steps,
                 **{key: getattr(manifest.data, key) for key in ("split", "synthetic")},
                 "parameters": manifest.parameters,
                 **_scores(manifest),
@@ -82,7 +86,7 @@ def run_records(artifacts: Path) -> list[Record]:
 def _scores(manifest: RunManifest) -> Record:
     """Accuracy and F1 of every run, which scripts rely on, and its own metric; a leak where there can be one."""
     test, task = manifest.test, task_named(manifest.task)
-    found: Record = {name: getattr(test, name, None) for name in ("accuracy", "f1")}
+    found: Record = {"metric": task.metric.name, **{name: getattr(test, name, None) for name in ("accuracy", "f1")}}
     value = task.metric.of(test)
     if value is not None:
         found[task.metric.name] = value
@@ -100,6 +104,39 @@ def record_table(title: str, rows: Sequence[Record]) -> Table:
     table = Columns.of_records(names).terminal(title, rows)
     table.columns[0].no_wrap = True
     return table
+
+
+def run_table(rows: Sequence[Record]) -> Table:
+    """Runs as the terminal shows them, 80 columns wide where their names are not long."""
+    metrics = {row["metric"] for row in rows if "metric" in row}
+    one = metrics.pop() if len(metrics) == 1 else None
+    columns: Columns[Record] = Columns(
+        [
+            Column("run", lambda row: row["run"]),
+            Column("status", _state, mark=True),
+            Column("started", lambda row: row["started"][:10] if "started" in row else None),
+            Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
+            Column(one or "score", lambda row: _headline(row, named=one is None)),
+        ]
+    )
+    problems = [row["status"] for row in rows if "started" not in row]
+    table = columns.terminal("runs", rows, caption=Text("\n".join(problems)) if problems else None)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _headline(row: Record, *, named: bool) -> str | None:
+    """The metric of its task, of the test set; a leak spoils it, and made-up text says nothing of real text."""
+    value = row.get(str(row.get("metric")))
+    if value is None:
+        return None
+    shown = f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+    marks = [mark for mark in ("leaks", "synthetic") if row.get(mark)]
+    return " ".join([shown, *([row["metric"]] if named else []), *(f"({mark.upper()})" for mark in marks)])
+
+
+def _state(row: Record) -> str:
+    return "exported" if row.get("bundle") else str(row["status"]).partition(":")[0]
 
 
 def device_table(rows: Sequence[Record]) -> Table:

@@ -24,7 +24,7 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import AttentionUse, DataSummary
 from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.run import free_folder
+from edgeformer.formats.workspace import free_folder
 from edgeformer.stages.importing.checkpoint_file import read_weights
 from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe

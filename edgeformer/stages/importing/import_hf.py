@@ -33,9 +33,8 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import CONFIG_FILE
+from edgeformer.formats.workspace import CONFIG_FILE, free_folder
 from edgeformer.formats.yaml_text import YamlDocument
-from edgeformer.run import free_folder
 from edgeformer.stages.importing.imported_run import Imported, write_run
 from edgeformer.tasks import Task, TextReader, task_named
 from edgeformer.tasks.running import answer_rows

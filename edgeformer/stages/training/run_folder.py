@@ -21,10 +21,10 @@ from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import EVALUATION_FILE, Score, merge_rows
-from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
+from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.machine.host import code_version, describe_host, now
 from edgeformer.machine.leftovers import remove_abandoned, temporary_folder
-from edgeformer.run import free_folder, read_run, run_folders
+from edgeformer.run import read_run, run_folders
 from edgeformer.stages.training.checkpoints import Checkpoints, remove
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import measured_peak
@@ -60,7 +60,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
             differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise ArtifactError(
                 f"--resume: {folder} was started from a recipe that differs in {', '.join(differences)}; "
-                f"resume it with: edgeformer train {folder / RECIPE_FILE} --resume --name {folder.name}"
+                f"resume it with: {resume_command(folder)}"
             )
         return folder
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")

@@ -9,7 +9,7 @@ from edgeformer.families.saving import MODEL_FOLDER, WEIGHTS
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.recipe import Recipe
-from edgeformer.run import locate, read_run
+from edgeformer.run import Run, locate
 
 
 def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
@@ -30,12 +30,16 @@ def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
     where = f"training.teacher: {named}"
     try:
         folder = locate(named, artifacts).require_run()
-        status = read_run(folder).status
+        run = Run.open(folder)
     except ArtifactError as error:
         raise RecipeError(f"{where}: is no run ({error}); name a finished run, or its folder") from None
+    try:
+        run.require_finished()
+    except ArtifactError as error:
+        raise RecipeError(f"{where}: {error}") from None
     weights = folder / MODEL_FOLDER / WEIGHTS
-    if status != "finished" or not weights.is_file():
-        raise RecipeError(f"{where}: is {status}; finish it first: edgeformer train --resume --name {folder.name}")
+    if not weights.is_file():
+        raise RecipeError(f"{where}: has no weights ({weights}); copy the whole run again")
     found = sha256_of(weights)
     if training.teacher_sha256 not in (None, found):
         raise RecipeError(

@@ -22,8 +22,8 @@ from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRu
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.workspace import free_folder, resume_command
 from edgeformer.machine.lock import locked
-from edgeformer.run import free_folder
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak, share_of
@@ -136,13 +136,13 @@ def _run(
     """Train to the end, and write down how it ended."""
     folder, processes = record.folder, loop.processes
     try:
-        then = f"the run goes on from its last checkpoint with --resume --name {folder.name}"
+        then = f"the run goes on from its last checkpoint with: {resume_command(folder)}"
         written = closing(MetricsLog(folder, loop.position, progress.message) if processes.main else NoLog())
         with signals.deferred() as stop, processes.connected(then), written as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
-            raise InterruptedRun(f"interrupted after step {step}; go on with --resume --name {folder.name}")
+            raise InterruptedRun(f"interrupted after step {step}; go on with: {resume_command(folder)}")
         if not processes.main:  # one is enough to score it
             return
         cut = step == max_steps and step < loop.total_steps
@@ -151,7 +151,7 @@ def _run(
         record.stop("interrupted", "stopped by the user")
         if not processes.main:
             raise ToldElsewhere(str(error), InterruptedRun.exit_code) from None
-        hint = f"interrupted; go on from the last checkpoint with --resume --name {folder.name}"
+        hint = f"interrupted; go on from the last checkpoint with: {resume_command(folder)}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
         if not folder.is_dir():
