@@ -125,8 +125,9 @@ def test_a_list_of_runs_fits_80_columns(artifacts: Path, tmp_path: Path) -> None
     (artifacts / "broken").mkdir()
     (artifacts / "broken" / "run.json").write_text("{", encoding="utf-8")
     outcome = edgeformer("list", "runs", "--artifacts", str(artifacts), cwd=tmp_path)
-    lines = [line.rstrip().removesuffix(" (SYNTHETIC)") for line in outcome.out.splitlines() if "─" not in line]
-    assert outcome.code == 0 and max(map(len, lines)) <= 80 and "unreadable: " in outcome.out
+    table, found, problem = outcome.out.partition("unreadable: ")
+    lines = [line.rstrip().removesuffix(" (SYNTHETIC)") for line in table.splitlines() if "─" not in line]
+    assert outcome.code == 0 and max(map(len, lines)) <= 80 and found and "Invalid JSON" in problem
     assert "accuracy" in outcome.out and "perplexity" in outcome.out
 
 
