@@ -57,6 +57,7 @@ class Family(ABC):
         config_type: its part of a recipe.
         model_type, architecture: what config.json calls it.
         network_module: where the torch half is, as ``NETWORK``; imported when it is first needed.
+        completed: keys that a recipe may leave out although they have no default: :meth:`complete` finds their values.
     """
 
     kind: ClassVar[str]
@@ -65,6 +66,7 @@ class Family(ABC):
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     network_module: ClassVar[str]
+    completed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def network(self) -> Network:

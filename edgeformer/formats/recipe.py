@@ -23,7 +23,7 @@ class OptimizerConfig(Frozen):
     """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat
+    lr: PositiveFloat = Field(description="learning rate at its highest")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
     ] = (0.9, 0.999)
@@ -89,20 +89,20 @@ class TrainingConfig(Frozen):
     An optimizer step sees ``batch_size`` × ``accumulation`` rows, ``batch_size`` at a time.
     """
 
-    epochs: PositiveInt
-    batch_size: PositiveInt
-    accumulation: PositiveInt = 1
+    epochs: PositiveInt = Field(description="times that every training row is seen")
+    batch_size: PositiveInt = Field(description="rows at a time")
+    accumulation: PositiveInt = Field(1, description="batches of an optimizer step")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="auto: bf16 where this machine computes in it, fp16 on older CUDA cards, else fp32"
     )
     optimizer: OptimizerConfig
     schedule: Schedule
-    clip_norm: PositiveFloat | None = 1.0
+    clip_norm: PositiveFloat | None = Field(1.0, description="longer gradients are cut to this length")
     batching: Literal["shuffled", "bucketed"] = Field(
         "shuffled", description="bucketed: batches of similar length, in random order"
     )
     early_stopping: EarlyStopping | None = None
-    log_every: PositiveInt = 50
+    log_every: PositiveInt = Field(50, description="steps between two lines of metrics.jsonl")
     checkpoint_minutes: PositiveFloat = Field(
         10.0, description="a state to resume from is saved this often within an epoch too; decides nothing else"
     )
@@ -117,8 +117,8 @@ class ModelConfig(Frozen):
     """A recipe's ``model``: what every family's configuration has; ``kind`` names the family."""
 
     kind: str
-    vocab_size: PositiveInt
-    max_positions: PositiveInt
+    vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns so many")
+    max_positions: PositiveInt = Field(description="the longest input in tokens")
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
         """Whether the rest of a recipe fits this model. Raises ValueError where it does not."""
@@ -127,11 +127,11 @@ class ModelConfig(Frozen):
 class Recipe(Frozen):
     """What every recipe has. A task narrows ``data`` and ``training``, a family ``model``."""
 
-    name: Name
-    description: str = ""
+    name: Name = Field(description="runs are called so, with a number behind it")
+    description: str = Field("", description="one line, for lists and model cards")
     task: str
     target: Name | None = Field(None, description="device profile that plan and profile use by default")
-    seed: Seed = 42
+    seed: Seed = Field(42, description="of weights, order of rows and dropout")
     tokenizer: TokenizerConfig
     data: DataSection
     model: ModelConfig

@@ -63,7 +63,11 @@ def format_duration(seconds: float) -> str:
 
 
 def _reading(parse: Callable[[str], float]) -> BeforeValidator:
-    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+    # What schemas for editors say: a number, or one with its unit.
+    either = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY.pattern)]
+    return BeforeValidator(
+        lambda value: parse(value) if isinstance(value, str) else value, json_schema_input_type=either
+    )
 
 
 Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]

@@ -16,13 +16,12 @@ class CRTConfig(ModelConfig):
     """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times, with exits on the way."""
 
     kind: Literal["crt"]
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt = 512
+    hidden_size: PositiveInt = Field(512, description="width")
     embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
     embedding_cycles: Annotated[int, Field(ge=0)] = Field(3, description="TRM cycles that refine the embeddings")
-    attention_heads: PositiveInt = 8
+    attention_heads: PositiveInt = Field(8, description="they share the width")
     ffn_size: PositiveInt = Field(2048, description="inner width of the MLP of a TRM cycle")
-    loops: PositiveInt = 8
+    loops: PositiveInt = Field(8, description="times that the shared block is applied")
     cycles: PositiveInt = Field(8, description="TRM cycles in the shared block")
     dilations: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] = (1, 2, 4, 8)
     exits: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = Field(

@@ -18,12 +18,11 @@ class EncoderConfig(ModelConfig):
     """The encoder of paper A: ``layers`` shared layers, applied ``iterations`` times. Stacked is one iteration."""
 
     kind: Literal["encoder"]
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    layers: PositiveInt
-    iterations: PositiveInt
-    heads: PositiveInt
-    ffn_size: PositiveInt
+    hidden_size: PositiveInt = Field(description="width")
+    layers: PositiveInt = Field(description="layers with weights of their own")
+    iterations: PositiveInt = Field(description="times that all of them are applied")
+    heads: PositiveInt = Field(description="of attention; they share the width")
+    ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
     residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
     dropout: Probability = 0.1
     attention: Literal["sdpa", "flash"] = "sdpa"

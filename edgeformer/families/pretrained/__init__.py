@@ -114,6 +114,12 @@ class Pretrained(Family):
     model_type: ClassVar[str] = "edgeformer-pretrained"
     architecture: ClassVar[str] = "PretrainedEncoder"
     network_module: ClassVar[str] = "edgeformer.families.pretrained.network"
+    completed: ClassVar[tuple[str, ...]] = (
+        "tokenizer",
+        "model.architecture",
+        "model.vocab_size",
+        "model.max_positions",
+    )
 
     def complete(self, document: dict[str, Any]) -> None:
         """Reads what the recipe leaves to its source: architecture, sizes, checksum; the tokenizer is the source's."""

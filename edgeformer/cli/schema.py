@@ -1,0 +1,44 @@
+"""edgeformer schema: the JSON Schema of a kind of file, for editors and for other programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from edgeformer.cli.options import Json
+
+
+def command(
+    document: Annotated[
+        Literal["recipe", "profile", "bundle", "report"], typer.Argument(help="The kind of file.", show_default=False)
+    ],
+    style: Annotated[
+        Literal["json", "markdown"], typer.Option("--format", help="A JSON Schema, or its keys as tables.")
+    ] = "json",
+    as_json: Json = False,
+) -> None:
+    """Print what may stand in a file: as a JSON Schema, which editors complete and check YAML by, or as tables.
+
+    An editor with a YAML language server takes it from the first line of a recipe:
+    # yaml-language-server: $schema=recipe.schema.json
+
+    Examples:
+
+      edgeformer schema recipe > recipe.schema.json
+
+      edgeformer schema profile > profile.schema.json
+
+      edgeformer schema recipe --format markdown
+    """
+    from edgeformer.cli.console import say
+    from edgeformer.cli.options import print_json
+    from edgeformer.formats.errors import InputError
+    from edgeformer.reporting.reference import reference, schema_of
+
+    if style == "json":
+        print_json(schema_of(document))
+        return
+    if as_json:
+        raise InputError("--json: prints a JSON document; leave out --format markdown, or --json")
+    say(reference(document))
