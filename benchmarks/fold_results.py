@@ -2,8 +2,8 @@
 
 Usage:
     python benchmarks/sst2_results.py collect results.json RUN_FOLDER…   # as for every other SST-2 run
-    python benchmarks/fold_results.py table results.json                 # means over seeds, sizes
-    python benchmarks/fold_results.py figure results.json figure.png     # accuracy against size
+    python benchmarks/fold_results.py table results.json…                # means over seeds, sizes
+    python benchmarks/fold_results.py figure figure.png results.json…    # accuracy against size
 
 Runs whose names differ in ``-seedN`` alone are the same model. Every bundle must have been made with ``--fp16 --int8
 --vocab-trim`` and scored on both sets (``edgeformer evaluate RUN --artifact all --split glue-dev``, and sst-test).
@@ -21,8 +21,17 @@ from typing import Any
 
 from tabulate import tabulate
 
+RESULTS = Path(__file__).parent / "results" / "cpu-2core"
 SETS = ("glue-dev", "sst-test")
+EXPORTED_AS = {"recurrent_sst2_fast-glue-dev": "2026-11-21-bundle-recurrent-sst2-fast.json"}
+"""A run that was not exported → the bundle of the same model with the same data under another split: its sizes."""
 SIZES = {"FP32": "onnx-fp32", "FP16": "onnx-fp16", "INT8": "onnx-int8", "INT8 + trim": "onnx-int8-trim"}
+
+
+def read(sources: list[str]) -> list[dict[str, Any]]:
+    """The runs of several files that were tested on all sets."""
+    records = [record for source in sources for record in json.loads(Path(source).read_text(encoding="utf-8"))]
+    return [record for record in records if all(split in record["tests"] for split in SETS)]
 
 
 def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -51,7 +60,10 @@ def spread(values: list[float]) -> str:
 
 def size(runs: list[dict[str, Any]], artifact: str) -> int | None:
     """Bytes of an artifact of a model; those of several seeds differ in nothing but numbers."""
-    found = [one["size_bytes"] for run in runs for one in run.get("artifacts", []) if one["id"] == artifact]
+    known = [one for run in runs for one in run.get("artifacts", [])]
+    if (twin := EXPORTED_AS.get(runs[0]["run"])) is not None:
+        known = json.loads((RESULTS / twin).read_text(encoding="utf-8"))["artifacts"]
+    found = [one["size_bytes"] for one in known if one["id"] == artifact]
     return max(found, default=None)
 
 
@@ -112,10 +124,10 @@ def figure(records: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Command line."""
     match sys.argv[1:]:
-        case ["table", source]:
-            print(table(json.loads(Path(source).read_text(encoding="utf-8"))))
-        case ["figure", source, target]:
-            figure(json.loads(Path(source).read_text(encoding="utf-8")), Path(target))
+        case ["table", *sources] if sources:
+            print(table(read(sources)))
+        case ["figure", target, *sources] if sources:
+            figure(read(sources), Path(target))
         case ["-h" | "--help"]:
             print(__doc__)
         case _:

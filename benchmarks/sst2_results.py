@@ -32,6 +32,7 @@ def collect(folders: list[Path]) -> list[dict[str, Any]]:
         record = run.model_dump(
             mode="json", include=keys | {"validation", "versions", "code_version", "host", "started"}
         )
+        record["run"] = folder.name  # what it is called now, whatever it was trained as
         record["split"], record["rows"] = run.data.split, run.data.rows
         record["overlap"] = [overlap.model_dump() for overlap in run.data.overlap]
         if (folder / "bundle" / "bundle.json").is_file():
