@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, encode_texts
 from edgeformer.data.overlap import OverlapCounter
-from edgeformer.data.records import check_file, format_of, hub_fingerprint
+from edgeformer.data.records import check_file, format_of_source, hub_fingerprint
 from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
@@ -106,7 +106,7 @@ class Streaming:
         known = source.model_dump(mode="json")
         if source.kind == "file":
             path = Path(source.path)
-            known |= {"path": sha256_of(path), "format": format_of(path, source.format), "packed": path.suffix.lower()}
+            known |= {"path": sha256_of(path), "format": format_of_source(source), "packed": path.suffix.lower()}
         elif source.kind == "hub":
             known["rows"] = hub_fingerprint(source)
         self._progress.advance()

@@ -67,7 +67,7 @@ class Classification(OneAnswer):
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
-        from edgeformer.data.sources import local_parts
+        from edgeformer.data.folders import local_parts
 
         return local_parts(data, folder)
 

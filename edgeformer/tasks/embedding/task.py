@@ -74,7 +74,7 @@ class Embedding(OneAnswer):
         )
 
     def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-        from edgeformer.data.sources import imported_parts
+        from edgeformer.data.folders import imported_parts
 
         parts, notes = imported_parts(folder, scored=True)
         return data.model_copy(update={"parts": parts}), notes

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import Prepared
+from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
-from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
 from edgeformer.formats.golden import GoldenError
