@@ -131,5 +131,5 @@ def _resolve(
         for note in notes:
             progress.message(note)
     if tokenizer is not None:
-        recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer))})
+        recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer.resolve()))})
     return recipe
