@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.data.records import check_file, file_records, format_of_source, hub_records, suffix_format
-from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, rows_of
+from edgeformer.data.rows import LabelledTexts, Record, Row, is_empty, label_rows, listed, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tables import Layout
 from edgeformer.formats.data_config import (
@@ -28,6 +28,10 @@ PAIR_COLUMNS = (
 )  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "sentiment")
 SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
+
+
+Told = Callable[[Row], None]
+"""Is told of a row that is left out."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,23 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
         raise DataError(f"{name}: no {kind} in it; a set needs at least one")
 
 
-def load_part(config: DataConfig, part: str) -> LabelledTexts:
-    """Read all sources of one part, one after the other. Raises DataError, MissingDependencyError."""
-    rows = (row for source in config.parts[part] for row in read(source, config.labels))
-    return label_rows(rows, config.labels)
+def with_text(rows: Iterable[Row], empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows that have a text; the others, which say nothing, are told to ``empty``."""
+    for row in rows:
+        if is_empty(row.text):
+            empty(row)
+        else:
+            yield row
+
+
+def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows of all sources of one part, one after the other, as :func:`with_text` has them."""
+    return with_text((row for source in config.parts[part] for row in read(source, config.labels)), empty)
+
+
+def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:
+    """Read :func:`part_rows`. Raises DataError, MissingDependencyError."""
+    return label_rows(part_rows(config, part, empty), config.labels)
 
 
 def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
@@ -253,13 +270,16 @@ def _choose(path: Path, kind: str, *, have: list[str], wanted: Iterable[str | No
     raise DataError(f"{path}: no {kind} column; columns: {listed(have)}; {remedy}")
 
 
-def pairs_source(path: Path, like: Source | None = None) -> FileSource:
+def pairs_source(path: Path, like: Source | None = None, columns: Columns | None = None) -> FileSource:
     """A file of scored pairs as a source; ``like``: other pairs, by whose columns it is read if it has them.
+
+    Args:
+        columns: named ones, as :func:`file_source` takes them.
 
     Raises:
         DataError: it has no such columns.
     """
-    source = file_source(path, like, labels=SCORE_COLUMNS)
+    source = file_source(path, like, labels=SCORE_COLUMNS, columns=columns)
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source
