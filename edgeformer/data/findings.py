@@ -116,6 +116,12 @@ def _contradictions(config: DataConfig, name: str, first: Int64s, labels: Int64s
     return [DataFinding(kind="contradictions", set=name, rows=count, message=message, examples=tuple(examples))]
 
 
+def rows_per_label(labels: Sequence[str], sets: Mapping[str, LabelledTexts]) -> dict[str, dict[str, int]]:
+    """Set → label → rows."""
+    counts = {name: np.bincount(found.labels, minlength=len(labels)).tolist() for name, found in sets.items()}
+    return {name: dict(zip(labels, numbers, strict=True)) for name, numbers in counts.items()}
+
+
 def label_findings(labels: Sequence[str], counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
     """Labels without rows, and uneven ones.
 

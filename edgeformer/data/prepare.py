@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
-from edgeformer.data.findings import Empties, label_findings, load_and_look
+from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, in_one, label_rows, labelled
 from edgeformer.data.sources import Columns, load_part, own_file, part_rows, read, with_text
@@ -48,7 +47,7 @@ def prepare(
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
     trained = dict(zip(data.labels, train.labels, strict=True))
-    label_counts = {"train": trained} | _label_counts(data, {name: texts.labels for name, texts in sets.items()})
+    label_counts = {"train": trained, **rows_per_label(data.labels, sets)}
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
@@ -73,12 +72,7 @@ def look(data: DataConfig) -> list[DataFinding]:
         return []
     parts, findings = load_and_look(data)
     sets = split(data, parts)
-    return [*findings, *label_findings(data.labels, _label_counts(data, {name: s.labels for name, s in sets.items()}))]
-
-
-def _label_counts(data: DataConfig, labels: Mapping[str, NDArray[np.int64]]) -> dict[str, dict[str, int]]:
-    counts = {name: np.bincount(found, minlength=len(data.labels)).tolist() for name, found in labels.items()}
-    return {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
+    return [*findings, *label_findings(data.labels, rows_per_label(data.labels, sets))]
 
 
 def _tests(sets: Iterable[str]) -> list[str]:

@@ -7,11 +7,12 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgeformer.data.rows import Record
-from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, tsv_records
+from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_table, tsv_records
 from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
 from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
@@ -96,9 +97,21 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = (), layou
     if format_name == "parquet":
         yield from _parquet(path, labels)
         return
+    with _readable(path), opened(path) as file:
+        yield from _READERS[format_name](path, lines_of(path, file), layout)
+
+
+def first_lines(path: Path) -> list[str]:
+    """The first lines of a file of text, with their ends. Raises DataError, as :func:`file_records` does."""
+    with _readable(path), opened(path) as file:
+        return [line for _, line in first_of_table(lines_of(path, file))]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Says what is wrong with a file that cannot be read."""
     try:
-        with opened(path) as file:
-            yield from _READERS[format_name](path, lines_of(path, file), layout)
+        yield
     except (*_BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None

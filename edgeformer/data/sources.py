@@ -59,7 +59,7 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
     if isinstance(source, HubSource):
         name, found = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
     else:
-        name, found = source.path, _file_records(source, labels)
+        name, found = source.path, records_of(source, labels)
     empty = True
     for row in rows_of(found, source):
         empty = False
@@ -93,7 +93,8 @@ def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
     return {part: load_part(config, part) for part in config.parts}
 
 
-def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
+def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
+    """Stream the records of a file. Raises DataError, MissingDependencyError."""
     path = Path(source.path)
     check_file(path)
     kind = format_of_source(source)
@@ -185,7 +186,7 @@ def _layout(path: Path, like: FileSource) -> dict[str, Any]:
 
 def columns_of(source: FileSource) -> list[str]:
     """Names of a file's columns, by its first record. Raises DataError for a file without one."""
-    for _, values in _file_records(source):
+    for _, values in records_of(source):
         return list(values)
     raise DataError(f"{source.path}: no rows in it; a set needs at least one")
 

@@ -60,17 +60,24 @@ def csv_records(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[R
 
 def known_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, Iterator[Line]]:
     """The delimiter ``stated``, else the one of a CSV file's first lines; and all lines of the table."""
-    sample = list(_sample(lines))
-    said = _SAYS_DELIMITER.fullmatch(sample[0][1]) if sample else None
+    sample = list(first_of_table(lines))
+    said = said_delimiter([text for _, text in sample])
     if said:
         del sample[0]
     rest = next(lines, None)
     more = [] if rest is None else [rest]
-    found = stated or (said[1] if said else delimiter_of([text for _, text in sample], whole=rest is None))
+    found = stated or (said or delimiter_of([text for _, text in sample], whole=rest is None))
     return found, itertools.chain(sample, more, lines)
 
 
-def _sample(lines: Iterator[Line]) -> Iterator[Line]:
+def said_delimiter(lines: list[str]) -> str | None:
+    """The delimiter that the first line states, as some spreadsheets write it."""
+    said = _SAYS_DELIMITER.fullmatch(lines[0]) if lines else None
+    return said[1] if said else None
+
+
+def first_of_table(lines: Iterator[Line]) -> Iterator[Line]:
+    """As many lines as tell the delimiter."""
     characters = 0
     for number, line in itertools.islice(lines, _SAMPLE_LINES):
         characters += len(line)

@@ -24,7 +24,7 @@ from edgeformer.tasks import task_named
 Peak = Callable[[Recipe], int]
 """The predicted peak of training a recipe, in bytes."""
 
-_MOST_LOOKED_AT = 256 << 20
+_MOST_LOOKED_AT = 64 << 20
 """Bytes of files that are read to say something of them: some seconds."""
 _SHORTEST = 64
 """Tokens below which a shorter row is no longer suggested."""
