@@ -43,6 +43,18 @@ def command(
             help="Early exit at this top probability, beside the thresholds that are swept in any case.",
         ),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Of --data: the column of the text, where it is called otherwise than in the model's own data; its "
+            "number if the first line names no columns.",
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the label.")] = None,
+    pair: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -60,7 +72,7 @@ def command(
 
       edgeformer evaluate --artifact all --split sst-test
 
-      edgeformer evaluate path/to/bundle --data reviews.tsv
+      edgeformer evaluate path/to/bundle --data reviews.tsv --text comment --label stars
 
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
@@ -72,7 +84,8 @@ def command(
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-    found = evaluate(location, EvaluateOptions(artifact, split, data, batch, cache, threshold), show_progress())
+    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair)
+    found = evaluate(location, options, show_progress())
     picture = None
     if location.run is not None and data is None and found.early_exit:
         picture = draw_early_exit(location.run, found.rows, found.early_exit)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
+    from edgeformer.formats.progress import Progress
+    from edgeformer.formats.recipe import Recipe
+
 WIDTH_IN_A_PIPE = 140
 
 Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
@@ -117,3 +120,27 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
     if any(value < 1 for value in values):
         raise typer.BadParameter(f"{text!r}: every number must be at least 1")
     return values
+
+
+def resolve_recipe(
+    name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
+) -> Recipe:
+    """The recipe with its overrides, and with the local files that stand for what it names or would download.
+
+    Raises:
+        RecipeError: there is none, or it is not one.
+        DataError: the folder does not hold what the recipe needs.
+    """
+    from edgeformer.families import load_recipe
+    from edgeformer.formats.data_config import FileTokenizer
+    from edgeformer.tasks import task_named
+
+    recipe = load_recipe(name, overrides)
+    if data is not None:
+        section, notes = task_named(recipe.task).local_data(recipe.data, data)
+        recipe = recipe.model_copy(update={"data": section})
+        for note in notes:
+            progress.message(note)
+    if tokenizer is not None:
+        recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer.resolve()))})
+    return recipe

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Set, print_json, stdout
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
 from edgeformer.formats.errors import needs_extra
 
 
@@ -15,6 +15,8 @@ def command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
     device: Annotated[str | None, typer.Option(help="Hardware profile. Default: the recipe's target.")] = None,
     overrides: Set = None,
+    data: DataFolder = None,
+    tokenizer: TokenizerFile = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -22,18 +24,21 @@ def command(
 
     A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
     the cheapest changes that make it fit, as --set values. With --device host, training on this machine's processor.
+    Files of the user's own are looked at as train does it: empty texts, repeated ones, labels without rows.
 
     Examples:
 
       edgeformer plan crt_deep_rtx4050 --device rtx4050
 
+      edgeformer plan recurrent_sst2 --data ~/sst2 --device rtx4050
+
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
-    from edgeformer.families import load_recipe
+    from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table
 
-    resolved = load_recipe(recipe, overrides)
+    resolved = resolve_recipe(recipe, overrides, data, tokenizer, show_progress())
     profile = load_profile(device or resolved.target, own_profiles(artifacts))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
@@ -45,5 +50,7 @@ def command(
         console.print(plan_table(result))
         if result.suggestions:
             console.print(suggestion_table(result))
+        for note in result.notes:
+            console.print(note, soft_wrap=True, markup=False)
     if not result.fits:
         raise typer.Exit(3)

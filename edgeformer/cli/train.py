@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, stdout
+from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
 from edgeformer.formats.errors import InputError, needs_extra
-
-if TYPE_CHECKING:
-    from edgeformer.formats.progress import Progress
-    from edgeformer.formats.recipe import Recipe
 
 
 def command(
@@ -81,7 +77,7 @@ def command(
     if os.environ.get("WORLD_SIZE", "1") == "1":  # several processes would all be bound to the same first core
         os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
-    resolved = _resolve(recipe, overrides, data, tokenizer, progress)
+    resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
         if not hasattr(resolved, "allow_leak"):
             raise InputError(f"--allow-leak: {resolved.name} is no language model; only those are probed for leaks")
@@ -109,27 +105,3 @@ def command(
     console.print(f"learning curve {curve or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if manifest.leaks else ""
     console.print(f"next           edgeformer export --fp16{leak}")
-
-
-def _resolve(
-    name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
-) -> Recipe:
-    """The recipe with its overrides, and with the local files that stand for what it would download.
-
-    Raises:
-        RecipeError: there is none, or it is not one.
-        DataError: the folder does not hold what the recipe needs.
-    """
-    from edgeformer.families import load_recipe
-    from edgeformer.formats.data_config import FileTokenizer
-    from edgeformer.tasks import task_named
-
-    recipe = load_recipe(name, overrides)
-    if data is not None:
-        section, notes = task_named(recipe.task).local_data(recipe.data, data)
-        recipe = recipe.model_copy(update={"data": section})
-        for note in notes:
-            progress.message(note)
-    if tokenizer is not None:
-        recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer))})
-    return recipe

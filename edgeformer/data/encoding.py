@@ -34,12 +34,16 @@ _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib
 
 @dataclass(frozen=True)
 class Encoded:
-    """Row ``i`` is ``ids[offsets[i]:offsets[i + 1]]`` (special tokens included), its class ``labels[i]``."""
+    """Row ``i`` is ``ids[offsets[i]:offsets[i + 1]]`` (special tokens included), its class ``labels[i]``.
+
+    ``truncated``: rows that were cut. ``empty``: rows of a file without a text, which are left out.
+    """
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
     labels: NDArray[np.int64]
     truncated: int
+    empty: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

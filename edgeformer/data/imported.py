@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeformer.data.sources import file_source, imported_parts, pairs_source
+from edgeformer.data.folders import imported_parts
+from edgeformer.data.sources import file_source, pairs_source
 
 
 def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
@@ -21,6 +22,7 @@ def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: i
     Raises:
         DataError: no such file or folder, or no usable columns in one.
     """
+    path = path.resolve() if path is not None else None
     section: dict[str, Any] = {"parts": {}, "max_length": max_length}
     notes: list[str] = []
     if path is not None and path.is_dir():

@@ -14,7 +14,7 @@ from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import file_source, read
+from edgeformer.data.sources import Columns, file_source, read
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
@@ -179,13 +179,18 @@ def text_set_name(config: TextConfig, split: str) -> str:
     return split
 
 
-def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer) -> TextRows:
+def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> TextRows:
     """Encode a file of paragraphs as the model's own sets were: plain text, or a table with a text column.
+
+    Args:
+        columns: the text's, where it was named.
 
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
-    texts = list(_long_enough(config, (file_source(path, labelled=False),), str(path)))
+    if columns is not None and (columns.label or columns.text_pair):
+        raise DataError(f"{path}: a language model reads texts without labels or second texts; name the text only")
+    texts = list(_long_enough(config, (file_source(path, labelled=False, columns=columns),), str(path)))
     return _rows(config, PlainText(tokenizer), texts, None)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeformer.data.rows import LabelledTexts, Row
-from edgeformer.data.sources import pairs_source, read
+from edgeformer.data.sources import Columns, pairs_source, read
 from edgeformer.data.splits import IMPORTED_SETS, first_of, unknown_set
 from edgeformer.formats.data_config import PairsConfig, Source
 from edgeformer.formats.errors import DataError, InputError
@@ -66,15 +66,15 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     return LabelledTexts.unlabelled([text for source in unlabelled for row in read(source) for text in _each(row)])
 
 
-def pairs_file(path: Path, data: PairsConfig) -> LabelledTexts:
-    """Scored pairs of a file whose columns are called as those of ``data``, or have well-known names.
+def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
+    """Scored pairs of a file whose columns are named, or called as those of ``data``, or have well-known names.
 
     Raises:
         DataError: as :func:`read_pairs`; it has no such columns (sentence1, sentence2, score).
     """
     scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
     like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)
-    source = pairs_source(path, like).model_copy(update={"skip_unlabelled": False})
+    source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
     return read_pairs([source], str(path))
 
 

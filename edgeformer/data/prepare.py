@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
+from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, in_one, label_rows, labelled
-from edgeformer.data.sources import load_part, load_parts, own_file, read
+from edgeformer.data.sources import Columns, load_part, own_file, part_rows, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
 from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.manifest import DataFinding, DataSummary
 from edgeformer.formats.progress import SILENT, Progress, bar
 
 
@@ -44,18 +46,33 @@ def prepare(
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
-    counts = {"train": train.labels} | {
-        name: np.bincount(texts.labels, minlength=len(data.labels)).tolist() for name, texts in sets.items()
-    }
-    label_counts = {name: dict(zip(data.labels, numbers, strict=True)) for name, numbers in counts.items()}
+    trained = dict(zip(data.labels, train.labels, strict=True))
+    label_counts = {"train": trained, **rows_per_label(data.labels, sets)}
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
         train=train.rows,
         validation=encoded["validation"],
         tests={name: encoded[name] for name in _tests(sets)},
-        summary=summarise(data, train, sets, encoded, split=data.split, label_rows=label_counts),
+        summary=summarise(
+            data,
+            train,
+            sets,
+            encoded,
+            split=data.split,
+            label_rows=label_counts,
+            findings=(*train.findings, *label_findings(data.labels, label_counts)),
+        ),
     )
+
+
+def look(data: DataConfig) -> list[DataFinding]:
+    """What :func:`prepare` would find worth saying of the data, without tokenizing any. Raises as that does."""
+    if data.stream:
+        return []
+    parts, findings = load_and_look(data)
+    sets = split(data, parts)
+    return [*findings, *label_findings(data.labels, rows_per_label(data.labels, sets))]
 
 
 def _tests(sets: Iterable[str]) -> list[str]:
@@ -67,7 +84,8 @@ def _in_memory(
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
     """The training set, and the texts of the others."""
     with bar(progress, "Reading data", None, "parts"):
-        sets = split(data, load_parts(data))
+        parts, findings = load_and_look(data)
+        sets = split(data, parts)
     train = sets.pop("train")
     tokenizer = load_tokenizer(
         tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
@@ -77,7 +95,8 @@ def _in_memory(
     others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
     overlap = count_overlaps(map(in_one, train.texts), others, "test sets", progress)
     labels = np.bincount(train.labels, minlength=len(data.labels)).tolist()
-    return TrainingSet(tokenizer, rows, len(train), train.fingerprint(), labels, overlap), sets
+    known = train.fingerprint()
+    return TrainingSet(tokenizer, rows, len(train), known, labels, overlap, findings=(*findings,)), sets
 
 
 def _streamed(
@@ -85,37 +104,51 @@ def _streamed(
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
     """As :func:`_in_memory`, with the training set on disk."""
     names = [name for name in set_parts(data) if name != "train"]
+    findings: list[DataFinding] = []
     with bar(progress, "Reading data", None, "parts"):
-        sets = draw(data, names, {part: load_part(data, part) for part in data.parts if part != "train"})
+        parts: dict[str, LabelledTexts] = {}
+        for part in data.parts:
+            if part != "train":
+                parts[part] = load_part(data, part, (empties := Empties()).add)
+                findings += empties.findings(part)
+        sets = draw(data, names, parts)
 
     def load(config: TokenizerConfig, texts: Iterable[str] | None) -> Tokenizer:
         return load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=texts)
 
-    streaming = Streaming(class_stream(data), cache, progress)
+    empties = Empties()
+    streaming = Streaming(class_stream(data, empties), cache, progress)
     with streaming.alone():
         trained_by = {"cleaning": data.cleaning, "vocab_size": vocab_size}
         tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
         others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
-        encoder = ClassEncoder(tokenizer, data.max_length)
-        return streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others), sets
+        encoder = ClassEncoder(tokenizer, data.max_length, empties)
+        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others)
+        return replace(train, findings=(*train.findings, *findings)), sets
 
 
-def class_stream(data: DataConfig) -> Stream:
-    """The part ``train`` of a classifier's data, to be read piece by piece."""
-    sources = data.parts["train"]
+def class_stream(data: DataConfig, empties: Empties | None = None) -> Stream:
+    """The part ``train`` of a classifier's data, to be read piece by piece.
+
+    Args:
+        empties: counts the rows that have no text, anew whenever it is read from the beginning.
+    """
 
     def pairs() -> Iterator[tuple[str, int]]:
-        found = labelled((row for source in sources for row in read(source, data.labels)), data.labels)
+        counted = empties or Empties()
+        counted.rows = 0
+        found = labelled(part_rows(data, "train", counted.add), data.labels)
         return ((str(text), label) for text, label in found)  # pairs of texts are never streamed: DataConfig sees to it
 
-    return Stream(sources, {"labels": data.labels}, pairs, len(data.labels), partial(check_classes, data))
+    settings = {"labels": data.labels, "empty": "left out"}
+    return Stream(data.parts["train"], settings, pairs, len(data.labels), partial(check_classes, data))
 
 
 class ClassEncoder:
     """Makes rows of a classifier's texts, each of at most ``max_length`` tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self._tokenizer, self._max_length = tokenizer, max_length
+    def __init__(self, tokenizer: Tokenizer, max_length: int, empties: Empties) -> None:
+        self._tokenizer, self._max_length, self._empties = tokenizer, max_length, empties
         self._truncated = 0
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
@@ -125,8 +158,8 @@ class ClassEncoder:
         return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
 
     def facts(self) -> dict[str, int]:
-        """Rows that were cut."""
-        return {"truncated": self._truncated}
+        """Rows that were cut, and those that had no text."""
+        return {"truncated": self._truncated, "empty": self._empties.rows}
 
     def build(self, pieces: Pieces) -> Encoded:
         """Some rows in memory."""
@@ -200,10 +233,15 @@ def prepare_test(
     return encode(texts, tokenizer, max_length, cache)
 
 
-def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer) -> Encoded:
-    """Encode a labelled file as a model reads it whose own data is ``data``.
+def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:
+    """Encode a labelled file as a model reads it whose own data is ``data``; rows without a text are left out.
 
-    Its columns are called as those of ``data``, or have well-known names (text …, label …). Raises DataError.
+    Its columns are those that are named, else called as those of ``data``, or have well-known names (text …, label …).
+    Raises DataError.
     """
-    rows = read(own_file(path, data.parts), data.labels)
-    return encode(label_rows(rows, data.labels), tokenizer, data.max_length)
+    empties = Empties()
+    rows = with_text(read(own_file(path, data.parts, columns), data.labels), empties.add)
+    texts = label_rows(rows, data.labels)
+    if not len(texts):
+        raise DataError(f"{path}: no row of it has a text")
+    return replace(encode(texts, tokenizer, data.max_length), empty=empties.rows)

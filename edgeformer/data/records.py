@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import json
 import lzma
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgeformer.data.rows import Record, listed
+from edgeformer.data.rows import Record
+from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_table, tsv_records
 from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
-from edgeformer.formats.data_config import HubSource
+from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
     ".txt": "text", ".text": "text",
 }  # fmt: skip
-_MOST_COLUMNS = 10_000
-"""A table has a dozen; every row makes a dictionary of them."""
 _MOST_ROWS_PER_BYTE = 100
 """Of a Parquet file: repeated rows are packed to nearly nothing, and come out as texts of full length."""
 _SMALL_PARQUET = 64 << 20
@@ -32,19 +30,41 @@ _PARQUET_BATCH = 1_000
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error)
 
 
-def format_of(path: Path, stated: str | None) -> str:
-    """The format ``stated``, else the one of the file's suffix. Raises DataError for an unknown suffix."""
+def format_of(path: Path, stated: str | None, *, table: bool = False) -> str:
+    """The format ``stated``, else the one of the file's suffix. Raises DataError for an unknown suffix.
+
+    Args:
+        table: of a file with a delimiter or without a header, which was told: whatever it is called, it is a table.
+    """
     if stated is not None:
         return stated
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    if not suffixes or suffixes[-1] not in FORMATS:
+    known = suffix_format(path)
+    if table and known in (None, "text"):
+        return "csv"
+    if table and known in ("jsonl", "parquet"):
+        raise DataError(f"{path}: is {known}, which has no delimiter and no header; leave both keys out")
+    if known is None:
         raise DataError(
             f"{path}: its suffix does not tell the format; set the source's format: to one of "
             "tsv, csv, jsonl, parquet, text"
         )
-    return FORMATS[suffixes[-1]]
+    return known
+
+
+def suffix_format(path: Path) -> str | None:
+    """The format that the suffix of a file tells, compressed or not; None: it tells none."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+def format_of_source(source: FileSource) -> str:
+    """The format of a source's file. Raises DataError as :func:`format_of` does."""
+    path = Path(source.path)
+    found = format_of(path, source.format, table=source.delimiter is not None or not source.header)
+    # Tabs are TSV's own; a file of that name with another delimiter is quoted as CSV is.
+    return "csv" if found == "tsv" and source.delimiter not in (None, "\t") else found
 
 
 def check_file(path: Path) -> None:
@@ -55,18 +75,19 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path}: is a folder; name a file in it")
     folder = path.parent
     if not folder.is_dir():
-        raise DataError(f"{path}: no such file, and no folder {folder} (a relative path starts at {Path.cwd()})")
+        raise DataError(f"{path}: no such file, and no folder {folder} (this command was started in {Path.cwd()})")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise DataError(f"{path}: no such file; {hint}files in {folder}: {', '.join(names[:12]) or 'none'}")
 
 
-def file_records(path: Path, format_name: str, labels: Sequence[str] = ()) -> Iterator[Record]:
+def file_records(path: Path, format_name: str, labels: Sequence[str] = (), layout: Layout = PLAIN) -> Iterator[Record]:
     """Stream the records of a file that :func:`check_file` let pass.
 
     Args:
         format_name: as :func:`format_of` says.
+        layout: of a table of text.
         labels: as in :func:`hub_records`; only Parquet files have such columns.
 
     Raises:
@@ -76,9 +97,21 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = ()) -> It
     if format_name == "parquet":
         yield from _parquet(path, labels)
         return
+    with _readable(path), opened(path) as file:
+        yield from _READERS[format_name](path, lines_of(path, file), layout)
+
+
+def first_lines(path: Path) -> list[str]:
+    """The first lines of a file of text, with their ends. Raises DataError, as :func:`file_records` does."""
+    with _readable(path), opened(path) as file:
+        return [line for _, line in first_of_table(lines_of(path, file))]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Says what is wrong with a file that cannot be read."""
     try:
-        with opened(path) as file:
-            yield from _READERS[format_name](path, _lines(path, file))
+        yield
     except (*_BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -184,12 +217,8 @@ def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[
         yield f"{where}, row {number}", {**values, **named}
 
 
-Line = tuple[int, str]
-"""Its number from 1, and its text with its end."""
-
-
-def _lines(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """Lines with their ends as they are: only ``\\n`` ends one (not U+2028 and its like)."""
+def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
+    """Lines with their ends as they are: only ``\\n`` ends one (not U+2028 and its like). DataError: not UTF-8."""
     for number, raw in raw_lines(path, file):
         try:
             line = raw.decode("utf-8")
@@ -202,45 +231,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[Line]:
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _tsv(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
-    rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines if line.rstrip("\r\n"))
-    return _table(path, rows, "a tab inside a text needs CSV or JSONL, because TSV has no quoting")
-
-
-def _csv(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
-    reader = csv.reader((line for _, line in lines), strict=True)
-    rows = ((reader.line_num, cells) for cells in reader if cells)
-    try:
-        yield from _table(path, rows, 'put a text that holds a comma in double quotes ("...")')
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: not valid CSV: {error}; look for a double quote that is not "
-            'closed or not doubled ("")'
-        ) from None
-
-
-def _table(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: str) -> Iterator[Record]:
-    """Records of a table whose first row names the columns. ``remedy``: for a row with too few or too many cells."""
-    header: list[str] = []
-    for number, cells in rows:
-        if not header:
-            header = cells
-            if len(cells) > _MOST_COLUMNS:
-                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {_MOST_COLUMNS:,} are read")
-            twice = sorted(name for name, count in Counter(cells).items() if count > 1)
-            if twice:
-                raise DataError(
-                    f"{path}, line 1: column {listed(twice[:1])!r} is there twice; the first line must name each "
-                    "column once"
-                )
-        elif len(cells) != len(header):
-            columns = f"{len(cells)} columns, the header {len(header)} ({listed(header)})"
-            raise DataError(f"{path}, line {number}: has {columns}; {remedy}")
-        else:
-            yield f"{path}, line {number}", dict(zip(header, cells, strict=True))
-
-
-def _jsonl(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
+def _jsonl(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record]:
     for number, line in lines:
         if not line.strip():
             continue
@@ -254,10 +245,10 @@ def _jsonl(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
         yield where, values
 
 
-def _text(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
+def _text(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record]:
     return ((f"{path}, line {number}", {"text": line.rstrip("\r\n")}) for number, line in lines if line.strip())
 
 
-_READERS: dict[str, Callable[[Path, Iterator[Line]], Iterator[Record]]] = {
-    "tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "text": _text,
+_READERS: dict[str, Callable[[Path, Iterator[Line], Layout], Iterator[Record]]] = {
+    "tsv": tsv_records, "csv": csv_records, "jsonl": _jsonl, "text": _text,
 }  # fmt: skip

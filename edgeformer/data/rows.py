@@ -57,6 +57,16 @@ def in_one(text: Text) -> str:
     return text if isinstance(text, str) else " ".join(text)
 
 
+def alike(text: Text) -> str:
+    """The same for texts that differ in capitals and white space only."""
+    return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
+
+
+def is_empty(text: Text) -> bool:
+    """Whether there is nothing but white space in it; of a pair, in both."""
+    return not (text if isinstance(text, str) else "".join(text)).strip()
+
+
 def listed(names: Iterable[str], most: int = 20) -> str:
     """Names for a message: the first ones, none of them too long to be read."""
     have = list(names)
@@ -82,7 +92,11 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
     if source.label not in values:
         raise missing_column(where, "label", source.label, values)
     value = values[source.label]
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    if (
+        value is None
+        or (isinstance(value, str) and not value.strip())
+        or (isinstance(value, float) and math.isnan(value))
+    ):
         return None
     if isinstance(value, float) and value.is_integer():  # pandas writes whole numbers so beside missing ones
         return int(value)

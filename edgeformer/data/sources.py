@@ -1,22 +1,23 @@
-"""Where rows come from: one function reads every kind of source; ``--data DIR`` finds files by name."""
+"""Where rows come from: one function reads every kind of source; the columns of a file are found or named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from edgeformer.data.records import check_file, file_records, format_of, hub_records
-from edgeformer.data.rows import LabelledTexts, Record, Row, label_rows, listed, missing_column, rows_of
+from edgeformer.data.records import check_file, file_records, format_of_source, hub_records, suffix_format
+from edgeformer.data.rows import LabelledTexts, Record, Row, is_empty, label_rows, listed, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.unpacking import COMPRESSIONS
+from edgeformer.data.tables import Layout
 from edgeformer.formats.data_config import (
     DataConfig,
     FileSource,
     HubSource,
     Source,
     SyntheticSource,
-    TextConfig,
 )
 from edgeformer.formats.errors import DataError
 
@@ -27,10 +28,10 @@ PAIR_COLUMNS = (
 )  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "sentiment")
 SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
-_OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
-IMPORTED_PARTS = ("train", "validation", "test")
-_LABELLED = ("tsv", "csv", "jsonl", "parquet")
-_TEXT = ("txt", *_LABELLED)
+
+
+Told = Callable[[Row], None]
+"""Is told of a row that is left out."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
     if isinstance(source, HubSource):
         name, found = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
     else:
-        name, found = source.path, _file_records(source, labels)
+        name, found = source.path, records_of(source, labels)
     empty = True
     for row in rows_of(found, source):
         empty = False
@@ -68,10 +69,23 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
         raise DataError(f"{name}: no {kind} in it; a set needs at least one")
 
 
-def load_part(config: DataConfig, part: str) -> LabelledTexts:
-    """Read all sources of one part, one after the other. Raises DataError, MissingDependencyError."""
-    rows = (row for source in config.parts[part] for row in read(source, config.labels))
-    return label_rows(rows, config.labels)
+def with_text(rows: Iterable[Row], empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows that have a text; the others, which say nothing, are told to ``empty``."""
+    for row in rows:
+        if is_empty(row.text):
+            empty(row)
+        else:
+            yield row
+
+
+def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows of all sources of one part, one after the other, as :func:`with_text` has them."""
+    return with_text((row for source in config.parts[part] for row in read(source, config.labels)), empty)
+
+
+def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:
+    """Read :func:`part_rows`. Raises DataError, MissingDependencyError."""
+    return label_rows(part_rows(config, part, empty), config.labels)
 
 
 def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
@@ -79,12 +93,13 @@ def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
     return {part: load_part(config, part) for part in config.parts}
 
 
-def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
+def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
+    """Stream the records of a file. Raises DataError, MissingDependencyError."""
     path = Path(source.path)
     check_file(path)
-    kind = format_of(path, source.format)
+    kind = format_of_source(source)
     if kind != "text":
-        return file_records(path, kind, labels)
+        return file_records(path, kind, labels, Layout(source.delimiter, source.header))
     if source.label is not None and source.label_value is None:
         raise DataError(
             f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
@@ -95,20 +110,13 @@ def _file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Re
     return ((where, {source.text: values["text"]}) for where, values in file_records(path, kind))
 
 
-def _columns(path: Path) -> list[str]:
-    """Column names of the first record of a file. Raises DataError for a file without one."""
-    for _, values in _file_records(FileSource(kind="file", path=str(path), label=None)):
-        return list(values)
-    raise DataError(f"{path}: no rows in it; a set needs at least one")
-
-
 def file_source(
     path: Path,
     like: Source | None = None,
     *,
     labelled: bool = True,
     labels: Sequence[str] = LABEL_COLUMNS,
-    columns: Columns = Columns(),
+    columns: Columns | None = None,
 ) -> FileSource:
     """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
 
@@ -117,25 +125,77 @@ def file_source(
             the file has the columns of a pair.
         labelled: False: only the text is wanted.
         labels: what a column of labels may be called.
-        columns: named ones, which are taken as they are; a named text without a named second one is a single text.
+        columns: named ones, which are taken as they are; a named text without a named second one is a single text, a
+            named second one goes with a text that is found. Numbers name the columns of a file without a header.
+            None: the user has no way to name any.
 
     Raises:
         DataError: the file cannot be read, lacks a named column, or has none that look like what is wanted.
     """
-    have = _columns(path)
+    asked = columns or Columns()
+    source, have = _opened(path, like, asked)
     known = None if isinstance(like, SyntheticSource) else like
-    for kind, name in (("text", columns.text), ("text_pair", columns.text_pair), ("label", columns.label)):
+    for option, name in (("--text", asked.text), ("--pair", asked.text_pair), ("--label", asked.label)):
         if name is not None and name not in have:
-            raise missing_column(str(path), kind, name, have)
-    text, second = (columns.text, columns.text_pair) if columns.text else _text_columns(path, have, like)
-    source = FileSource(kind="file", path=str(path), text=text, text_pair=second, label=None)
+            raise DataError(f"{path}: no column {name!r} ({option}); columns: {listed(have)}")
+    find = partial(_choose, path, have=have, named=columns is not None)
+    if asked.text is not None:
+        text, second = asked.text, asked.text_pair
+    elif asked.text_pair is not None:
+        second = asked.text_pair
+        others = [first for first, other in PAIR_COLUMNS if other == second]
+        likely = (known.text if known else None, *others, *TEXT_COLUMNS)
+        text = find("text", wanted=[name for name in likely if name != second])
+    else:
+        text, second = _text_columns(path, have, like, find)
+    if text == second:
+        raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; name two")
+    source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
-    label = columns.label or _choose(path, "label", have, (known.label if known else None, *labels))
+    label = asked.label or find("label", wanted=(known.label if known else None, *labels))
     return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
 
 
-def _text_columns(path: Path, have: list[str], like: Source | None) -> tuple[str, str | None]:
+def _opened(path: Path, like: Source | None, asked: Columns) -> tuple[FileSource, list[str]]:
+    """A file as it is written down, and the names of its columns. Raises DataError."""
+    check_file(path)
+    told = {} if like is None or like.kind != "file" else _layout(path, like)
+    names = [name for name in (asked.text, asked.text_pair, asked.label) if name is not None]
+    numbered = bool(names) and all(name.isdecimal() for name in names)
+    if names and not numbered:
+        told.pop("header", None)
+    source = FileSource(kind="file", path=str(path), text="1" if "header" in told else "text", label=None, **told)
+    have = columns_of(source)
+    if numbered and source.header and not set(names) <= set(have) and format_of_source(source) in ("csv", "tsv"):
+        source = source.model_copy(update={"header": False})
+        have = columns_of(source)
+    return source, have
+
+
+def _layout(path: Path, like: FileSource) -> dict[str, Any]:
+    """What a file has of the one that it is read instead of: no header; what it is, where its suffix does not say."""
+    own, told = suffix_format(path), {} if like.header else {"header": False}
+    if own in ("jsonl", "parquet"):
+        return {}
+    stated = like.format is not None or like.delimiter is not None
+    if stated and own in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
+        return {**told, "format": like.format, "delimiter": like.delimiter}
+    return told if own in ("csv", "tsv") else {}
+
+
+def columns_of(source: FileSource) -> list[str]:
+    """Names of a file's columns, by its first record. Raises DataError for a file without one."""
+    for _, values in records_of(source):
+        return list(values)
+    raise DataError(f"{source.path}: no rows in it; a set needs at least one")
+
+
+Find = Callable[..., str]
+"""A kind of column, and ``wanted``: what it may be called; gives what it is called."""
+
+
+def _text_columns(path: Path, have: list[str], like: Source | None, find: Find) -> tuple[str, str | None]:
     """The column of the text, and of the second one of pairs. Raises DataError."""
     known = None if isinstance(like, SyntheticSource) else like
     if like is None or (known is not None and known.text_pair is not None):
@@ -148,26 +208,33 @@ def _text_columns(path: Path, have: list[str], like: Source | None) -> tuple[str
             raise DataError(
                 f"{path}: no pairs of texts; columns: {listed(have)}; rename two of them to one of {wanted}"
             )
-    return _choose(path, "text", have, (known.text if known else None, *TEXT_COLUMNS)), None
+    return find("text", wanted=(known.text if known else None, *TEXT_COLUMNS)), None
 
 
-def own_file(path: Path, parts: Mapping[str, Sequence[Source]]) -> FileSource:
+def own_file(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
     """A labelled file for a model whose own data is ``parts``: it is read by their columns, pairs only if they are.
 
+    Args:
+        columns: named ones, as :func:`file_source` takes them.
+
     Raises:
-        DataError: as :func:`file_source`; nothing is known of the model's data, and the columns could be read as single
-            texts and as pairs.
+        DataError: as :func:`file_source`; a second text is named of a model that reads single ones; nothing is known of
+            the model's data, and the columns could be read as single texts and as pairs.
     """
-    have = _columns(path)
+    asked = columns or Columns()
     known = [source for sources in parts.values() for source in sources]
     if known:
-        like = next(
-            (source for source in known if source.kind != "synthetic-reviews" and _fits(source, have)), known[0]
-        )
-        return file_source(path, like).model_copy(update={"skip_unlabelled": False})
-    source = file_source(path)
+        like = next((source for source in known if _fits(source, path, asked)), known[0])
+        second = getattr(like, "text_pair", None)
+        if asked.text_pair is not None and second is None:
+            raise DataError(f"{path}: --pair {asked.text_pair}: this model reads single texts, and no pairs")
+        if columns is not None and columns.text is not None and columns.text_pair is None:
+            columns = replace(columns, text_pair=second)
+        return file_source(path, like, columns=columns).model_copy(update={"skip_unlabelled": False})
+    source = file_source(path, columns=columns)
+    have = columns_of(source)
     single = next((name for name in TEXT_COLUMNS if name in have), None)
-    if source.text_pair is not None and single is not None:
+    if source.text_pair is not None and single is not None and not asked.text and not asked.text_pair:
         raise DataError(
             f"{path}: nothing is known of this model's data, so rows could be single texts ({single}) or pairs "
             f"({source.text} and {source.text_pair}); leave out the column that is not to be read, or import the model "
@@ -176,123 +243,44 @@ def own_file(path: Path, parts: Mapping[str, Sequence[Source]]) -> FileSource:
     return source
 
 
-def _fits(source: FileSource | HubSource, have: list[str]) -> bool:
+def _fits(source: Source, path: Path, asked: Columns) -> bool:
+    """Whether a file has the columns of a source."""
+    if isinstance(source, SyntheticSource):
+        return False
+    _, have = _opened(path, source, asked)
     return all(name in have for name in (source.text, source.text_pair) if name is not None)
 
 
-def _choose(path: Path, kind: str, have: list[str], wanted: Iterable[str | None]) -> str:
-    names = list(dict.fromkeys(name for name in wanted if name is not None))
-    found = next((name for name in names if name in have), None)
-    if found is not None:
-        return found
-    raise DataError(f"{path}: no {kind} column; columns: {listed(have)}; rename one to one of {', '.join(names)}")
-
-
-def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
-    """``--data DIR``: the same protocol on the files of a folder.
-
-    Every part is read from ``DIR/<part>.<tsv|csv|jsonl|parquet>`` (compressed too; ``validation`` is also
-    found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources. Of a model that
-    was trained elsewhere, which may have been imported without any, the files train, validation and test are its parts;
-    where there is no test or no validation file, a tenth of train is held out.
-
-    Returns:
-        The changed config, and a note for each choice or left-out part that the user should know of.
-
-    Raises:
-        DataError: no such folder, no file for a part that the protocol uses, or no usable columns in one.
-    """
-    # Parts whose absence would change what the protocol means ("given" does without validation).
-    used = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
-    used["imported"] = ()
-    needed = dict.fromkeys(used.get(config.split, ("train", "validation")), f"split {config.split!r}")
-    names = dict.fromkeys((*config.parts, *(IMPORTED_PARTS if config.split == "imported" else ())))
-    files, notes = _part_files(folder, names, _LABELLED, needed)
-    if not files:
-        raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_LABELLED)})")
-    known = next(iter(config.parts.values()), (None,))
-    parts = {part: (file_source(path, config.parts.get(part, known)[0]),) for part, path in files.items()}
-    protocol = config.split
-    if protocol == "imported" and "train" in parts and ("validation" in parts) != ("test" in parts):
-        # One part for validation and test would be selected by and reported.
-        protocol = "given" if "test" in parts else "glue-dev"
-        notes.append(f"split {protocol}: a tenth of train is held out as validation set")
-    return config.model_copy(update={"parts": parts, "split": protocol}), notes
-
-
-def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
-    """``--data DIR`` for a language model: as :func:`local_parts`, without labels, and ``DIR/<part>.txt`` first.
-
-    Raises:
-        DataError: no such folder, no file for train or validation, or no text column in one.
-    """
-    needed = dict.fromkeys(("train", "validation"), "a language model")
-    files, notes = _part_files(folder, config.parts, _TEXT, needed)
-    parts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
-    return config.model_copy(update={"parts": parts}), notes
-
-
-def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
-    """The files train, validation and test of a folder, as many as there are, for a model that was trained elsewhere.
+def _choose(path: Path, kind: str, *, have: list[str], wanted: Iterable[str | None], named: bool) -> str:
+    """The first wanted name that is a column's, else the first that is one but for capitals and spaces around it.
 
     Args:
-        scored: they are pairs of texts with scores, and ``train`` is any text; else all are labelled.
-
-    Returns:
-        The sources of each part, and a note for each part that is not there.
-
-    Raises:
-        DataError: no such folder, no file of any part in it, or no usable columns in one.
+        named: the user could have named it.
     """
-    kinds = _TEXT if scored else _LABELLED
-    files, notes = _part_files(folder, IMPORTED_PARTS, kinds, {})
-    if not files:
-        raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(kinds)})")
+    names = list(dict.fromkeys(name for name in wanted if name is not None))
+    alike = {name.strip().casefold(): name for name in reversed(have)}
+    found = next((name for name in names if name in have), None) or next(
+        (alike[name.casefold()] for name in names if name.casefold() in alike), None
+    )
+    if found is not None:
+        return found
+    remedy = f"rename one to one of {', '.join(names)}"
+    if named:
+        option = f"--{kind}"
+        remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
+    raise DataError(f"{path}: no {kind} column; columns: {listed(have)}; {remedy}")
 
-    def source(part: str, path: Path) -> FileSource:
-        if not scored:
-            return file_source(path)
-        return file_source(path, labelled=False) if part == "train" else pairs_source(path)
 
-    return {part: (source(part, path),) for part, path in files.items()}, notes
-
-
-def pairs_source(path: Path, like: Source | None = None) -> FileSource:
+def pairs_source(path: Path, like: Source | None = None, columns: Columns | None = None) -> FileSource:
     """A file of scored pairs as a source; ``like``: other pairs, by whose columns it is read if it has them.
+
+    Args:
+        columns: named ones, as :func:`file_source` takes them.
 
     Raises:
         DataError: it has no such columns.
     """
-    source = file_source(path, like, labels=SCORE_COLUMNS)
+    source = file_source(path, like, labels=SCORE_COLUMNS, columns=columns)
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source
-
-
-def _part_files(
-    folder: Path, parts: Iterable[str], kinds: Sequence[str], needed: Mapping[str, str]
-) -> tuple[dict[str, Path], list[str]]:
-    """The file of each part, and notes; ``needed``: part → what cannot do without it."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
-    files: dict[str, Path] = {}
-    notes: list[str] = []
-    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
-    for part in parts:
-        stems = (part, *_OTHER_STEMS.get(part, ()))
-        found = [path for stem in stems for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
-        if found:
-            if len(found) > 1:
-                notes.append(f"part {part}: read from {found[0].name}; {found[1].name} is left alone")
-            files[part] = found[0]
-        elif part in needed:
-            looked = ", ".join(f"{part}.{kind}" for kind in kinds)
-            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in stems[1:])
-            have = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
-            raise DataError(
-                f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
-                f"{looked}{others}, also as .xz, .gz, .bz2; the folder has: {have}"
-            )
-        else:
-            notes.append(f"part {part}: no file in {folder}; left out")
-    return files, notes

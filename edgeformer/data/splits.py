@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import LabelledTexts, in_one
+from edgeformer.data.rows import LabelledTexts, alike, in_one
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
@@ -25,6 +25,7 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
     kept = "validation" if "validation" in config.parts else "train"
     protocols: dict[str, dict[str, tuple[str, ...]]] = {
         "random-split": {"train": pool, "validation": pool, "random-split": pool},
+        "stratified": {"train": pool, "validation": pool, "test": pool},
         "glue-dev": {"train": ("train",), "validation": ("train",), "glue-dev": ("validation",)},
         "sst-test": {"train": ("train",), "validation": ("validation",), "sst-test": ("sst-test",)},
         "given": {"train": ("train",), "validation": (kept,), "given": ("test",)},
@@ -120,7 +121,7 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
                 f"data.parts {' + '.join(sources['train'])}: {len(pooled)} rows; split {config.split!r} needs at least "
                 f"{MIN_ROWS} of them"
             )
-        cuts = _cuts(config, [in_one(text) for text in pooled.texts])
+        cuts = _cuts(config, pooled)
     sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, sources[name]) for name in names}
     for name, rows in sets.items():
         if not len(rows):
@@ -128,18 +129,39 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
     return sets
 
 
-def _cuts(config: DataConfig, texts: list[str]) -> dict[str, Int64s]:
+def _cuts(config: DataConfig, pooled: LabelledTexts) -> dict[str, Int64s]:
     """Row numbers of the sets that are cut from the training parts; empty where parts are used whole."""
-    sources = set_parts(config)
+    sources, texts = set_parts(config), [in_one(text) for text in pooled.texts]
     if config.split == "random-split":
         # 80/10/10 of a seeded permutation, rounded down, the rest to the test set (as the paper's sizes are).
         order = np.random.default_rng(config.split_seed).permutation(len(texts))
         first, second = len(texts) * 8 // 10, len(texts) // 10
         return dict(zip(sources, np.split(order, [first, first + second]), strict=False))
+    if config.split == "stratified":
+        return dict(zip(sources, tenths(pooled, config.split_seed), strict=False))
     if sources["validation"] == sources["train"]:
         train, held_out = hold_out(texts, config.split_seed)
         return {"train": train, "validation": held_out}
     return {}
+
+
+def tenths(rows: LabelledTexts, seed: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Row numbers for training, validation and test, each in file order.
+
+    Of every label about a tenth of the texts validates, another tenth tests, at least one each if it has three. Rows
+    whose texts are alike stay together, and count as the first of them is labelled: no test text is a training text.
+    """
+    firsts: dict[str, int] = {}
+    group = np.array([firsts.setdefault(alike(text), row) for row, text in enumerate(rows.texts)], dtype=np.int64)
+    heads = np.array(sorted(firsts.values()), dtype=np.int64)
+    where = np.zeros(len(rows), dtype=np.int64)  # of the first row of each text: 0 training, 1 validation, 2 test
+    generator = np.random.default_rng(seed)
+    for label in np.unique(rows.labels):
+        own = generator.permutation(heads[rows.labels[heads] == label])
+        count = max(1, round(len(own) / 10)) if len(own) > 2 else 0
+        where[own[:count]], where[own[count : 2 * count]] = 2, 1
+    found = where[group]
+    return np.flatnonzero(found == 0), np.flatnonzero(found == 1), np.flatnonzero(found == 2)
 
 
 def _pool(parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:

@@ -38,7 +38,7 @@ class StoredFacts(Frozen):
     """``facts.json`` beside the arrays: what they are of, and what is known of all of it.
 
     ``tokens`` (to be predicted), ``words`` and ``paragraphs`` are a language model's, ``label_rows`` a classifier's
-    (rows of each class).
+    (rows of each class), as is ``empty`` (rows without a text, which were left out).
     """
 
     key: str
@@ -50,6 +50,7 @@ class StoredFacts(Frozen):
     words: int = 0
     paragraphs: int = 0
     label_rows: tuple[int, ...] = ()
+    empty: int = 0
 
 
 class DiskArray:

@@ -20,15 +20,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, encode_texts
+from edgeformer.data.findings import empty_texts
 from edgeformer.data.overlap import OverlapCounter
-from edgeformer.data.records import check_file, format_of, hub_fingerprint
+from edgeformer.data.records import check_file, format_of_source, hub_fingerprint
 from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig
 from edgeformer.formats.errors import ArtifactError, DataError
 from edgeformer.formats.files import sha256_of, write_text
-from edgeformer.formats.manifest import OverlapCount
+from edgeformer.formats.manifest import DataFinding, OverlapCount
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import LockedError, claiming
@@ -46,6 +47,7 @@ class TrainingSet(Generic[RowsT]):
         texts: how many there are.
         labels: rows of each class; empty: it has none.
         tokens, words: of a language model: to be predicted, and what they spell.
+        findings: what its owner should know of it.
     """
 
     tokenizer: Tokenizer
@@ -56,6 +58,7 @@ class TrainingSet(Generic[RowsT]):
     overlap: tuple[OverlapCount, ...]
     tokens: int = 0
     words: int = 0
+    findings: tuple[DataFinding, ...] = ()
 
 
 class Encoder(Protocol[RowsT]):
@@ -106,7 +109,7 @@ class Streaming:
         known = source.model_dump(mode="json")
         if source.kind == "file":
             path = Path(source.path)
-            known |= {"path": sha256_of(path), "format": format_of(path, source.format), "packed": path.suffix.lower()}
+            known |= {"path": sha256_of(path), "format": format_of_source(source), "packed": path.suffix.lower()}
         elif source.kind == "hub":
             known["rows"] = hub_fingerprint(source)
         self._progress.advance()
@@ -185,16 +188,9 @@ class Streaming:
         else:
             overlap = tuple(map(OverlapCount.model_validate, json.loads(kept.read_bytes())))
         facts = rows.facts
-        return TrainingSet(
-            tokenizer,
-            rows,
-            facts.paragraphs or facts.rows,
-            facts.fingerprint,
-            facts.label_rows,
-            overlap,
-            facts.tokens,
-            facts.words,
-        )
+        count, found = facts.paragraphs or facts.rows, tuple(empty_texts("train", facts.empty))
+        counted = (facts.tokens, facts.words, found)
+        return TrainingSet(tokenizer, rows, count, facts.fingerprint, facts.label_rows, overlap, *counted)
 
     def _opened(self, folder: Path, key: str, encoder: Encoder[RowsT]) -> StoredRows[RowsT] | None:
         remove_leftovers(folder)

@@ -14,6 +14,7 @@ from edgeformer.families.family import Family as Family
 from edgeformer.formats.documents import apply_overrides, find, validate
 from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.recipe import Recipe
+from edgeformer.formats.recipe_paths import resolve_paths
 from edgeformer.formats.workspace import RECIPE_FILE
 from edgeformer.formats.yaml_text import read_yaml
 from edgeformer.tasks import all_tasks, task_named
@@ -50,11 +51,14 @@ def recipe_type(task: str, kind: str) -> Any:
 def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     """Find, read, override and validate a recipe, by its ``task`` and its model's ``kind``. Raises RecipeError.
 
+    Its paths come out absolute: see :func:`~edgeformer.formats.recipe_paths.resolve_paths`.
+
     Args:
         name: a path, or a shipped recipe's name.
         overrides: ``key=value`` each.
     """
-    document = read_yaml(find("recipes", name))
+    path = find("recipes", name)
+    document = read_yaml(path)
     apply_overrides(document, overrides or [])
     asked, model = document.content.get("task"), document.content.get("model")
     tasks = {task.name: task for task in all_tasks() if task.trained}
@@ -67,9 +71,12 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         where = document.where(("model", "kind"))
         raise RecipeError(f"{where}: model.kind must be one of {_listed(families)} for {task.name}, not {kind!r}")
     family = families[kind or next(iter(families))]
+    made = recipe_type(task.name, family.kind)
+    sections = {section: made.model_fields[section].annotation.folders for section in ("model", "training")}
+    resolve_paths(document, path.parent.resolve(), sections)
     if isinstance(document.content, dict):
         family.complete(document.content)
-    recipe: Recipe = validate(recipe_type(task.name, family.kind), document)
+    recipe: Recipe = validate(made, document)
     return recipe
 
 

@@ -15,6 +15,14 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+def _called(column: object) -> object:
+    return str(column) if type(column) is int and column > 0 else column
+
+
+ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str | int)]
+"""A column by its name, or by its number from 1 in a file whose first line names none."""
+
+
 class HubSource(Frozen):
     """A split of a hub data set, read with the ``datasets`` library (a local data set folder works too)."""
 
@@ -34,15 +42,39 @@ class FileSource(Frozen):
     """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
 
     kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the folder edgeformer is started in")
+    path: str = Field(description="absolute, or relative to the recipe; else to the folder edgeformer is started in")
     format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
         None, description="read from the file's suffix when absent"
     )
-    text: str = "text"
-    text_pair: str | None = Field(None, description="column of the second text, where rows are pairs of texts")
-    label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
+    delimiter: Literal[",", ";", "\t", "|"] | None = Field(
+        None, description="between the columns of a CSV file; seen in its first lines when absent"
+    )
+    header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
+    text: ColumnName = "text"
+    text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
+    label: ColumnName | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
     skip_unlabelled: bool = False
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        for key, stated in (("delimiter", self.delimiter is not None), ("header", not self.header)):
+            if stated and self.format in ("jsonl", "parquet", "text"):
+                raise ValueError(f"{key}: is for tables of text, and format is {self.format}; set format: csv")
+        if self.format == "tsv" and self.delimiter not in (None, "\t"):
+            raise ValueError("delimiter: the columns of format: tsv are parted by tabs; set format: csv")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_have_numbers(self) -> Self:
+        label = self.label if self.label_value is None else None
+        named = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
+        if not self.header and named:
+            raise ValueError(
+                f"header: false: such a file names no columns, so they are given by their numbers from 1 (text: 1, "
+                f"label: 2), not as {named[0]!r}; label: null where there is none"
+            )
+        return self
 
 
 class SyntheticSource(Frozen):
@@ -108,13 +140,15 @@ class DataSection(Recognised):
         return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
 
 
-SplitProtocol = Literal["random-split", "glue-dev", "sst-test", "given", "imported"]
+SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "given", "imported"]
 
 
 class DataConfig(DataSection):
     """Where the text comes from and which protocol cuts it into train, validation and test.
 
     ``random-split``  parts ``train`` + ``validation`` pooled, shuffled by ``split_seed``, cut 80/10/10
+    ``stratified``    parts ``train`` + ``validation`` pooled; a tenth of each label's rows validates, another tenth
+                      tests; rows with the same text stay together
     ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
     ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
     ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
@@ -135,7 +169,7 @@ class DataConfig(DataSection):
     @property
     def test_set(self) -> str:
         """What the protocol's own test set is called."""
-        return "test" if self.split == "imported" else self.split
+        return "test" if self.split in ("imported", "stratified") else self.split
 
     @field_validator("labels")
     @classmethod
@@ -148,6 +182,7 @@ class DataConfig(DataSection):
     def _protocol_has_its_parts(self) -> Self:
         needs = {
             "random-split": ("train",),
+            "stratified": ("train",),
             "glue-dev": ("train", "validation"),
             "sst-test": ("train", "validation", "sst-test"),
             "given": ("train", "test"),
@@ -165,9 +200,9 @@ class DataConfig(DataSection):
         if self.stream and pairs:
             raise ValueError("stream: true reads single texts, not pairs (text_pair); set stream: false")
         if self.stream and not whole:
+            drawn = "validation and test sets" if self.split in ("random-split", "stratified") else "the validation set"
             raise ValueError(
-                f"stream: true reads the part train as a whole, and split {self.split!r} would draw "
-                f"{'the validation set' if self.split != 'random-split' else 'validation and test sets'} from its "
+                f"stream: true reads the part train as a whole, and split {self.split!r} would draw {drawn} from its "
                 "texts, for which all of them must be in memory; use split: given with the parts train, validation "
                 "and test"
             )

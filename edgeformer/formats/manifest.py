@@ -25,6 +25,16 @@ class OverlapCount(Frozen):
     )
 
 
+class DataFinding(Frozen):
+    """Something that the owner of the data should know of."""
+
+    kind: Literal["empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels"]
+    set: str = Field(description="the part or set that it was found in")
+    rows: int = Field(description="that it is about; 0: none has the label")
+    message: str = Field(description="what was found, and what happens with it")
+    examples: tuple[str, ...] = Field((), strict=False, description="where the first ones stand")
+
+
 class DataSummary(Frozen):
     """What a run was trained and tested on."""
 
@@ -37,6 +47,7 @@ class DataSummary(Frozen):
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
     fingerprints: dict[str, str] = Field({}, description="the same for each set by itself")
     overlap: tuple[OverlapCount, ...] = Field((), strict=False)
+    findings: tuple[DataFinding, ...] = Field((), strict=False, description="what the owner of the data should know")
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -89,6 +89,9 @@ class TrainingConfig(Frozen):
     An optimizer step sees ``batch_size`` × ``accumulation`` rows, ``batch_size`` at a time.
     """
 
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Keys that may name a folder, which is then found from the recipe's own."""
+
     epochs: PositiveInt = Field(description="times that every training row is seen")
     batch_size: PositiveInt = Field(description="rows at a time")
     accumulation: PositiveInt = Field(1, description="batches of an optimizer step")
@@ -115,6 +118,9 @@ class TrainingConfig(Frozen):
 
 class ModelConfig(Frozen):
     """A recipe's ``model``: what every family's configuration has; ``kind`` names the family."""
+
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Keys that may name a folder, which is then found from the recipe's own."""
 
     kind: str
     vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns so many")

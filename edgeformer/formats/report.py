@@ -230,6 +230,7 @@ class Plan(Frozen):
         "does, then single changes from the cheapest on"
     )  # fmt: skip
     reason: str
+    notes: tuple[str, ...] = Field((), strict=False, description="what training would say of its own files of data")
 
 
 DAMAGED, INCOMPLETE = 2, 3

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from edgeformer.data.findings import UNEVEN, always, most_frequent
 from edgeformer.formats.caution import LEAKS, cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
 from edgeformer.formats.report import Plan
@@ -70,7 +71,16 @@ def run_table(manifest: RunManifest) -> Table:
     scores = {"validation": manifest.validation, **manifest.tests}
     rows = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
     columns = _score_columns(task_named(manifest.task), [score for _, score in rows])
-    return columns.terminal(title, rows, None if rows else Text("no scores: evaluate it first"))
+    return columns.terminal(title, rows, _beside(manifest) if rows else Text("no scores: evaluate it first"))
+
+
+def _beside(manifest: RunManifest) -> Text | None:
+    """What answering without reading would score, where labels are so uneven that it is much."""
+    data = manifest.data
+    if not any(finding.kind == UNEVEN for finding in data.findings):
+        return None
+    told = ", ".join(f"{accuracy:.4f} ({name})" for name, accuracy in always(data.label_rows).items())
+    return Text(f"always answering {most_frequent(data.label_rows)!r} has an accuracy of {told}")
 
 
 def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | None]:

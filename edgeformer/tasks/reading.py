@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
+
+from edgeformer.data.encoding import Rows
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.formats.manifest import DataFinding
+
+if TYPE_CHECKING:  # answering from a bundle reads no data sets
+    from edgeformer.data.sources import Columns
 
 
 @dataclass(frozen=True)
@@ -31,3 +40,32 @@ class Origin:
     cache: Path | None = None
     trained_on: Mapping[str, str] = field(default_factory=dict)
     as_trained: bool = False
+
+
+class OwnData(ABC):
+    """What a task does with files that a user has. ``data`` is of the task's own type."""
+
+    @abstractmethod
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        """``--data DIR``: the same data section on the files of a folder, and notes. Raises DataError."""
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
+        return {}
+
+    def findings(self, data: Any) -> Sequence[DataFinding]:
+        """What the owner of the data should know of it, which is read for that. Raises DataError."""
+        return ()
+
+    @abstractmethod
+    def read_file(
+        self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
+    ) -> Rows:
+        """Encode a labelled or plain file as the model's own sets were.
+
+        Args:
+            columns: those that the user named; None: there is no way to name any.
+
+        Raises:
+            DataError: the file, its columns or its rows.
+        """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Prepared, Rows
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import Parity, Precision, Vocabulary
 from edgeformer.formats.progress import Progress
@@ -24,6 +24,7 @@ from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
 from edgeformer.tasks.prediction import Prediction
 from edgeformer.tasks.reading import Origin as Origin
+from edgeformer.tasks.reading import OwnData
 from edgeformer.tasks.reading import TextReader as TextReader
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 
 
-class Task(TextCalls, ABC):
+class Task(OwnData, TextCalls, ABC):
     """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
 
     Attributes:
@@ -84,10 +85,6 @@ class Task(TextCalls, ABC):
         """Read, split and encode a recipe's data. Raises DataError, MissingDependencyError."""
 
     @abstractmethod
-    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
-        """``--data DIR``: the same data section on the files of a folder, and notes. Raises DataError."""
-
-    @abstractmethod
     def set_name(self, data: Any, split: str) -> str:
         """The set's own name: ``test`` is the protocol's."""
 
@@ -102,14 +99,6 @@ class Task(TextCalls, ABC):
             InputError: no such set.
             DataError: it cannot be read, or is not what training saw.
         """
-
-    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
-        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
-        return {}
-
-    @abstractmethod
-    def read_file(self, data: Any, reader: TextReader, path: Path, *, as_trained: bool = False) -> Rows:
-        """Encode a labelled or plain file as the model's own sets were. Raises DataError."""
 
     @abstractmethod
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:

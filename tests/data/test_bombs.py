@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeformer.data import records, unpacking
+from edgeformer.data import tables, unpacking
 from edgeformer.data.sources import read
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.data.unpacking import MOST_LINE_BYTES
@@ -230,4 +230,4 @@ class TestGolden:
 
 
 def test_the_limits_are_wide_of_what_is_real() -> None:
-    assert unpacking.MOST_RATIO >= 100 and records._MOST_COLUMNS >= 1000
+    assert unpacking.MOST_RATIO >= 100 and tables._MOST_COLUMNS >= 1000

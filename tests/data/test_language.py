@@ -7,8 +7,8 @@ import pytest
 
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
+from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set
-from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.families import recipe_type
 from edgeformer.formats.data_config import TextConfig

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from edgeformer.data.folders import local_parts
 from edgeformer.data.rows import Row
-from edgeformer.data.sources import local_parts, read
+from edgeformer.data.sources import read
 from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, SyntheticSource
 from edgeformer.formats.errors import DataError
 

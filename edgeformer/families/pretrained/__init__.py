@@ -61,6 +61,8 @@ class FoldConfig(Frozen):
 class PretrainedConfig(ModelConfig):
     """A pretrained text encoder, and what becomes of it. Sizes are the source's own and are filled in from there."""
 
+    folders: ClassVar[tuple[str, ...]] = ("source",)
+
     kind: Literal["pretrained"]
     source: str = Field(description="folder of a Hugging Face model (config.json, model.safetensors), or its hub name")
     architecture: dict[str, Any] = Field(description="the source's config.json; filled in from there when absent")

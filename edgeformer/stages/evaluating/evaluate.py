@@ -33,6 +33,7 @@ class EvaluateOptions:
         data: a file to score on instead.
         batch: rows per call.
         cache: where encoded sets are kept; None: nowhere.
+        text, label, pair: columns of ``data``, where they are not called as in the model's own data.
         threshold: a top probability that lets a row or token leave at any exit, beside those of the sweep.
     """
 
@@ -42,8 +43,13 @@ class EvaluateOptions:
     batch: int = 64
     cache: Path | None = None
     threshold: float | None = None
+    text: str | None = None
+    label: str | None = None
+    pair: str | None = None
 
     def __post_init__(self) -> None:
+        if self.data is None and (self.text or self.label or self.pair):
+            raise InputError("--text, --label, --pair: name columns of a file; give the file with --data FILE")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold {self.threshold}: a probability is in 0…1")
 
@@ -156,13 +162,23 @@ class _Scoring:
         data = self.options.data
         return data.name if data is not None else choice.owner.task.set_name(choice.owner.data, self.options.split)
 
+    def _own_file(self, choice: Choice, file: Path) -> Any:
+        from edgeformer.data.sources import Columns  # scoring a known set reads no files
+
+        owner, asked = choice.owner, self.options
+        columns = Columns(asked.text, asked.pair, asked.label)
+        rows = owner.task.read_file(owner.data, choice.reader(), file, columns, as_trained=choice.answers_with_losses)
+        if empty := getattr(rows, "empty", 0):
+            self.progress.message(f"{file}: {empty:,} rows without a text are left out")
+        return rows
+
     def _texts(self, choice: Choice) -> Any:
         """The rows as an artifact reads them: with its own tokenizer, and packed as in training or one by one."""
         reader, owner, as_trained = choice.reader(), choice.owner, choice.answers_with_losses
         key = (reader.vocabulary, as_trained)
         if key not in self._sets:
             if (file := self.options.data) is not None:
-                self._sets[key] = owner.task.read_file(owner.data, reader, file, as_trained=as_trained)
+                self._sets[key] = self._own_file(choice, file)
             else:
                 origin = Origin(self.options.cache, owner.trained_on, as_trained)
                 self._sets[key] = owner.task.read_set(owner.data, reader, self.options.split, origin)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.english import PARAGRAPHS
+from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import prepare_text_set
-from edgeformer.data.sources import local_text_parts
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.families import load_recipe, recipe_type
 from edgeformer.families.crt import CRTConfig

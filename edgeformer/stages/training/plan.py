@@ -12,17 +12,20 @@ import torch
 from edgeformer.families import family_of
 from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.errors import DataError, InputError, MissingDependencyError, RecipeError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.teacher import with_teacher, without_teacher
+from edgeformer.tasks import task_named
 
 Peak = Callable[[Recipe], int]
 """The predicted peak of training a recipe, in bytes."""
 
+_MOST_LOOKED_AT = 64 << 20
+"""Bytes of files that are read to say something of them: some seconds."""
 _SHORTEST = 64
 """Tokens below which a shorter row is no longer suggested."""
 _FIRST_WITH_BF16 = (8, 0)
@@ -65,7 +68,21 @@ def plan(recipe: Recipe, device: DeviceProfile, artifacts: Path = Path("artifact
         breakdown=breakdown,
         suggestions=found,
         reason=reason,
+        notes=data_notes(recipe),
     )
+
+
+def data_notes(recipe: Recipe) -> tuple[str, ...]:
+    """What training would say of its data; nothing where that is not on this machine, or too much to be read now."""
+    sources = [source for part in recipe.data.parts.values() for source in part]
+    files = [Path(source.path) for source in sources if source.kind == "file"]
+    there = len(files) == len(sources) and all(path.is_file() for path in files)
+    if not there or sum(path.stat().st_size for path in files) > _MOST_LOOKED_AT:
+        return ()
+    try:
+        return tuple(finding.message for finding in task_named(recipe.task).findings(recipe.data))
+    except (DataError, MissingDependencyError) as error:
+        return (f"training would refuse its data: {error}",)
 
 
 def _with_teacher_if_there(recipe: Recipe, artifacts: Path) -> tuple[Recipe, str]:

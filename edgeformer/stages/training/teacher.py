@@ -46,7 +46,7 @@ def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
             f"{where}: its weights are not those that the recipe was made for (training.teacher_sha256); take that key "
             "out to be taught by them all the same"
         )
-    changed = training.model_copy(update={"teacher": str(folder), "teacher_sha256": found})
+    changed = training.model_copy(update={"teacher": str(folder.resolve()), "teacher_sha256": found})
     return recipe.model_copy(update={"training": changed})
 
 

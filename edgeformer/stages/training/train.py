@@ -258,6 +258,8 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
                 f"{overlap.duplicates:,} are also training texts and {overlap.contained:,} more share a whole "
                 "phrase with one; scores on it are flattered by that"
             )
+    for finding in manifest.data.findings:
+        progress.message(finding.message)
     for name, rows_cut in manifest.data.truncated_rows.items():
         if rows_cut:
             progress.message(f"{name}: {rows_cut:,} texts were cut to the recipe's length")

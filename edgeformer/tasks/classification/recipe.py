@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -26,6 +26,8 @@ class Distillation(Frozen):
 
 class ClassificationTraining(TrainingConfig):
     """What only classification has."""
+
+    folders: ClassVar[tuple[str, ...]] = ("teacher",)
 
     label_smoothing: Probability = 0.0
     token_dropout: Probability = Field(

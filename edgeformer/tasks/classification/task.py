@@ -15,7 +15,7 @@ from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import DataConfig, FileTokenizer
 from edgeformer.formats.escaping import markdown
-from edgeformer.formats.manifest import Precision, Vocabulary
+from edgeformer.formats.manifest import DataFinding, Precision, Vocabulary
 from edgeformer.formats.progress import Progress
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 from edgeformer.formats.scores import EvaluationRow, Score
@@ -28,6 +28,7 @@ from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
 from edgeformer.tasks.task import Int64s, Origin, TextReader
 
 if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Trimmed
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
@@ -67,7 +68,7 @@ class Classification(OneAnswer):
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
-        from edgeformer.data.sources import local_parts
+        from edgeformer.data.folders import local_parts
 
         return local_parts(data, folder)
 
@@ -87,10 +88,23 @@ class Classification(OneAnswer):
         names = [name for name, drawn_from in set_parts(data).items() if drawn_from]
         return draw(data, names, parts)
 
-    def read_file(self, data: DataConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
+    def findings(self, data: DataConfig) -> Sequence[DataFinding]:
+        from edgeformer.data.prepare import look
+
+        return look(data)
+
+    def read_file(
+        self,
+        data: DataConfig,
+        reader: TextReader,
+        path: Path,
+        columns: Columns | None = None,
+        *,
+        as_trained: bool = False,
+    ) -> Encoded:
         from edgeformer.data.prepare import encode_file
 
-        return encode_file(path, data, reader.tokenizer)
+        return encode_file(path, data, reader.tokenizer, columns)
 
     def reader(self, tokenizer: Path, data: DataConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))

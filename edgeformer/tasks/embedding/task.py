@@ -29,6 +29,7 @@ from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
 from edgeformer.tasks.task import Int64s, Origin, TextReader
 
 if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Trimmed
 
 COSINE_LOSS: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02}
@@ -74,7 +75,7 @@ class Embedding(OneAnswer):
         )
 
     def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-        from edgeformer.data.sources import imported_parts
+        from edgeformer.data.folders import imported_parts
 
         parts, notes = imported_parts(folder, scored=True)
         return data.model_copy(update={"parts": parts}), notes
@@ -97,10 +98,18 @@ class Embedding(OneAnswer):
         part = pair_part(data, split)
         return read_pairs(data.parts[part], f"data.parts.{part}")
 
-    def read_file(self, data: PairsConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> Encoded:
+    def read_file(
+        self,
+        data: PairsConfig,
+        reader: TextReader,
+        path: Path,
+        columns: Columns | None = None,
+        *,
+        as_trained: bool = False,
+    ) -> Encoded:
         from edgeformer.data.pairs import pairs_file
 
-        return encode(pairs_file(path, data), reader.tokenizer, data.max_length)
+        return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
 
     def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         from edgeformer.data.pairs import read_texts

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import Prepared
+from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
-from edgeformer.data.sources import local_text_parts
+from edgeformer.data.sources import Columns
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
 from edgeformer.formats.golden import GoldenError
@@ -88,8 +89,16 @@ class LanguageModeling(Task):
         config = self._as_read(data, origin.as_trained)
         return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
 
-    def read_file(self, data: TextConfig, reader: TextReader, path: Path, *, as_trained: bool = False) -> TextRows:
-        return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer)
+    def read_file(
+        self,
+        data: TextConfig,
+        reader: TextReader,
+        path: Path,
+        columns: Columns | None = None,
+        *,
+        as_trained: bool = False,
+    ) -> TextRows:
+        return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer, columns)
 
     def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
         return data if as_trained else data.model_copy(update={"mode": "paragraphs"})

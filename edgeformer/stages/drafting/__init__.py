@@ -1,0 +1,1 @@
+"""Writing a first recipe from a file of data."""

@@ -1,0 +1,190 @@
+"""init: a file of texts with labels becomes a recipe of a dozen lines, which trains as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgeformer.data.findings import label_findings, load_and_look, rows_per_label
+from edgeformer.data.guessing import Guess, guess
+from edgeformer.data.records import FORMATS
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import Columns
+from edgeformer.data.splits import split
+from edgeformer.data.tokenization import tokenizer_from_file
+from edgeformer.data.unpacking import COMPRESSIONS
+from edgeformer.families import load_recipe
+from edgeformer.families.pretrained.source import Source, open_source
+from edgeformer.formats.data_config import NAME_PATTERN, DataConfig
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.files import replacing
+from edgeformer.formats.manifest import DataFinding
+from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.stages.drafting.sizes import Sizes, fine_tuned, from_scratch
+
+_SAID = ("delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What is not to be guessed.
+
+    Attributes:
+        out: the recipe's file; None: called as the data, in the folder that the command was started in.
+        columns: named ones.
+        source: a pretrained encoder to start from, a folder or a name of the hub's.
+        name: of the recipe; None: as the data.
+        force: replace a file that is there.
+    """
+
+    out: Path | None = None
+    columns: Columns = field(default_factory=Columns)
+    source: str | None = None
+    name: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The recipe that was written, and what it was made of."""
+
+    path: Path
+    name: str
+    text: str
+    guess: Guess
+    rows: dict[str, int]
+    findings: tuple[DataFinding, ...]
+    notes: tuple[str, ...]
+
+
+def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Draft:
+    """Write a recipe from a file of texts with labels.
+
+    Raises:
+        InputError: the recipe is there already, the name cannot be one, or the data cannot be used; nothing was
+            written.
+    """
+    stem = _stem(data)
+    out = options.out or Path(f"{stem}.yaml")
+    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("._-")[:60] or "own-data"
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InputError(f"--name {name!r}: letters, digits, dots, dashes and underscores, a letter or digit first")
+    if out.is_dir():
+        raise InputError(f"-o {out}: is a folder; name a file in it")
+    if out.exists() and not options.force:
+        raise InputError(f"{out}: is there already; give another name with -o, or replace it with --force")
+    if data.is_dir():
+        raise InputError(f"{data}: is a folder; name one file of it, or train a recipe on all of it: --data {data}")
+    with bar(progress, "Looking at the data", None, "rows"):
+        found = guess(data, options.columns)
+        config = _data(found, data)
+        parts, findings = load_and_look(config)
+        sets = split(config, parts)
+    findings += label_findings(config.labels, rows_per_label(config.labels, sets))
+    pretrained = open_source(options.source) if options.source is not None else None
+    sizes = _sizes(sets["train"], pretrained)
+    text = _text(name, found, _sections(found, data, out, sizes, pretrained), len(parts["train"]))
+    with replacing(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        load_recipe(str(temporary))
+    rows = {part: len(texts) for part, texts in sets.items()}
+    return Draft(out, name, text, found, rows, (*findings,), _notes(found))
+
+
+def _stem(data: Path) -> str:
+    """``reviews`` of reviews.csv and reviews.csv.gz."""
+    name = data.name
+    for known in (COMPRESSIONS, tuple(FORMATS)):
+        if name.lower().endswith(known):
+            name = name.rpartition(".")[0]
+    return name
+
+
+def _data(found: Guess, path: Path) -> DataConfig:
+    source = found.source.model_copy(update={"path": str(path.resolve())})
+    return DataConfig(parts={"train": (source,)}, split="stratified", labels=tuple(found.labels))
+
+
+def _sizes(train: LabelledTexts, pretrained: Source | None) -> Sizes:
+    if pretrained is None:
+        return from_scratch(train)
+    tokenizer = tokenizer_from_file(pretrained.tokenizer)
+    tokenizer.no_padding()
+    return fine_tuned(train, tokenizer, pretrained.max_positions)
+
+
+def _sections(
+    found: Guess, data: Path, out: Path, sizes: Sizes, pretrained: Source | None
+) -> dict[str, dict[str, Any]]:
+    """Values of the recipe as they are written, by their place in it."""
+    default = type(found.source).model_fields
+    told = {key: getattr(found.source, key) for key in _SAID}
+    told = {key: value for key, value in told.items() if value != default[key].default}
+    model = sizes.model
+    if pretrained is not None:
+        place = Path(pretrained.name)
+        model = {"kind": "pretrained", "source": _relative(place, out) if place.is_dir() else pretrained.name}
+        if found.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
+            model["pairs"] = True
+    source = {"kind": "file", "path": _relative(data, out), **told}
+    return {"source": source, "model": model, "training": sizes.training, "data": {"max_length": sizes.max_length}}
+
+
+def _relative(path: Path, out: Path) -> str:
+    """A path as it is written in a recipe, from where that lies; with slashes, which every system reads."""
+    try:
+        return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
+    except ValueError:  # another drive
+        return path.resolve().as_posix()
+
+
+def _text(name: str, found: Guess, sections: dict[str, dict[str, Any]], rows: int) -> str:
+    """The recipe, with what a reader would ask beside it."""
+    model, length = sections["model"], sections["data"]["max_length"]
+    scratch = model["kind"] != "pretrained"
+    lines = [
+        f"# {rows:,} rows with {len(found.labels)} labels; guessed by edgeformer init, to be changed as you like",
+        f"name: {_flow(name)}",
+        "task: classification",
+        "data:",
+        "  parts:",
+        "    train:",
+        f"      - {_flow(sections['source'])}",
+        "  split: stratified  # of each label a tenth of the texts validates, another tenth tests",
+        f"  labels: {_flow(list(found.labels))}",
+        *([] if scratch else ["  cleaning: none"]),
+        f"  max_length: {length}  # tokens; longer texts are cut",
+        *(["tokenizer: {kind: trained}"] if scratch else []),
+        f"model: {_flow(model)}",
+        f"training: {_flow(sections['training'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: object) -> str:
+    """A value on one line."""
+    whole = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return whole.removesuffix("\n").removesuffix("...").rstrip("\n")
+
+
+def _notes(found: Guess) -> tuple[str, ...]:
+    """What the user should know of the labels that were found."""
+    alike: dict[str, list[str]] = {}
+    for label in found.labels:
+        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
+    twins = [same for same in alike.values() if len(same) > 1]
+    notes = [f"labels {_quoted(same)} differ in capitals or spaces only; are they one?" for same in twins]
+    filled = sum(found.labels.values())
+    if filled < found.rows:
+        notes.append(f"{found.rows - filled:,} rows without a label: left out (skip_unlabelled: true)")
+    return tuple(notes)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names))
