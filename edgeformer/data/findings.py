@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.data.rows import LabelledTexts, Row, Text, alike
+from edgeformer.data.rows import LabelledTexts, Row, Text, alike, label_counts
 from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 from edgeformer.formats.data_config import DataConfig
@@ -104,7 +104,7 @@ def _contradictions(config: DataConfig, name: str, first: Int64s, labels: Int64s
     shown = [(int(row), int(other[place])) for row, place in zip(texts, places, strict=True)][:_EXAMPLES]
     rows = _rows_at(config, {row for pair in shown for row in pair})
     examples = [
-        f"{_place(rows[a])} {config.labels[labels[a]]!r}, line {_line(rows[b])} {config.labels[labels[b]]!r}: "
+        f"{_place(rows[a])} {_named(config, int(labels[a]))}, line {_line(rows[b])} {_named(config, int(labels[b]))}: "
         f"{_shown(rows[a].text)}"
         for a, b in shown
     ]
@@ -116,20 +116,29 @@ def _contradictions(config: DataConfig, name: str, first: Int64s, labels: Int64s
     return [DataFinding(kind="contradictions", set=name, rows=count, message=message, examples=tuple(examples))]
 
 
-def rows_per_label(labels: Sequence[str], sets: Mapping[str, LabelledTexts]) -> dict[str, dict[str, int]]:
+def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dict[str, dict[str, int]]:
     """Set → label → rows."""
-    counts = {name: np.bincount(found.labels, minlength=len(labels)).tolist() for name, found in sets.items()}
+    labels, several = config.labels, config.separator is not None
+    counts = {name: label_counts(found.labels, len(labels), several=several) for name, found in sets.items()}
     return {name: dict(zip(labels, numbers, strict=True)) for name, numbers in counts.items()}
 
 
-def label_findings(labels: Sequence[str], counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
+def _named(config: DataConfig, number: int) -> str:
+    """The label, or all of a row that has several, for a message."""
+    if config.separator is None:
+        return repr(config.labels[number])
+    found = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
+    return repr(f"{config.separator} ".join(found)) if found else "no label"
+
+
+def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
     """Labels without rows, and uneven ones.
 
     Args:
-        labels: the recipe's.
+        config: the recipe's.
         counts: set → label → rows, ``train`` among them.
     """
-    found = []
+    found, labels = [], config.labels
     learned = [label for label in labels if counts["train"].get(label)]
     for name, rows in counts.items():
         lacking = [label for label in (labels if name == "train" else learned) if not rows.get(label)]
@@ -139,7 +148,7 @@ def label_findings(labels: Sequence[str], counts: Mapping[str, Mapping[str, int]
             found.append(DataFinding(kind="labels without rows", set=name, rows=0, message=message))
     train = counts["train"]
     rarest, most = min(learned, key=train.__getitem__), max(learned, key=train.__getitem__)
-    if train[rarest] * _UNEVEN <= train[most]:
+    if train[rarest] * _UNEVEN <= train[most] and config.separator is None:  # of several labels most rows lack most
         share = train[rarest] / sum(train.values())
         told = [f"{accuracy:.4f} on {name}" for name, accuracy in always(counts).items()]
         beside = f"; always answering {most!r} has an accuracy of {', '.join(told)}" if told else ""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.rows import LabelledTexts, in_one, label_rows, labelled
+from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
 from edgeformer.data.sources import Columns, load_part, own_file, part_rows, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
@@ -47,7 +47,7 @@ def prepare(
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
     trained = dict(zip(data.labels, train.labels, strict=True))
-    label_counts = {"train": trained, **rows_per_label(data.labels, sets)}
+    counts = {"train": trained, **rows_per_label(data, sets)}
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
@@ -60,8 +60,8 @@ def prepare(
             sets,
             encoded,
             split=data.split,
-            label_rows=label_counts,
-            findings=(*train.findings, *label_findings(data.labels, label_counts)),
+            label_rows=counts,
+            findings=(*train.findings, *label_findings(data, counts)),
         ),
     )
 
@@ -72,7 +72,7 @@ def look(data: DataConfig) -> list[DataFinding]:
         return []
     parts, findings = load_and_look(data)
     sets = split(data, parts)
-    return [*findings, *label_findings(data.labels, rows_per_label(data.labels, sets))]
+    return [*findings, *label_findings(data, rows_per_label(data, sets))]
 
 
 def _tests(sets: Iterable[str]) -> list[str]:
@@ -94,7 +94,7 @@ def _in_memory(
         rows = encode(train, tokenizer, data.max_length, cache, progress)
     others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
     overlap = count_overlaps(map(in_one, train.texts), others, "test sets", progress)
-    labels = np.bincount(train.labels, minlength=len(data.labels)).tolist()
+    labels = label_counts(train.labels, len(data.labels), several=data.separator is not None)
     known = train.fingerprint()
     return TrainingSet(tokenizer, rows, len(train), known, labels, overlap, findings=(*findings,)), sets
 
@@ -240,7 +240,7 @@ def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Col
     Raises DataError.
     """
     empties = Empties()
-    rows = with_text(read(own_file(path, data.parts, columns), data.labels), empties.add)
+    rows = with_text(read(own_file(path, data.parts, columns), data.labels, data.separator), empties.add)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")

@@ -20,8 +20,15 @@ Record = tuple[str, Mapping[str, object]]
 Text = str | tuple[str, str]
 """What one row is about: a text, or a pair of texts, which a tokenizer joins by its own template."""
 
+MOST_LABELS = 62
+"""Where a row can have several: the set of them is one number, a bit for each."""
+
 _LONGEST_NAME = 80
 """Characters of a column's name or of a label that a message repeats."""
+
+
+Label = str | int | float | tuple[str | int, ...]
+"""As a source has it: a name or a number; where a row can have several labels, also a list of them."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +36,21 @@ class Row:
     """A text or a pair, its label as the source has it (None: unlabelled), and where it was found, for messages."""
 
     text: Text
-    label: str | int | float | None
+    label: Label | None
     where: str
 
 
-def rows_of(records: Iterable[Record], source: FileSource | HubSource) -> Iterator[Row]:
+def rows_of(records: Iterable[Record], source: FileSource | HubSource, separator: str | None = None) -> Iterator[Row]:
     """Pick text and label out of each record.
+
+    Args:
+        separator: rows have none, one or several labels, and this stands between them; None: one each.
 
     Raises:
         DataError: a column is missing, a text is not text, or a row has no label and may not be skipped.
     """
     for where, values in records:
-        label = _label(where, values, source)
+        label = _label(where, values, source) if separator is None else _labels(where, values, source, separator)
         if label is None and source.skip_unlabelled:
             continue
         if label is None and (source.label is not None or source.label_value is not None):
@@ -104,6 +114,23 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
         return int(value) if isinstance(value, bool) else value
     kind = type(value).__name__
     raise DataError(f"{where}: column {source.label!r} holds a {kind}; a label is a name or a number")
+
+
+def _labels(
+    where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str
+) -> tuple[str | int, ...]:
+    value = source.label_value if source.label is None or source.label_value is not None else None
+    if value is None and source.label is not None:
+        listed_ = values.get(source.label)
+        if isinstance(listed_, (list, tuple)):
+            if not all(isinstance(one, (str, int)) for one in listed_):
+                raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
+            return tuple(listed_)
+        found = _label(where, values, source)
+        value = int(found) if isinstance(found, float) else found
+    if isinstance(value, str):
+        return tuple(name for part in value.split(separator) if (name := part.strip()))
+    return () if value is None else (value,)
 
 
 def _text(where: str, values: Mapping[str, object], column: str) -> str:
@@ -175,7 +202,7 @@ class Fingerprint:
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
-    """Map each row's label to its class index.
+    """Map each row's label to its class index; of several labels (a tuple) to a number with the bits of their indices.
 
     A label is matched by name first (so that labels may be called "1" … "5"), then read as an index.
 
@@ -189,7 +216,30 @@ def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
     """Each row's text and class index, as :func:`label_rows` finds them. Raises DataError."""
     by_name = {name: index for index, name in enumerate(labels)}
-    return ((row.text, _index(row, by_name)) for row in rows)
+    return ((row.text, _bits(row, by_name) if isinstance(row.label, tuple) else _index(row, by_name)) for row in rows)
+
+
+def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> list[int]:
+    """Rows of each class.
+
+    Args:
+        numbers: of :func:`label_rows`, int64 [n].
+        several: they are sets of labels.
+    """
+    if several:
+        return [int((numbers >> bit & 1).sum()) for bit in range(classes)]
+    return [int(count) for count in np.bincount(numbers, minlength=classes)]
+
+
+def label_sets(numbers: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Sets of labels as 0 and 1, int64 [n, classes]."""
+    found: NDArray[np.int64] = numbers[:, None] >> np.arange(classes) & 1
+    return found
+
+
+def _bits(row: Row, by_name: dict[str, int]) -> int:
+    assert isinstance(row.label, tuple)
+    return sum({1 << _index(Row(row.text, one, row.where), by_name) for one in row.label})
 
 
 def _shown(name: str) -> str:

@@ -43,25 +43,27 @@ class Columns:
     label: str | None = None
 
 
-def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
+def read(source: Source, labels: Sequence[str] = (), separator: str | None = None) -> Iterator[Row]:
     """Stream the rows of a source.
 
     Args:
         labels: the recipe's label names, used where a hub data set names its own classes in another order.
+        separator: between the labels of a row, which can have several; None: it has one.
 
     Raises:
         DataError: anything about the file, its columns or its rows; it holds no (labelled) row.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     if isinstance(source, SyntheticSource):
-        yield from synthetic_reviews(source.rows, source.seed)
+        made = synthetic_reviews(source.rows, source.seed)
+        yield from made if separator is None else (replace(row, label=(str(row.label),)) for row in made)
         return
     if isinstance(source, HubSource):
         name, found = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
     else:
         name, found = source.path, records_of(source, labels)
     empty = True
-    for row in rows_of(found, source):
+    for row in rows_of(found, source, separator):
         empty = False
         yield row
     if empty:
@@ -80,7 +82,9 @@ def with_text(rows: Iterable[Row], empty: Told = lambda row: None) -> Iterator[R
 
 def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
     """Rows of all sources of one part, one after the other, as :func:`with_text` has them."""
-    return with_text((row for source in config.parts[part] for row in read(source, config.labels)), empty)
+    return with_text(
+        (row for source in config.parts[part] for row in read(source, config.labels, config.separator)), empty
+    )
 
 
 def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:

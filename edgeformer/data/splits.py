@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgeformer.data.cleaning import clean
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import LabelledTexts, alike, in_one
+from edgeformer.data.rows import LabelledTexts, alike, in_one, label_counts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
@@ -56,7 +56,8 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
         DataError: an empty set, fewer than 10 rows to train on, or training rows of one class only.
     """
     sets = draw(config, tuple(set_parts(config)), parts)
-    check_classes(config, np.bincount(sets["train"].labels, minlength=len(config.labels)).tolist())
+    several = config.separator is not None
+    check_classes(config, label_counts(sets["train"].labels, len(config.labels), several=several))
     return sets
 
 
@@ -95,6 +96,8 @@ def check_sets_differ(config: DataConfig) -> None:
 def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
     """Raise DataError where the training set, which has ``counts`` rows of each label, has one class only."""
     present = np.flatnonzero(counts)
+    if not len(present):
+        raise DataError("the training set has no row with a label; it needs rows with at least two of data.labels")
     if len(present) < 2:
         raise DataError(
             f"the training set has one class only: all {sum(counts)} rows are labelled "

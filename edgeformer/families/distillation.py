@@ -29,6 +29,8 @@ _MOST_CACHED = 1_000_000
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     """Cross-entropy summed over the rows, for models from input_ids and attention_mask to logits [B, C].
 
+    Of rows with several labels, whose labels are 0 and 1 [B, C], binary cross-entropy, averaged over the labels.
+
     With ``training.teacher`` it is w·KL + (1 − w)·cross-entropy + s·(distance of the states), all summed over the rows:
     KL of the answers at temperature T, times T²; the states after every iteration, as their squared distance from the
     teacher's at the same depth, averaged over real tokens and width.
@@ -43,7 +45,15 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     """
     training = recipe.training
     smoothing = float(getattr(training, "label_smoothing", 0))
-    summed = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
+    of_one = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
+
+    def summed(logits: Tensor, labels: Tensor) -> Tensor:
+        if labels.ndim == 1:
+            found: Tensor = of_one(logits, labels)
+            return found
+        each = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+        return each / labels.shape[1]
+
     dropped = _token_dropout(float(getattr(training, "token_dropout", 0)), prepared)
     taught = None if getattr(training, "teacher", None) is None else _Teaching(recipe, prepared)
 
@@ -122,7 +132,7 @@ class _Teaching:
                 "fold into another number"
             )
 
-    def losses(self, model: nn.Module, ids: Tensor, batch: Batch, summed: nn.Module) -> Losses:
+    def losses(self, model: nn.Module, ids: Tensor, batch: Batch, summed: Callable[[Tensor, Tensor], Tensor]) -> Losses:
         how, mask, states = self._how, batch.get("attention_mask"), list[Tensor]()
         if how.states:
             logits, states = model(ids, mask, states=True)

@@ -33,7 +33,7 @@ def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes:
     return {
         "model_type": CLIENT_TYPE,
         "architectures": config["architectures"],
-        **({"problem_type": "single_label_classification"} if "id2label" in config else {}),
+        **({"problem_type": config.get("problem_type", "single_label_classification")} if "id2label" in config else {}),
         "vocab_size": config["vocab_size"],
         "hidden_size": sizes["hidden_size"],
         "num_hidden_layers": sizes["layers"],

@@ -41,7 +41,8 @@ class Recognised(Frozen):
         """A saved object as its own type: the one that has exactly such fields. Raises ValueError where none has."""
         if not isinstance(value, Mapping):
             return value
-        for kind in cls.__subclasses__():
+        for kind in (below := [*cls.__subclasses__()]):
+            below += kind.__subclasses__()
             fields = kind.model_fields
             needed = {name for name, info in fields.items() if info.is_required()}
             if needed <= value.keys() <= fields.keys():

@@ -160,6 +160,11 @@ class DataConfig(DataSection):
 
     length_key: ClassVar[str] = "max_length"
 
+    @property
+    def separator(self) -> str | None:
+        """What stands between the labels of a row that can have several; None: a row has one."""
+        return None
+
     split: SplitProtocol
     split_seed: Seed = 42
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]

@@ -69,7 +69,8 @@ class Budgets(Frozen):
 
     def for_task(self, task: str) -> Budget:
         """The budget of ``task`` (a recipe's ``task``); one without limits of a task that profiles have none for."""
-        return {"classification": self.classification, "language-modeling": self.language_modeling}.get(task, Budget())
+        known = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
+        return {"classification": self.classification, **known}.get(task, Budget())
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]

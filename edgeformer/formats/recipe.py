@@ -161,6 +161,6 @@ class Recipe(Frozen):
 
     def fingerprint(self) -> str:
         """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
-        decisive = self.model_dump(mode="json", exclude={"training": {"checkpoint_minutes"}})
+        decisive = self.model_dump(mode="json", exclude={"training": {"checkpoint_minutes"}, "data": {"thresholds"}})
         text = json.dumps(decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

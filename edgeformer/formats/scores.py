@@ -67,6 +67,7 @@ class EvaluationRow(Frozen):
     precision: float | None = None
     recall: float | None = None
     f1: float | None = None
+    macro_f1: float | None = Field(None, description="several labels per text: mean of the labels' own F1")
     perplexity: float | None = None
     word_perplexity: float | None = None
     similarity: float | None = Field(None, description="embeddings: rank correlation of cosines with scores of pairs")

@@ -167,13 +167,22 @@ class Task(OwnData, TextCalls, ABC):
     # Scores
 
     @abstractmethod
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> Meter:
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> Meter:
         """A fresh meter.
 
         Args:
             exits: loops that answer, in rising order; empty: the model has one answer.
             notes: is told of every answer at every one of ``exits``, for early exit.
+            data: the model's own data section.
         """
+
+    def settled(self, recipe: Any, validation: Any) -> Any:
+        """The recipe with what training finds on the validation set beside weights: decisions of the task.
+
+        Args:
+            validation: score of the kept weights.
+        """
+        return recipe
 
     def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
         """The thresholds by which the task's paper lets answers leave, loop → top probability; None: it has none.
@@ -235,8 +244,15 @@ class Task(OwnData, TextCalls, ABC):
         """What golden.npz keeps of torch FP32's logits. ``references``: exit → as the model gives them."""
 
     @abstractmethod
-    def golden_score(self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None) -> Score:
-        """Score logits [n, C] of an exit on the golden inputs. ``rows``: those that they are of; None: all."""
+    def golden_score(
+        self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> Score:
+        """Score logits [n, C] of an exit on the golden inputs.
+
+        Args:
+            rows: those that they are of; None: all.
+            data: the model's own data section.
+        """
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
         """What :meth:`golden_score` scores against.

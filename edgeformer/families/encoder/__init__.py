@@ -51,7 +51,7 @@ class Encoder(Family):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
     kind: ClassVar[str] = "encoder"
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
     config_type: ClassVar[type[ModelConfig]] = EncoderConfig
     model_type: ClassVar[str] = "edgeformer-encoder"
     architecture: ClassVar[str] = "EncoderClassifier"

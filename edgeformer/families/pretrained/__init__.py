@@ -111,7 +111,7 @@ class Pretrained(Family):
     """Somebody else's encoder."""
 
     kind: ClassVar[str] = "pretrained"
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "embedding")
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification", "embedding")
     config_type: ClassVar[type[ModelConfig]] = PretrainedConfig
     model_type: ClassVar[str] = "edgeformer-pretrained"
     architecture: ClassVar[str] = "PretrainedEncoder"

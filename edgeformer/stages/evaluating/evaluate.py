@@ -99,7 +99,7 @@ class _Scoring:
         task, name, texts = choice.owner.task, self._name(choice), self._texts(choice)
         if not choice.answers_with_losses:
             # What an artifact reads is cut to its length, whatever exit answers.
-            meter = task.meter(choice.exits[-1:])
+            meter = task.meter(choice.exits[-1:], data=choice.owner.data)
             timed = self._run(choice, meter, every_exit=False)
             (row, *_) = task.rows(choice.id, name, meter.score(task.words(texts, cut=True)), leaks=choice.owner.leaks)
             earlier = choice.artifact.exit if choice.artifact is not None else None
@@ -109,7 +109,7 @@ class _Scoring:
 
     def _score_exits(self, choice: Choice, name: str, texts: Any) -> None:
         task, notes = choice.owner.task, ExitNotes(choice.exits)
-        meter = task.meter(choice.exits, notes)
+        meter = task.meter(choice.exits, notes, choice.owner.data)
         self._run(choice, meter, every_exit=not choice.answers_with_losses)
         score = meter.score(task.words(texts, cut=True))
         last, *earlier = task.rows(choice.id, name, score, leaks=choice.owner.leaks)

@@ -84,7 +84,7 @@ class Exportable:
 
     def score(self, exit_: int, logits: Logits, rows: NDArray[np.int64] | None = None) -> Score:
         """Score logits like ``references``. ``rows``: which golden rows or tokens they are of; None: all."""
-        return self.task.golden_score(exit_, logits, self.answers, rows)
+        return self.task.golden_score(exit_, logits, self.answers, rows, self.recipe.data)
 
 
 def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
@@ -175,7 +175,7 @@ def open_validation(
     batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
 
     def judge(run: SessionRun, loop: int) -> Score:
-        meter = task.meter((loop,))
+        meter = task.meter((loop,), data=recipe.data)
         with bar(progress, "Scoring on the validation split", used, "rows"):
             arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
             score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)

@@ -99,7 +99,7 @@ class Objective:
         device = next(model.parameters()).device
         rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
         scorer = self.family.network.scorer(model).eval()
-        meter = self.task.meter(self.family.trained_exits(self.recipe.model))
+        meter = self.task.meter(self.family.trained_exits(self.recipe.model), data=self.recipe.data)
         batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
         count, rank = (processes.count, processes.rank) if processes is not None else (1, 0)
         for first in range(0, len(batches), count):

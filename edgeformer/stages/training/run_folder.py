@@ -32,6 +32,7 @@ from edgeformer.stages.training.metrics_log import METRICS_FILE
 from edgeformer.stages.training.objective import Objective
 
 _NEW_RUN = ".new-run."
+_HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -122,8 +123,7 @@ class RunRecord:
 
     def _begin(self, folder: Path, memory: MemoryUse) -> None:
         recipe, objective = self._recipe, self._objective
-        header = "# The resolved recipe of this run; training it again is the same run.\n"
-        write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
+        write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
         self.manifest = RunManifest(
             run=folder.name,
             status="running",
@@ -213,6 +213,13 @@ class RunRecord:
             ):  # a folder that was removed must not come back without its checkpoints
                 self._write(self._progressed().model_copy(update=update))
 
+    def _settle(self, validation: Score) -> None:
+        """Decide what the task decides on the validation set; the recipe says it from now on."""
+        settled = self._objective.task.settled(self._recipe, validation)
+        if settled != self._recipe:
+            self._recipe = self._objective.recipe = settled
+            write_text(self.folder / RECIPE_FILE, _HEADER + settled.to_yaml())
+
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
         trained = self._progressed()  # before scoring adds to the peak
@@ -220,12 +227,13 @@ class RunRecord:
         if position.best_value is None:
             raise ArtifactError(f"{self._loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self._loop.checkpoints.best)
+        validation = objective.task.score_type.model_validate(position.validation)
+        self._settle(validation)
         tests: dict[str, Score] = {}
         with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):
             for name in objective.prepared.tests:
                 tests[name] = objective.evaluate(model, name)
                 progress.advance()
-        validation = objective.task.score_type.model_validate(position.validation)
         rows = [
             row
             for name, found in {"validation": validation, **tests}.items()

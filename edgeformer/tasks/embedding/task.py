@@ -149,7 +149,7 @@ class Embedding(OneAnswer):
         """input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and rows, their numbers, int64 [B]."""
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
 
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> PairsMeter:
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> PairsMeter:
         """A vector has no probability, so nothing is noted for early exit."""
         return PairsMeter(exits)
 
@@ -210,7 +210,9 @@ class Embedding(OneAnswer):
         """The whole model's own vectors; a model that was made of it (with a trimmed vocabulary) is held to them."""
         return answers or {REFERENCE.format(exit_): vectors for exit_, vectors in references.items()}
 
-    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> EmbeddingScore:
+    def golden_score(
+        self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> EmbeddingScore:
         reference = answers[REFERENCE.format(exit_)]
         return reference_score(logits, reference if rows is None else reference[rows])
 

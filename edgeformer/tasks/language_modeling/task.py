@@ -134,7 +134,7 @@ class LanguageModeling(Task):
     def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
         return None if cut and rows.truncated else rows.words
 
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> LanguageMeter:
+    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, notes)
 
     def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
@@ -211,7 +211,9 @@ class LanguageModeling(Task):
             golden[f"logits_std_exit{loop}"] = np.asarray(logits.std())
         return golden
 
-    def golden_score(self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None) -> LanguageScore:
+    def golden_score(
+        self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> LanguageScore:
         """See :meth:`Task.golden_score`. Logits [n, V] of flat positions."""
         targets = answers["targets"].reshape(-1)
         wanted = targets if rows is None else targets[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -91,7 +91,9 @@ class Tensors(Untrained):
             found[name] = np.stack(pieces)
         return found
 
-    def golden_score(self, exit_: int, logits: Arrays, answers: Arrays, rows: Int64s | None = None) -> TensorScore:
+    def golden_score(
+        self, exit_: int, logits: Arrays, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> TensorScore:
         """Score outputs, name → [calls, …], against those that ``answers`` holds."""
         errors = measure_errors(logits, answers)
         score = score_of(errors, len(next(iter(answers.values()))))

@@ -49,7 +49,7 @@ class Untrained(Task):
     def call_batches(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse()
 
-    def meter(self, *_: Any) -> NoReturn:
+    def meter(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse()
 
     def departures(self, *_: Any) -> NoReturn:

@@ -1,0 +1,129 @@
+"""What tasks have in common that give texts labels: one of them, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.formats.data_config import FileTokenizer
+from edgeformer.formats.escaping import markdown
+from edgeformer.formats.manifest import DataFinding, Precision, Vocabulary
+from edgeformer.formats.progress import Progress
+from edgeformer.formats.recipe import TrainingConfig
+from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
+from edgeformer.tasks.task import Int64s, Origin, TextReader
+
+if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
+    from edgeformer.data.trimming import Trimmed
+
+LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
+"""What an artifact of each precision may lose of the task's metric against FP32 on the same rows."""
+
+TRIMMED_LOSS = 0.005
+"""The same for one with a trimmed vocabulary, whatever its precision."""
+
+
+def most_lost(precision: Precision, rows: int, *, trimmed: bool) -> float:
+    """Of the metric, on so many rows: one row more or less is no loss that could be told from chance."""
+    return max(TRIMMED_LOSS if trimmed else LOSS[precision], 1.5 / rows)
+
+
+class TextLabels(OneAnswer):
+    """Texts from labelled files and data sets; answers are logits of the labels, [n, C]."""
+
+    pipeline_tag: ClassVar[str] = "text-classification"
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = "labels"
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
+
+    def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared[Encoded]:
+        from edgeformer.data.prepare import prepare  # answering from a bundle reads no data sets
+
+        return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        from edgeformer.data.folders import local_parts
+
+        return local_parts(data, folder)
+
+    def set_name(self, data: Any, split: str) -> str:
+        return data.test_set if split == "test" else split
+
+    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Encoded:
+        from edgeformer.data.prepare import prepare_test
+
+        return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import draw, set_parts
+
+        parts = load_parts(data)
+        names = [name for name, drawn_from in set_parts(data).items() if drawn_from]
+        return draw(data, names, parts)
+
+    def findings(self, data: Any) -> Sequence[DataFinding]:
+        from edgeformer.data.prepare import look
+
+        return look(data)
+
+    def read_file(
+        self,
+        data: Any,
+        reader: TextReader,
+        path: Path,
+        columns: Columns | None = None,
+        *,
+        as_trained: bool = False,
+    ) -> Encoded:
+        from edgeformer.data.prepare import encode_file
+
+        return encode_file(path, data, reader.tokenizer, columns)
+
+    def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        found = load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocabulary, training_texts=None)
+        return TextReader(found, special_ids(found).pad, vocabulary)
+
+    def trim(
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+    ) -> tuple[Trimmed, Vocabulary]:
+        from edgeformer.data.trimming import trim_to_training
+
+        return trim_to_training(data, tokenizer, trained_on, frequent)
+
+    def golden_inputs(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, Int64s]:
+        """64 rows of the validation set, drawn by the recipe's seed, with their labels."""
+        validation = prepared.validation
+        count = min(GOLDEN_ROWS, len(validation))
+        rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
+        return self.batch(validation, rows, prepared.pad)
+
+    def client_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
+        labels = recipe.data.labels
+        return {
+            "id2label": {str(number): label for number, label in enumerate(labels)},
+            "label2id": {label: number for number, label in enumerate(labels)},
+            "max_length": recipe.data.max_length,
+            "pad_token_id": prepared.pad,
+        }
+
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "labels": recipe.data.labels,
+            "max_length": recipe.data.max_length,
+            "pad_id": int(config["pad_token_id"]),
+        }
+
+    def card_lines(self, recipe: Any) -> list[str]:
+        return [f"**Labels:** {', '.join(map(markdown, recipe.data.labels))}; at most {recipe.data.max_length} tokens"]
+
+    def selected_by(self, training: TrainingConfig) -> str:
+        return str(getattr(training, "select_by", "loss"))
