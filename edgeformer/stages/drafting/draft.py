@@ -161,8 +161,8 @@ def _text(name: str, found: Guess, sections: dict[str, dict[str, Any]], rows: in
         *([] if scratch else ["  cleaning: none"]),
         f"  max_length: {length}  # tokens; longer texts are cut",
         *(["tokenizer: {kind: trained}"] if scratch else []),
-        f"model: {_flow(model)}",
-        f"training: {_flow(sections['training'])}",
+        f"model:\n  {_flow(model)}",
+        f"training:\n  {_flow(sections['training'])}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -56,6 +56,7 @@ def from_scratch(train: LabelledTexts) -> Sizes:
         "precision": "auto",
         "optimizer": {"lr": 1e-3, "weight_decay": 0.05},
         "schedule": {"kind": "cosine"},
+        "early_stopping": {"patience": 5},
     }
     return Sizes(_length(tokenizer, train, _LENGTHS[1]), model, training)
 
