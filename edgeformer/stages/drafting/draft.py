@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -161,15 +162,15 @@ def _text(name: str, found: Guess, sections: dict[str, dict[str, Any]], rows: in
         *([] if scratch else ["  cleaning: none"]),
         f"  max_length: {length}  # tokens; longer texts are cut",
         *(["tokenizer: {kind: trained}"] if scratch else []),
-        f"model:\n  {_flow(model)}",
-        f"training:\n  {_flow(sections['training'])}",
+        f"model:\n{indent(_flow(model, 100), '  ')}",
+        f"training:\n{indent(_flow(sections['training'], 100), '  ')}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _flow(value: object) -> str:
-    """A value on one line."""
-    whole = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
+def _flow(value: object, width: float = float("inf")) -> str:
+    """A value on one line, or on lines of about ``width`` characters."""
+    whole = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=width)
     return whole.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 
