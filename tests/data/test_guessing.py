@@ -83,7 +83,7 @@ def test_other_kinds_of_file(tmp_path: Path) -> None:
     found = guess(tmp_path / "a.jsonl", Columns())
     assert roles(found) == ("body", None, "label") and list(found.labels) == ["0", "1"]
     rows = [["text", "label"], *([text, str(n % 2)] for n, text in enumerate(TEXTS))]
-    assert guess(table(tmp_path, rows, "a.txt", "|"), Columns()).source.format == "csv"
+    assert guess(table(tmp_path, rows, "a.txt", "|"), Columns()).source.delimiter == "|"
     plain = guess(table(tmp_path, rows, "a.tsv", "\t"), Columns()).source
     assert (plain.format, plain.delimiter) == (None, None)
     quoted = guess(table(tmp_path, [rows[0], *([f'"{a}"', b] for a, b in rows[1:])], "b.tsv", "\t"), Columns()).source
@@ -95,6 +95,8 @@ def test_other_kinds_of_file(tmp_path: Path) -> None:
     [
         ([["text"], ["one"], ["two"]], "has one column"),
         ([["text", "label"]], "no rows in it"),
+        ([], "no rows in it"),
+        ([["text", "label\rgood text", "good\rbad text", "bad"]], "not valid CSV: new-line character"),
         ([["text", "key"], *([text, f"k{n}"] for n, text in enumerate(TEXTS))], "no column looks like labels"),
     ],
 )

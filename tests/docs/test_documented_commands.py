@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,7 +143,8 @@ def test_two_tables_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "reviews.csv").write_text("Stars;Comment\n5;fine, really\n", encoding="utf-8")
     (tmp_path / "data" / "checked.csv").write_text("5,warm\n0,dull\n", encoding="utf-8")
-    parts = load_parts(load_recipe(str(tmp_path / "mine.yaml")).data)
+    made: Any = load_recipe(str(tmp_path / "mine.yaml"))
+    parts = load_parts(made.data)
     assert parts["train"].texts == ["fine, really"] and parts["validation"].texts == ["warm", "dull"]
     assert parts["validation"].labels.tolist() == [1, 0]
 
