@@ -68,4 +68,5 @@ def command(
         console.print(note, soft_wrap=True, markup=False)
     console.print(f"\n{found.text}", soft_wrap=True, markup=False)
     console.print(f"recipe  {found.path}", soft_wrap=True, markup=False)
-    console.print(f"next    edgeformer train {found.path}", soft_wrap=True, markup=False)
+    path = f'"{found.path}"' if " " in str(found.path) else found.path
+    console.print(f"next    edgeformer train {path}", soft_wrap=True, markup=False)

@@ -123,10 +123,14 @@ def _as_written(path: Path, columns: Columns) -> FileSource:
     if kind == "tsv":
         quoted = any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t"))
         told = {"delimiter": "\t", "format": "csv"} if quoted else {}
-    elif kind in (None, "text"):
-        told["format"] = "csv"
-    rows = list(csv.reader(lines[1:] if said else lines, delimiter=str(told.get("delimiter", "\t"))))
-    if len(next(iter(rows), [])) < 2:
+    try:
+        parted = csv.reader(lines[1:] if said else lines, delimiter=str(told.get("delimiter", "\t")))
+        rows = [cells for cells in parted if cells]
+    except csv.Error as error:
+        raise DataError(f"{path}: not valid CSV: {error}") from None
+    if not rows:
+        raise DataError(f"{path}: no rows in it; a set needs at least one")
+    if len(rows[0]) < 2:
         raise DataError(f"{path}: has one column; a classifier needs a text and a label, in two columns")
     numbers = bool(named) and all(name.isdecimal() and name not in rows[0] for name in named)
     if numbers or (not named and _is_row(rows)):

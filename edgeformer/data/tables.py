@@ -23,7 +23,7 @@ _MOST_COLUMNS = 10_000
 """A table has a dozen; every row makes a dictionary of them."""
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16
 """By which a delimiter is found."""
-_SAYS_DELIMITER = re.compile(r"sep=(.)\r?\n?")
+_SAYS_DELIMITER = re.compile(r"sep=([,;\t|])\r?\n?")
 """What some spreadsheets write in front of the header."""
 
 

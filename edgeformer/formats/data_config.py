@@ -103,7 +103,7 @@ class FileTokenizer(Frozen):
     """A ``tokenizer.json`` on this machine."""
 
     kind: Literal["file"]
-    path: str
+    path: str = Field(description="absolute, or relative to the recipe; else to the folder edgeformer is started in")
 
 
 class TrainedTokenizer(Frozen):

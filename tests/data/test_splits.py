@@ -9,7 +9,7 @@ from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
 PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
-PARTS["sst-test"] = ["train", "validation", "sst-test"]
+PARTS |= {"sst-test": ["train", "validation", "sst-test"], "stratified": ["train"]}
 
 
 def config(protocol, parts, **settings) -> DataConfig:
@@ -50,6 +50,29 @@ def test_the_seed_decides_the_random_split():
     assert set(one["random-split"].texts) != set(other["random-split"].texts)
 
 
+def test_stratified_holds_out_two_tenths_of_every_label():
+    labels = np.array([0] * 100 + [1] * 60 + [2] * 4 + [3] * 2)
+    whole = LabelledTexts([f"text {n}" for n in range(len(labels))], labels)
+    parts = {"train": whole.take(np.arange(120)), "validation": whole.take(np.arange(120, len(labels)))}
+    made = config("stratified", parts, labels=list("abcd"))
+    sets = split(made, parts)
+    counts = {name: np.bincount(found.labels, minlength=4).tolist() for name, found in sets.items()}
+    assert counts == {"train": [80, 48, 2, 2], "validation": [10, 6, 1, 0], "test": [10, 6, 1, 0]}
+    assert sorted(text for found in sets.values() for text in found.texts) == sorted(whole.texts)
+    assert made.test_set == "test"
+    other = split(made.model_copy(update={"split_seed": 1}), parts)
+    assert other["test"].texts != sets["test"].texts and len(other["test"]) == len(sets["test"])
+
+
+def test_stratified_keeps_rows_of_one_text_together():
+    texts = [f"{' A  Fine' if n % 2 else 'a fine'} film {n // 2}" for n in range(100)]
+    rows = LabelledTexts(texts, np.arange(100) // 2 % 2)
+    sets = split(config("stratified", ["train"]), {"train": rows})
+    ends = {name: {text.split()[-1] for text in found.texts} for name, found in sets.items()}
+    assert [len(found) for found in sets.values()] == [84, 8, 8]
+    assert not ends["train"] & (ends["validation"] | ends["test"]) and not ends["validation"] & ends["test"]
+
+
 def test_glue_dev_trains_without_the_validation_part():
     parts = parts_of(train=100, validation=20)
     splits = split(config("glue-dev", parts), parts)
@@ -75,7 +98,7 @@ def test_sst_test_and_given_use_their_parts_whole():
 def test_parts_that_a_protocol_does_not_use_are_further_test_sets(protocol):
     parts = {name: part(name, 40) for name in [*PARTS[protocol], "hotels"]}
     splits = split(config(protocol, parts), parts)
-    assert list(further(splits)) == [protocol, "hotels"]
+    assert list(further(splits)) == [config(protocol, parts).test_set, "hotels"]
     assert splits["hotels"] == parts["hotels"]
 
 

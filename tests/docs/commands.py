@@ -45,6 +45,7 @@ RUN: dict[str, tuple[str, ...]] = {
 _MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
 _IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
 _WRAPPED = "needs that file; tests/wrapping/test_wrap.py wraps others"
+_OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
@@ -55,6 +56,11 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
     "edgeformer import hf path/to/model": _IMPORTED,
     "edgeformer export --int8": "tests/exporting/test_int8.py runs it",
+    "edgeformer init reviews.csv": _OWN,
+    "edgeformer train reviews.yaml": _OWN,
+    'edgeformer predict "the soup was cold"': _OWN,
+    "edgeformer evaluate --data other.csv": _OWN,
+    "edgeformer evaluate --data survey.csv --text answer --label mood": _OWN,
     "edgeformer export --fp16 --int8": "takes a quarter of a minute; tests/exporting/test_int8.py runs it",
     "edgeformer export crt_imported-001 --allow-leak": (
         "takes half a minute; tests/exporting/test_export_language.py exports a model that leaks"
@@ -104,6 +110,7 @@ PICTURES = {
 
 DATA = {
     "data:": "test_documented_commands.py trains with it",
+    "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
     "# in recipes/minilm_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
     "# in recipes/minilm_folded_sst2.yaml": "test_pretrained_in_documents.py compares it with that",

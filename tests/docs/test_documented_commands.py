@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from edgeformer.cli import main
 from edgeformer.data.english import PARAGRAPHS
+from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.families import load_recipe
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.families.crt_oracle import public_weights, small_config
@@ -129,6 +132,21 @@ def test_the_readmes_own_data(edgeformer: Edgeformer) -> None:
     small = ("--set", "model.vocab_size=235", "--set", "training.epochs=1")
     trained = json.loads(edgeformer("train", "mine.yaml", *small, "--max-steps", "2", "--json"))
     assert trained["status"] == "finished" and trained["steps"] == 2
+
+
+def test_two_tables_as_they_are(tmp_path: Path) -> None:
+    """The sources of docs/own_data.md in a recipe that is read from somewhere else."""
+    recipe = (ROOT / "recipes" / "quickstart.yaml").read_text(encoding="utf-8")
+    rest = recipe[recipe.index("  split:") :].replace("random-split", "stratified").replace("positive", "'5'")
+    text = block("docs/own_data.md", "# two tables, each as it is").text
+    (tmp_path / "mine.yaml").write_text(recipe[: recipe.index("data:\n")] + text + rest, encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "reviews.csv").write_text("Stars;Comment\n5;fine, really\n", encoding="utf-8")
+    (tmp_path / "data" / "checked.csv").write_text("5,warm\n0,dull\n", encoding="utf-8")
+    made: Any = load_recipe(str(tmp_path / "mine.yaml"))
+    parts = load_parts(made.data)
+    assert parts["train"].texts == ["fine, really"] and parts["validation"].texts == ["warm", "dull"]
+    assert parts["validation"].labels.tolist() == [1, 0]
 
 
 def test_deploying(edgeformer: Edgeformer) -> None:

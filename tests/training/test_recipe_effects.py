@@ -20,6 +20,7 @@ from edgeformer.families.crt import CRTConfig
 from edgeformer.families.distillation import classification_loss
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.network import Place, count_parameters
+from edgeformer.formats.data_config import DataConfig, FileSource
 from edgeformer.formats.progress import SILENT
 from edgeformer.formats.recipe import EarlyStopping, OptimizerConfig, Recipe
 from edgeformer.stages.training.objective import Objective
@@ -235,6 +236,17 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "checkpointing": "tests/families/test_crt.py", "score_padding": "tests/training/test_train_language.py",
     },
     EncoderConfig: {"kind": "names the family", "attention": "tests/families/test_encoder.py"},
+    FileSource: {
+        "kind": "names the kind of source", "path": "tests/formats/test_recipe_paths.py",
+        "delimiter": "tests/data/test_tables.py", "header": "tests/data/test_tables.py",
+        "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_tables.py",
+        **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
+    },
+    DataConfig: {
+        "parts": "tests/data/test_sources.py", "stream": "tests/training/test_streamed.py",
+        "split": "tests/data/test_splits.py", "split_seed": "tests/data/test_splits.py",
+        **dict.fromkeys(("labels", "cleaning", "max_length"), "tests/data/test_prepare.py"),
+    },
 }  # fmt: skip
 """Fields whose effect another test shows."""
 HERE: Mapping[type[BaseModel], set[str]] = {
@@ -249,7 +261,8 @@ HERE: Mapping[type[BaseModel], set[str]] = {
 
 
 @pytest.mark.parametrize(
-    "config", [OptimizerConfig, EarlyStopping, ClassificationTraining, LanguageTraining, EncoderConfig]
+    "config",
+    [OptimizerConfig, EarlyStopping, ClassificationTraining, LanguageTraining, EncoderConfig, FileSource, DataConfig],
 )
 def test_no_field_is_without_a_test_of_its_effect(config: type[BaseModel]) -> None:
     inherited = set(ClassificationTraining.model_fields) if config is LanguageTraining else set()

@@ -28,6 +28,8 @@ from edgeformer.formats.manifest import DataFinding
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.stages.drafting.sizes import Sizes, fine_tuned, from_scratch
 
+_WIDTH = 100
+"""Characters of a line of the recipe."""
 _SAID = ("delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
 
 
@@ -72,7 +74,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     """
     stem = _stem(data)
     out = options.out or Path(f"{stem}.yaml")
-    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("._-")[:60] or "own-data"
+    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("._-")[:60] or "own-data"
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"--name {name!r}: letters, digits, dots, dashes and underscores, a letter or digit first")
     if out.is_dir():
@@ -161,10 +163,23 @@ def _text(name: str, found: Guess, sections: dict[str, dict[str, Any]], rows: in
         *([] if scratch else ["  cleaning: none"]),
         f"  max_length: {length}  # tokens; longer texts are cut",
         *(["tokenizer: {kind: trained}"] if scratch else []),
-        f"model: {_flow(model)}",
-        f"training: {_flow(sections['training'])}",
+        *_packed("model", model),
+        *_packed("training", sections["training"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _packed(section: str, values: dict[str, Any]) -> list[str]:
+    """A section on as few lines as hold its keys."""
+    items = [f"{key}: {_flow(value)}" for key, value in values.items()]
+    lines = [f"{section}:", f"  {{{items[0]}"]
+    for item in items[1:]:
+        if len(lines[-1]) + len(item) > _WIDTH:
+            lines[-1] += ","
+            lines.append(f"   {item}")
+        else:
+            lines[-1] += f", {item}"
+    return [*lines[:-1], lines[-1] + "}"]
 
 
 def _flow(value: object) -> str:

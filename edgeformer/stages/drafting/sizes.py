@@ -23,6 +23,7 @@ _VOCABULARY = 8_000
 _LENGTHS = (16, 256)
 """Tokens of the shortest and the longest text that a first recipe reads."""
 _NOT_CUT = 0.98
+_PATIENCE = 5
 _MANY = 20_000
 """Rows from which on a wider model learns more."""
 
@@ -50,13 +51,15 @@ def from_scratch(train: LabelledTexts) -> Sizes:
         "ffn_size": 4 * width["hidden_size"],
         "residual_scale": 0.5,
     }
-    training = {
+    training: dict[str, Any] = {
         "epochs": _epochs(rows, 100_000, 4, 30),
         "batch_size": 16 if rows < 1_000 else 32 if not many else 64,
         "precision": "auto",
         "optimizer": {"lr": 1e-3, "weight_decay": 0.05},
         "schedule": {"kind": "cosine"},
     }
+    if training["epochs"] > 2 * _PATIENCE:
+        training["early_stopping"] = {"patience": _PATIENCE}
     return Sizes(_length(tokenizer, train, _LENGTHS[1]), model, training)
 
 

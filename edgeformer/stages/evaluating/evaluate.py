@@ -169,7 +169,7 @@ class _Scoring:
         columns = Columns(asked.text, asked.pair, asked.label)
         rows = owner.task.read_file(owner.data, choice.reader(), file, columns, as_trained=choice.answers_with_losses)
         if empty := getattr(rows, "empty", 0):
-            self.progress.message(f"{file}: {empty:,} rows without a text are left out")
+            self.progress.message(f"{file}: {empty:,} {'row' if empty == 1 else 'rows'} without a text: left out")
         return rows
 
     def _texts(self, choice: Choice) -> Any:

@@ -1,0 +1,88 @@
+"""From a messy table to predictions, as somebody would who edits nothing and reads what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run_cli import Outcome, edgeformer
+from tests.own_data import LABEL, TEXT, hostile_table
+
+TOLD = (
+    "train: 3 rows without a text: left out (reviews.csv, line 24; ",
+    "train: 3 rows with the text of an earlier row: kept; all rows of a text are in the same set (reviews.csv, line ",
+    "train: 1 text with two labels or more, in 2 rows: kept, and no model can be right on all of them (",
+    "train: labels are uneven: 'unentschieden' has 4 rows (1.",
+    "always answering ",
+)
+_SMALL = ("model.hidden_size=16", "model.ffn_size=16", "training.epochs=1")
+SMALL = [word for setting in _SMALL for word in ("--set", setting)]
+
+
+def run(*arguments: str, cwd: Path, code: int = 0) -> Outcome:
+    outcome = edgeformer(*arguments, cwd=cwd)
+    assert outcome.code == code, f"{arguments}\n{outcome.out}\n{outcome.err}"
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Outcome]:
+    """A folder with the table, the recipe and a run of it; and what init and train said."""
+    folder = tmp_path_factory.mktemp("own")
+    hostile_table(folder / "reviews.csv")
+    return folder, run("init", "reviews.csv", cwd=folder), run("train", "reviews.yaml", *SMALL, cwd=folder)
+
+
+def test_init_and_train_tell_everything(trained: tuple[Path, Outcome, Outcome]) -> None:
+    folder, written, told = trained
+    for part in TOLD:
+        assert part in written.out and part in told.err + told.out
+    for part in (TEXT, LABEL, "parted by semicolons", "recipe  reviews.yaml", "next    edgeformer train reviews.yaml"):
+        assert part in written.out
+    document = json.loads((folder / "artifacts" / "reviews-001" / "run.json").read_text(encoding="utf-8"))
+    findings = {finding["kind"]: finding["rows"] for finding in document["data"]["findings"]}
+    assert findings == {"empty texts": 3, "duplicates": 3, "contradictions": 2, "uneven labels": 4}
+
+
+def test_the_run_is_exported_predicts_and_is_scored(trained: tuple[Path, Outcome, Outcome]) -> None:
+    folder, _, _ = trained
+    run("export", "--int8", cwd=folder)
+    answer = json.loads(run("predict", "the soup was awful", "--json", cwd=folder).out)
+    assert "schlecht" in json.dumps(answer)
+    whole = run("evaluate", "--data", "reviews.csv", "--artifact", "onnx-int8", "--json", cwd=folder)
+    assert json.loads(whole.out)["rows"][0]["n"] == 297 and "3 rows without a text: left out" in whole.err
+    (folder / "other.csv").write_text("was,wie\nlovely film,gut\nawful room,schlecht\n", encoding="utf-8")
+    named = ("evaluate", "--data", "other.csv", "--artifact", "onnx-fp32")
+    assert "--text COLUMN" in run(*named, cwd=folder, code=2).err
+    scored = json.loads(run(*named, "--text", "was", "--label", "wie", "--json", cwd=folder).out)
+    assert scored["rows"][0]["n"] == 2
+    assert "give the file with --data" in run("evaluate", "--text", "was", cwd=folder, code=2).err
+
+
+def test_the_run_finds_its_data_from_another_folder(trained: tuple[Path, Outcome, Outcome]) -> None:
+    folder, _, _ = trained
+    (folder / "elsewhere").mkdir()
+    arguments = ("evaluate", "reviews-001", "--artifact", "torch", "--artifacts", str(folder / "artifacts"), "--json")
+    assert json.loads(run(*arguments, cwd=folder / "elsewhere").out)["rows"][0]["n"] == 30
+
+
+def test_plan_tells_it_too_and_takes_a_folder(trained: tuple[Path, Outcome, Outcome]) -> None:
+    folder, _, _ = trained
+    planned = json.loads(run("plan", "reviews.yaml", *SMALL, "--device", "rtx4050", "--json", cwd=folder).out)
+    assert [note for part in TOLD[:4] for note in planned["notes"] if part in note] == planned["notes"]
+    (folder / "mine").mkdir()
+    (folder / "mine" / "train.csv").write_text("text;label\nfine;gut\n", encoding="utf-8")
+    other = run("plan", "reviews.yaml", *SMALL, "--data", "mine", "--device", "rtx4050", "--json", cwd=folder)
+    assert "training would refuse its data" in json.loads(other.out)["notes"][0]
+
+
+def test_init_as_json_and_its_refusal(trained: tuple[Path, Outcome, Outcome]) -> None:
+    folder, _, _ = trained
+    assert "is there already" in run("init", "reviews.csv", cwd=folder, code=2).err
+    document = json.loads(run("init", "reviews.csv", "-o", "again.yaml", "--json", cwd=folder).out)
+    assert document["recipe"] == "again.yaml" and sum(document["labels"].values()) == 300
+    assert list(document["labels"]) == ["gut", "schlecht", "unentschieden"] and document["labels"]["unentschieden"] == 6
+    assert document["source"]["delimiter"] == ";" and document["source"]["text"] == TEXT
+    assert (folder / "again.yaml").read_text(encoding="utf-8") == document["text"]
