@@ -93,7 +93,7 @@ def _repeated(config: DataConfig, name: str, first: Int64s) -> list[DataFinding]
         return []
     shown = again[:_EXAMPLES].tolist()
     rows = _rows_at(config, {*shown, *first[shown].tolist()})
-    examples = [f"{_place(rows[row])} as in {_line(rows[int(first[row])])}" for row in shown]
+    examples = [f"{_place(rows[row])} as in {_other(rows[int(first[row])], rows[row])}" for row in shown]
     together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
     message = f"{name}: {_rows(len(again))} with the text of an earlier row: kept{together}{_listed(examples)}"
     return [DataFinding(kind="duplicates", set=name, rows=len(again), message=message, examples=tuple(examples))]
@@ -107,7 +107,7 @@ def _contradictions(config: DataConfig, name: str, first: Int64s, labels: Int64s
     shown = [(int(row), int(other[place])) for row, place in zip(texts, places, strict=True)][:_EXAMPLES]
     rows = _rows_at(config, {row for pair in shown for row in pair})
     examples = [
-        f"{_place(rows[a])} {config.labels[labels[a]]!r}, {_line(rows[b])} {config.labels[labels[b]]!r}: "
+        f"{_place(rows[a])} {config.labels[labels[a]]!r}, {_other(rows[b], rows[a])} {config.labels[labels[b]]!r}: "
         f"{_shown(rows[a].text)}"
         for a, b in shown
     ]
@@ -177,6 +177,12 @@ def _place(row: Row) -> str:
     """``reviews.csv, line 7``."""
     source = row.where.rpartition(", ")[0]
     return f"{source if source.startswith('hub ') else Path(source).name}, {_line(row)}"
+
+
+def _other(row: Row, beside: Row) -> str:
+    """Where a row stands, without the name of the source if ``beside`` is of the same one."""
+    same = row.where.rpartition(", ")[0] == beside.where.rpartition(", ")[0]
+    return _line(row) if same else _place(row)
 
 
 def _line(row: Row) -> str:

@@ -106,7 +106,7 @@ def test_examples_stand_where_their_rows_do_among_several_files(tmp_path: Path) 
     (tmp_path / "more.csv").write_text(f"text,label\n,bad\n{CLEAN[7][0]},good\n", encoding="utf-8")
     more = [*made.parts["train"], made.parts["train"][0].model_copy(update={"path": str(tmp_path / "more.csv")})]
     findings = found(made.model_copy(update={"parts": {"train": tuple(more)}}))
-    assert findings["duplicates"].examples == ("more.csv, line 3 as in line 9",)
+    assert findings["duplicates"].examples == ("more.csv, line 3 as in mine.csv, line 9",)
     assert findings["empty texts"].examples == ("more.csv, line 2",)
 
 
