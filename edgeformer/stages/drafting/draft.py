@@ -184,8 +184,15 @@ def _packed(section: str, values: dict[str, Any]) -> list[str]:
 
 def _flow(value: object) -> str:
     """A value on one line."""
-    whole = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
-    return whole.removesuffix("\n").removesuffix("...").rstrip("\n")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    odd = isinstance(value, str) and not value.isprintable()  # a line end in the name of a column, say
+    told: dict[str, Any] = {"default_style": '"'} if odd else {}
+    # In a list, where commas and brackets are quoted.
+    listed = yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=float("inf"), **told)
+    return str(listed).strip()[1:-1]
 
 
 def _notes(found: Guess) -> tuple[str, ...]:
