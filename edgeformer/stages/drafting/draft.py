@@ -30,6 +30,8 @@ from edgeformer.stages.drafting.sizes import Sizes, fine_tuned, from_scratch
 
 _WIDTH = 100
 """Characters of a line of the recipe."""
+_ALWAYS = ("text", "label")
+"""Keys of the source that are written though they could be left out: so that they are seen, and changed."""
 _SAID = ("delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
 
 
@@ -127,7 +129,7 @@ def _sections(
     """Values of the recipe as they are written, by their place in it."""
     default = type(found.source).model_fields
     told = {key: getattr(found.source, key) for key in _SAID}
-    told = {key: value for key, value in told.items() if value != default[key].default}
+    told = {key: value for key, value in told.items() if key in _ALWAYS or value != default[key].default}
     model = sizes.model
     if pretrained is not None:
         place = Path(pretrained.name)
