@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -70,8 +71,10 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     """Texts of the training parts that are there again, with the same label or with another one.
 
     Texts are the same that differ in capitals and white space only. Takes 8 bytes a row; sources are read again, up to
-    the first examples, where something is found. Raises DataError.
+    the first examples, where something is found. Nothing is said of generated texts. Raises DataError.
     """
+    if config.synthetic:
+        return []
     pool = set_parts(config)["train"]
     name, texts = " + ".join(pool), itertools.chain.from_iterable(parts[part].texts for part in pool)
     labels = np.concatenate([np.empty(0, np.int64), *(parts[part].labels for part in pool)])
@@ -90,7 +93,7 @@ def _repeated(config: DataConfig, name: str, first: Int64s) -> list[DataFinding]
         return []
     shown = again[:_EXAMPLES].tolist()
     rows = _rows_at(config, {*shown, *first[shown].tolist()})
-    examples = [f"{_place(rows[row])} as in line {_line(rows[int(first[row])])}" for row in shown]
+    examples = [f"{_place(rows[row])} as in {_other(rows[int(first[row])], rows[row])}" for row in shown]
     together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
     message = f"{name}: {_rows(len(again))} with the text of an earlier row: kept{together}{_listed(examples)}"
     return [DataFinding(kind="duplicates", set=name, rows=len(again), message=message, examples=tuple(examples))]
@@ -104,7 +107,8 @@ def _contradictions(config: DataConfig, name: str, first: Int64s, labels: Int64s
     shown = [(int(row), int(other[place])) for row, place in zip(texts, places, strict=True)][:_EXAMPLES]
     rows = _rows_at(config, {row for pair in shown for row in pair})
     examples = [
-        f"{_place(rows[a])} {_named(config, int(labels[a]))}, line {_line(rows[b])} {_named(config, int(labels[b]))}: "
+        f"{_place(rows[a])} {_named(config, int(labels[a]))}, {_other(rows[b], rows[a])} "
+        f"{_named(config, int(labels[b]))}: "
         f"{_shown(rows[a].text)}"
         for a, b in shown
     ]
@@ -181,12 +185,19 @@ def _rows_at(config: DataConfig, wanted: set[int]) -> dict[int, Row]:
 
 def _place(row: Row) -> str:
     """``reviews.csv, line 7``."""
-    source, _, line = row.where.rpartition(", ")
-    return f"{Path(source).name}, {line}"
+    source = row.where.rpartition(", ")[0]
+    return f"{source if source.startswith('hub ') else Path(source).name}, {_line(row)}"
+
+
+def _other(row: Row, beside: Row) -> str:
+    """Where a row stands, without the name of the source if ``beside`` is of the same one."""
+    same = row.where.rpartition(", ")[0] == beside.where.rpartition(", ")[0]
+    return _line(row) if same else _place(row)
 
 
 def _line(row: Row) -> str:
-    return row.where.rpartition(" ")[2]
+    """``line 7``, or ``row 7`` where there are no lines."""
+    return row.where.rpartition(", ")[2]
 
 
 def _shown(text: Text) -> str:
@@ -201,7 +212,7 @@ def _rows(count: int) -> str:
 
 def _listed(examples: Sequence[str]) -> str:
     """In brackets; the name of the file once, where all are in one."""
-    first = examples[0].partition(", line ")[0] + ", " if examples else ""
+    first = re.split(r"(?<=, )(?:line|row) \d", examples[0])[0] if examples else ""
     alike = all(example.startswith(first) for example in examples)
     told = [example.removeprefix(first) if alike and place else example for place, example in enumerate(examples)]
     return f" ({'; '.join(told)})" if examples else ""

@@ -81,12 +81,32 @@ def test_a_text_with_two_labels_is_shown_with_both(tmp_path: Path) -> None:
     assert finding.examples[1] == "mine.csv, line 5 'good', line 42 'bad': 'row number 3 is fine'"
 
 
+def test_rows_that_have_no_lines_are_told_as_rows(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    from datasets import Dataset
+
+    rows = [*CLEAN, CLEAN[0], (CLEAN[1][0], "bad")]
+    texts, labels = ([row[place] for row in rows] for place in (0, 1))
+    Dataset.from_dict({"text": texts, "label": labels}).to_parquet(tmp_path / "mine.parquet")
+    made = config(tmp_path, CLEAN)
+    source = made.parts["train"][0].model_copy(update={"path": str(tmp_path / "mine.parquet")})
+    findings = found(made.model_copy(update={"parts": {"train": (source,)}}))
+    assert findings["duplicates"].message.endswith("(mine.parquet, row 41 as in row 1; row 42 as in row 2)")
+    assert findings["contradictions"].examples == ("mine.parquet, row 2 'good', row 42 'bad': 'row number 1 is fine'",)
+
+
+def test_nothing_is_said_of_generated_texts() -> None:
+    source = {"kind": "synthetic-reviews", "rows": 3000}
+    document = {"parts": {"train": [source]}, "split": "random-split", "labels": ["negative", "positive"]}
+    assert look(DataConfig.model_validate(document)) == []
+
+
 def test_examples_stand_where_their_rows_do_among_several_files(tmp_path: Path) -> None:
     made = config(tmp_path, CLEAN)
     (tmp_path / "more.csv").write_text(f"text,label\n,bad\n{CLEAN[7][0]},good\n", encoding="utf-8")
     more = [*made.parts["train"], made.parts["train"][0].model_copy(update={"path": str(tmp_path / "more.csv")})]
     findings = found(made.model_copy(update={"parts": {"train": tuple(more)}}))
-    assert findings["duplicates"].examples == ("more.csv, line 3 as in line 9",)
+    assert findings["duplicates"].examples == ("more.csv, line 3 as in mine.csv, line 9",)
     assert findings["empty texts"].examples == ("more.csv, line 2",)
 
 

@@ -30,6 +30,8 @@ from edgeformer.stages.drafting.sizes import Sizes, fine_tuned, from_scratch
 
 _WIDTH = 100
 """Characters of a line of the recipe."""
+_ALWAYS = ("text", "label")
+"""Keys of the source that are written though they could be left out: so that they are seen, and changed."""
 _SAID = ("delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
 
 
@@ -127,7 +129,7 @@ def _sections(
     """Values of the recipe as they are written, by their place in it."""
     default = type(found.source).model_fields
     told = {key: getattr(found.source, key) for key in _SAID}
-    told = {key: value for key, value in told.items() if value != default[key].default}
+    told = {key: value for key, value in told.items() if key in _ALWAYS or value != default[key].default}
     model = sizes.model
     if pretrained is not None:
         place = Path(pretrained.name)
@@ -184,8 +186,15 @@ def _packed(section: str, values: dict[str, Any]) -> list[str]:
 
 def _flow(value: object) -> str:
     """A value on one line."""
-    whole = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
-    return whole.removesuffix("\n").removesuffix("...").rstrip("\n")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    odd = isinstance(value, str) and not value.isprintable()  # a line end in the name of a column, say
+    told: dict[str, Any] = {"default_style": '"'} if odd else {}
+    # In a list, where commas and brackets are quoted.
+    listed = yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=float("inf"), **told)
+    return str(listed).strip()[1:-1]
 
 
 def _notes(found: Guess) -> tuple[str, ...]:
