@@ -15,6 +15,7 @@ from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.families import family_of, load_recipe, read_recipe_of
 from edgeformer.families.network import Place, count_parameters
+from edgeformer.families.pretrained.network import NETWORK
 from edgeformer.families.saving import load_model
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, RecipeError
@@ -196,3 +197,24 @@ def test_an_unfinished_run_teaches_nobody(source: Path, teacher: Path, tmp_path:
         RecipeError, match=r"training\.teacher: half: .*is failed, not finished; go on with: edgeformer train"
     ):
         with_teacher(taught(source, teacher, "training.teacher=half"), tmp_path)
+
+
+def test_a_fold_can_begin_with_its_teachers_layers(source: Path, teacher: Path) -> None:
+    """Unfolded it would be the teacher: with as many layers and one iteration each it answers the same."""
+    whole = {"layers": STACK["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
+    for own in ("none", "norms"):
+        recipe = taught(source, teacher, fold={**whole, "own": own})
+        model, _ = NETWORK.build(recipe, Place())
+        assert NETWORK.start(model, recipe) == ()
+        ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
+        with torch.inference_mode():
+            torch.testing.assert_close(model.eval()(ids, mask), load_model(teacher).eval()(ids, mask))
+
+
+def test_layers_of_which_teachers_can_be_folded(source: Path, teacher: Path) -> None:
+    with pytest.raises(RecipeError, match=r"model\.fold\.weights: teacher needs training\.teacher"):
+        taught(source, teacher, "training.teacher=null", "model.fold.weights=teacher", fold=FOLD)
+    recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, pooling="mean")
+    model, _ = NETWORK.build(recipe, Place())
+    with pytest.raises(RecipeError, match="is not this source as it is, read with pooling mean"):
+        NETWORK.start(model, recipe)

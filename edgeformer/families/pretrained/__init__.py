@@ -20,9 +20,9 @@ from edgeformer.families.pretrained.source import (
     width_of,
 )
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.data_config import PositiveInt, Probability
+from edgeformer.formats.data_config import DataSection, PositiveInt, Probability
 from edgeformer.formats.manifest import Precision
-from edgeformer.formats.recipe import ModelConfig
+from edgeformer.formats.recipe import ModelConfig, TrainingConfig
 from edgeformer.formats.workspace import TOKENIZER_FILE
 
 Pooling = Literal["cls", "mean", "max"]
@@ -36,6 +36,10 @@ class FoldConfig(Frozen):
     init: Literal["stepwise", "average"] = Field(
         "stepwise",
         description="stepwise: every n-th layer of the stack; average: the mean of the layers that each stands for",
+    )
+    weights: Literal["source", "teacher"] = Field(
+        "source",
+        description="whose layers are kept: the source's; or those of training.teacher, which began as that source",
     )
     order: Literal["cycle", "immediate"] = Field(
         "cycle", description="cycle applies 1 2 3 1 2 3, as paper A does; immediate 1 1 2 2 3 3"
@@ -105,6 +109,11 @@ class PretrainedConfig(ModelConfig):
                 "fold another encoder"
             )
         return self
+
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Raises ValueError where the teacher is missing whose layers are to be folded."""
+        if self.fold is not None and self.fold.weights == "teacher" and getattr(training, "teacher", None) is None:
+            raise ValueError("model.fold.weights: teacher needs training.teacher, a run whose layers are folded")
 
 
 class Pretrained(Family):

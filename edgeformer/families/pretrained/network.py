@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from edgeformer.families import read_recipe_of
 from edgeformer.families.distillation import classification_loss
 from edgeformer.families.network import Learning, Loss, Network, Place
 from edgeformer.families.pretrained import FAMILY, PretrainedConfig
@@ -17,8 +19,9 @@ from edgeformer.families.pretrained.anatomy import Parts, fresh, pretrained
 from edgeformer.families.pretrained.fold import folded
 from edgeformer.families.pretrained.model import Embeddings, Head, Looped, PretrainedEncoder, Turn, table_of
 from edgeformer.families.pretrained.source import open_source, width_of
+from edgeformer.families.saving import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError, RecipeError
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.formats.recipe import TrainingConfig
 from edgeformer.tasks import Prepared
@@ -102,7 +105,10 @@ class PretrainedNetwork(Network):
             raise ArtifactError(f"{source.folder}: has {len(weight)} token vectors, its tokenizer {config.vocab_size}")
         # Tables are often padded to a round number of rows, which no token has.
         parts.words.weight = nn.Parameter(weight[: config.vocab_size].clone())
-        model.load_state_dict(_assemble(parts, config, trained=True).state_dict())
+        taught = _of_teacher(parts, recipe) if config.fold is not None and config.fold.weights == "teacher" else None
+        model.load_state_dict(_assemble(parts, config, trained=True).state_dict() | (taught or {}))
+        if taught is not None:
+            return ()
         if parts.head is None or config.pooling is not None:  # what it has of a head is not used
             lacking = frozenset(name for name in lacking if "pooler" not in name)
         return tuple(sorted(lacking))
@@ -198,6 +204,24 @@ def _assemble(parts: Parts, config: PretrainedConfig, *, trained: bool) -> Pretr
     parts = folded(parts, fold, turn, trained=trained)
     looped = Looped(fold.layers, fold.turns(), turn)
     return PretrainedEncoder(parts, head, embeddings, longest=config.max_positions, looped=looped)
+
+
+def _of_teacher(parts: Parts, recipe: Any) -> dict[str, Tensor]:
+    """Give the parts the layers of the recipe's teacher, and return its weights around them.
+
+    Raises:
+        RecipeError, ArtifactError: the teacher is no fine-tuned model of the same source.
+    """
+    folder, config = Path(recipe.training.teacher), recipe.model
+    own: Any = read_recipe_of(folder)
+    if own.model.kind != config.kind or own.model.fold is not None or own.model.pooling != config.pooling:
+        raise RecipeError(
+            f"model.fold.weights: {folder} is not this source as it is, read with pooling {config.pooling}; name a "
+            "teacher that is, or take the layers of the source (weights: source)"
+        )
+    whole = _assemble(parts, config.model_copy(update={"fold": None}), trained=True)
+    load_weights(whole, folder / MODEL_FOLDER / WEIGHTS)  # into the parts, whose layers it shares
+    return {name: tensor for name, tensor in whole.state_dict().items() if not name.startswith("layers.")}
 
 
 def _elements(module: nn.Module) -> int:
