@@ -42,11 +42,12 @@ class Columns:
     label: str | None = None
 
 
-def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
+def read(source: Source, labels: Sequence[str] = (), *, blanks: bool = False) -> Iterator[Row]:
     """Stream the rows of a source.
 
     Args:
         labels: the recipe's label names, used where a hub data set names its own classes in another order.
+        blanks: a text that is not there (null) is an empty one.
 
     Raises:
         DataError: anything about the file, its columns or its rows; it holds no (labelled) row.
@@ -60,7 +61,7 @@ def read(source: Source, labels: Sequence[str] = ()) -> Iterator[Row]:
     else:
         name, found = source.path, _file_records(source, labels)
     empty = True
-    for row in rows_of(found, source):
+    for row in rows_of(found, source, blanks=blanks):
         empty = False
         yield row
     if empty:
