@@ -22,6 +22,7 @@ from edgeformer.cli import (
     plan,
     predict,
     profile,
+    serve,
     train,
     verify,
     wrap,
@@ -41,7 +42,7 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-for _file in (train, export, profile, evaluate, predict, generate, verify, wrap, plan, compare):
+for _file in (train, export, profile, evaluate, predict, generate, serve, verify, wrap, plan, compare):
     app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def _no_such_run(words: list[str], artifacts: Path, command: str) -> InputError:
 
 
 def _is_name(word: str) -> bool:
+    from edgeformer.formats.data_config import NAME_PATTERN
+
     return re.fullmatch(NAME_PATTERN, word) is not None
 
 

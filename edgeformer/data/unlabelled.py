@@ -183,7 +183,7 @@ def _unknown(path: Path, single: FileSource) -> FileSource:
 
 
 def _with_option(error: DataError) -> DataError:
-    return DataError(f"{error}; or name it: --text COLUMN")
+    return DataError(f"{error}; or name it: --text COLUMN") if "; columns: " in str(error) else error
 
 
 def _plain(path: Path) -> Iterator[Text]:

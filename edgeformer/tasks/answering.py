@@ -87,10 +87,16 @@ class Answering:
         """What the graph takes of some rows: input_ids, attention_mask int64 [B, S]."""
         return collate(window.encoded, numbers, self._reader.pad)
 
-    def run(self, run: Run, window: Window) -> dict[str, NDArray[Any]]:
-        """All outputs [m, …] of a session's ``run``, in the order of the rows; empty without rows."""
+    def run(self, run: Run, window: Window, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
+        """All outputs [m, …] of a session's ``run``, in the order of the rows; empty without rows.
+
+        Args:
+            run: a session's.
+            window: the rows.
+            batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
+        """
         outputs: dict[str, NDArray[Any]] = {}
-        for numbers in window.batches():
+        for numbers in window.batches() if batches is None else batches:
             for name, output in run(self.inputs(window, numbers)).items():
                 if name not in outputs:
                     outputs[name] = np.empty((len(window.encoded), *output.shape[1:]), dtype=output.dtype)
