@@ -75,7 +75,7 @@ def command(
         host, port, artifact or location.artifact, limits, (*(allow_host or ()),), (*(allow_origin or ()),)
     )
     answered = serve(location.open_bundle(), options, ready)
-    typer.echo(f"stopped; {answered:,} requests for predictions were answered", err=True)
+    typer.echo(f"stopped; {answered:,} requests for predictions had their response", err=True)
 
 
 def _quantities(timeout: str, max_body: str) -> tuple[float, int]:

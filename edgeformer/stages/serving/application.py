@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.serving.engine import Engine, OverloadedError
 from edgeformer.stages.serving.limits import Limits
 from edgeformer.stages.serving.messages import RefusedError, openapi, read_request
@@ -55,8 +56,9 @@ class Application:
         """
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
         if origins:
-            allowed = {"allow_origins": [*origins], "allow_methods": ["GET", "POST"], "allow_headers": ["content-type"]}
-            middleware.append(Middleware(CORSMiddleware, **allowed))
+            methods, headers = ["GET", "POST"], ["content-type"]
+            cors = Middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=methods, allow_headers=headers)
+            middleware.append(cors)
         routes = [
             Route("/predict", self._predict, methods=["POST"]),
             Route("/healthz", self._health),
@@ -70,11 +72,12 @@ class Application:
     async def _predict(self, request: Request) -> Response:
         started = time.perf_counter()
         self._metrics.began()
-        status = 499  # what proxies note where the client has gone
+        status = 500
         try:
             response = await self._answer(request)
             status = response.status_code
         except ClientDisconnect:
+            status = 499  # what proxies note where the client has gone; nobody reads the response
             response = Response(status_code=400)
         finally:
             self._metrics.ended(status, time.perf_counter() - started)
@@ -82,7 +85,7 @@ class Application:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            body = await asyncio.wait_for(self._body(request), self._limits.timeout_s)
+            body = await self._body_in_time(request)
             texts = read_request(body, self._limits, pairs=self._served.predicts == "labels")
             future = asyncio.wrap_future(self._engine.submit(texts))
             answers = await asyncio.wait_for(future, self._limits.timeout_s)
@@ -93,9 +96,17 @@ class Application:
             return _refusal(503, f"{error}; try again in {error.retry_after_s} s", again)
         except asyncio.TimeoutError:
             return _refusal(504, f"no answer within {self._limits.timeout_s:g} s")
+        except EdgeformerError as error:  # the model's: not enough memory for instance
+            return _refusal(500, str(error))
         self._metrics.answered(len(answers), sum(isinstance(answer, Unanswered) for answer in answers))
         found = [answer.as_dict() for answer in answers]
         return JSONResponse({"run": self._served.name, "artifact": self._served.artifact, "predictions": found})
+
+    async def _body_in_time(self, request: Request) -> bytes:
+        try:
+            return await asyncio.wait_for(self._body(request), self._limits.timeout_s)
+        except asyncio.TimeoutError:
+            raise RefusedError(408, f"the body did not come within {self._limits.timeout_s:g} s") from None
 
     async def _body(self, request: Request) -> bytes:
         """The body, never more of it than is allowed. Raises RefusedError."""

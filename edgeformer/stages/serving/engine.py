@@ -111,9 +111,9 @@ class Engine:
         while taken := self._take():
             try:
                 self._answer(taken)
-            except Exception as error:  # of this call only: the next requests are others
+            except Exception:  # of one of them: the others have their answers by themselves
                 for request in taken:
-                    request.answers.set_exception(error)
+                    self._answer_alone(request)
 
     def _take(self) -> list[_Request]:
         """The requests of the next calls; nothing when the engine is closed and all are answered."""
@@ -145,6 +145,12 @@ class Engine:
         for request in requests:
             request.answers.set_result(answers[place : place + len(request.texts)])
             place += len(request.texts)
+
+    def _answer_alone(self, request: _Request) -> None:
+        try:
+            self._answer([request])
+        except Exception as error:  # whatever it is, who asked must hear of it, and the next ones are served
+            request.answers.set_exception(error)
 
     def _counted(self, inputs: Arrays) -> Arrays:
         started = time.perf_counter()

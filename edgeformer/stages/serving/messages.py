@@ -112,8 +112,8 @@ def read_request(body: bytes, limits: Limits, *, pairs: bool) -> list[Text]:
 
 
 def _problem(found: Any) -> str:
-    where = ".".join(map(str, found["loc"]))
-    return f"{where}: {found['msg']}" if where else str(found["msg"])
+    where, said = ".".join(map(str, found["loc"])), str(found["msg"]).removeprefix("Value error, ")
+    return f"{where}: {said}" if where else said
 
 
 def openapi(name: str, limits: Limits) -> dict[str, object]:
@@ -141,6 +141,7 @@ def openapi(name: str, limits: Limits) -> dict[str, object]:
         "413": {"description": f"the body is larger than {limits.body_bytes:,} bytes", **refusal},
         "415": {"description": "the body is not called application/json", **refusal},
         "422": {"description": "not what is expected, or more than the limits allow", **refusal},
+        "500": {"description": "the model failed: not enough memory for instance", **refusal},
         "503": {"description": "overloaded, or stopping; Retry-After says when to come again", **refusal},
         "504": {"description": f"no answer within {limits.timeout_s:g} s", **refusal},
     }

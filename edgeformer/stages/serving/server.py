@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 
@@ -39,7 +39,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     artifact: str | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
@@ -60,20 +60,23 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Served, str], 
         ArtifactError: no artifact can run here, or a file is damaged.
     """
     metrics = Metrics()
-    with served(bundle, options.artifact) as model, _listening(options.host, options.port) as listening:
-        with Engine(model.answering, model.run, options.limits, metrics) as engine:
-            application = Application(model, engine, options.limits, metrics).asgi(_hosts(options), options.origins)
-            config = uvicorn.Config(
-                application,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                limit_concurrency=options.limits.connections,
-                timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
-            )
-            ready(model, _address(listening))
-            _until_stopped(uvicorn.Server(config), listening)
+    with (
+        served(bundle, options.artifact) as model,
+        _listening(options.host, options.port) as listening,
+        Engine(model.answering, model.run, options.limits, metrics) as engine,
+    ):
+        application = Application(model, engine, options.limits, metrics).asgi(_hosts(options), options.origins)
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=options.limits.connections,
+            timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
+        )
+        ready(model, _address(listening))
+        _until_stopped(uvicorn.Server(config), listening)
     return metrics.responses
 
 
