@@ -52,7 +52,7 @@ class Window:
 
     def batches(self) -> list[Int64s]:
         """Row numbers of each call: rows of similar length, the longest first."""
-        return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
+        return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
 
 
 class Answering:
