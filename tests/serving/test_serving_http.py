@@ -191,7 +191,7 @@ def test_a_stop_under_load_finishes_what_was_accepted() -> None:
         except (OSError, HTTPException) as error:
             replies.append(error)
 
-    with serving("--max-batch", "1") as (child, port):
+    with serving("--max-batch", "1", "--queue", "2000") as (child, port):
         clients = [threading.Thread(target=client) for _ in range(12)]
         for one in clients:
             one.start()

@@ -113,5 +113,6 @@ def _address(listening: socket.socket) -> str:
 
 def _hosts(options: ServeOptions) -> tuple[str, ...]:
     if options.host in _LOOPBACK:
-        return ("localhost", "127.0.0.1", "[", *options.hosts)  # "[": of [::1]:8000, as the names are cut at the colon
+        # Of [::1]:8000 older versions of starlette take what is before the first colon.
+        return ("localhost", "127.0.0.1", "[::1]", "::1", "[", *options.hosts)
     return (*options.hosts, options.host) if options.hosts else ()
