@@ -84,7 +84,7 @@ def answer_file(
         )
     location = locate(run or next(iter(words), None), artifacts)
     with _texts(location, options, how[1]) as given, opened(location, *how) as model:
-        if format_ == _TABLE and not options.output:
+        if format_ == _TABLE:
             _refuse_vectors(location)
         example = example_row(model, pairs=given.pairs)
         with _writer(location, model, example, (format_, options.target)) as writer:

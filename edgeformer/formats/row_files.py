@@ -143,7 +143,10 @@ class ParquetRows:
             import pyarrow
             from pyarrow import parquet
         self._arrow: Any = pyarrow
-        types = [(name, pyarrow.array([example[name]]).type) for name in columns_of(example)[:-1]]
+        found = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
+        vector = pyarrow.list_(pyarrow.float64())
+        # A model's vectors are float32.
+        types = [(name, pyarrow.list_(pyarrow.float32()) if kind == vector else kind) for name, kind in found.items()]
         self._schema = pyarrow.schema([*types, (ERROR, pyarrow.string())])
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
