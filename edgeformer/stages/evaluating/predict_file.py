@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from typing_extensions import Self
@@ -15,6 +14,7 @@ from edgeformer.data.unlabelled import Unlabelled, windows
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.row_files import Row, RowWriter
+from edgeformer.machine.switching import switching_often
 from edgeformer.stages.evaluating.ahead import ahead
 from edgeformer.stages.evaluating.predict import Model
 from edgeformer.tasks.answering import Answering, Window
@@ -22,9 +22,6 @@ from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays
 
 _EXAMPLE = "a text"
-_SWITCH_S = 0.0005
-"""How long one thread may keep Python from the others. The usual 5 ms are as long as a small model's call: its thread
-would wait so long before every call."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: P
     rows = errors = truncated = 0
     calls = _Calls(model.run, progress)
     threads = closing(_answered(model.answering, given, calls))
-    with bar(progress, "predict", given.expected, "rows"), _often_switching(), threads as done, calls:
+    with bar(progress, "predict", given.expected, "rows"), switching_often(), threads as done, calls:
         for window, outputs in done:
             answers = model.answering.answers(window, outputs)
             writer.write([answer.as_dict() for answer in answers])
@@ -128,13 +125,3 @@ def _run(answering: Answering, encoded: Generator[Window], run: Run) -> Generato
     with closing(encoded):
         for window in encoded:
             yield window, answering.run(run, window)
-
-
-@contextmanager
-def _often_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

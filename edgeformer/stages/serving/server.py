@@ -13,6 +13,7 @@ import uvicorn
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
+from edgeformer.machine.switching import switching_often
 from edgeformer.stages.serving.application import Application
 from edgeformer.stages.serving.engine import Engine
 from edgeformer.stages.serving.limits import Limits
@@ -64,6 +65,7 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Served, str], 
         served(bundle, options.artifact) as model,
         _listening(options.host, options.port) as listening,
         Engine(model.answering, model.run, options.limits, metrics) as engine,
+        switching_often(),
     ):
         application = Application(model, engine, options.limits, metrics).asgi(_hosts(options), options.origins)
         config = uvicorn.Config(
