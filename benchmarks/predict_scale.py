@@ -2,7 +2,7 @@
 
     python benchmarks/predict_scale.py ratio BUNDLE [--rows 4096] [--rounds 7] [--out FILE.json]
     python benchmarks/predict_scale.py memory BUNDLE [--rows 10000,100000,1000000] [--out FILE.json]
-    python benchmarks/predict_scale.py table FILE.json
+    python benchmarks/predict_scale.py table FILE.json --of ratio|memory
 
 `ratio`: A B A B in one process, from a CSV file to a JSONL file against `session.run` alone on the very batches of it,
 which were made before. `memory`: the command itself, a process per number of rows; its peak resident set, and whether
@@ -157,23 +157,24 @@ def add(path: Path | None, kind: str, found: dict[str, object], remark: str | No
     write_json(path, document)
 
 
-def table(document: dict[str, Any]) -> str:
-    """Both tables as Markdown."""
-    ratios = [
+def table(document: dict[str, Any], kind: str) -> str:
+    """What was found of one kind, as Markdown."""
+    options: dict[str, Any] = {"tablefmt": "pipe", "disable_numparse": True}
+    if kind == "memory":
+        rows = [
+            [f"{m['parameters']:,}", f"{m['rows']:,}", f"{m['answered_in_order']:,}", f"{m['peak_bytes'] / MIB:.0f}",
+             f"{m['rows_per_s']:,.0f}"]
+            for m in document["memory"]
+        ]  # fmt: skip
+        return tabulate(rows, ["parameters", "rows", "answered, in order", "peak MiB", "rows/s"], **options)
+    rows = [
         [f"{r['parameters']:,}", f"{r['rows']:,}", f"{r['bare_rows_per_s']:,.0f}", f"{r['predict_rows_per_s']:,.0f}",
          *(f"{r[key]['median']:.2f} ({r[key]['low']:.2f}–{r[key]['high']:.2f})"
            for key in ("predict_over_bare", "predict_over_bare_by_processor_time"))]
         for r in document["ratio"]
     ]  # fmt: skip
-    memories = [
-        [f"{m['parameters']:,}", f"{m['rows']:,}", f"{m['answered_in_order']:,}", f"{m['peak_bytes'] / MIB:.0f}",
-         f"{m['rows_per_s']:,.0f}"]
-        for m in document["memory"]
-    ]  # fmt: skip
     heads = ["parameters", "rows", "bare rows/s", "predict rows/s", "predict ÷ bare", "the same by processor time"]
-    more = ["parameters", "rows", "answered, in order", "peak MiB", "rows/s"]
-    options: dict[str, Any] = {"tablefmt": "pipe", "disable_numparse": True}
-    return f"{tabulate(ratios, heads, **options)}\n\n{tabulate(memories, more, **options)}"
+    return tabulate(rows, heads, **options)
 
 
 def main() -> None:
@@ -183,11 +184,12 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--rows", default=None)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--of", choices=("ratio", "memory"), default="ratio")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--remark", help="what else ran on this machine")
     options = parser.parse_args()
     if options.what == "table":
-        print(table(json.loads(options.path.read_text(encoding="utf-8"))))
+        print(table(json.loads(options.path.read_text(encoding="utf-8")), options.of))
     elif options.what == "ratio":
         add(options.out, "ratio", ratio(options.path, int(options.rows or 4096), options.rounds), options.remark)
     else:

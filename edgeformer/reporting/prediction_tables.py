@@ -81,7 +81,8 @@ class PredictionLines:
         }
         taken = sum(column + 2 for column in self._widths.values())
         self._room = max(_LEAST_WIDTH, width - taken)
-        heads = [f"{name:<{column}}" for name, column in self._widths.items()]
+        numbers = {name for name in self._widths if isinstance(example[name], (int, float))}
+        heads = [f"{name:{'>' if name in numbers else '<'}{column}}" for name, column in self._widths.items()]
         rules = ["─" * column for column in (*self._widths.values(), self._room)]
         self._say([visible(title), "  ".join([*heads, "text"]), "  ".join(rules)])
 
@@ -93,7 +94,7 @@ class PredictionLines:
         """Nothing stands below the last line."""
 
     def _line(self, row: Row) -> str:
-        cells = [_cell(row.get(name, DASH), width) for name, width in self._widths.items()]
+        cells = [_cell(row.get(name), width) for name, width in self._widths.items()]
         text = f"{row[ERROR]}" if ERROR in row else " ".join(_in_one(row)[: 4 * self._room].split())
         return "  ".join([*cells, _fit(visible(text), self._room)]).rstrip()
 
@@ -112,7 +113,9 @@ def _widest(name: str, value: object, example: Row) -> int:
 def _cell(value: object, width: int) -> str:
     if isinstance(value, float):
         return f"{value:>{width}.3f}"
-    return f"{value:>{width}}" if isinstance(value, int) else _fit(visible(str(value)), width, pad=True)
+    if isinstance(value, int):
+        return f"{value:>{width}}"
+    return _fit(DASH if value is None else visible(str(value)), width, pad=True)
 
 
 def _fit(text: str, width: int, *, pad: bool = False) -> str:
