@@ -42,13 +42,18 @@ LIBRARIES = ("onnxruntime", "tokenizers", "numpy")
 MIB = 2**20
 
 
-def write_texts(path: Path, rows: int) -> None:
-    """A CSV of synthetic reviews, each with its number in front; every 1,000th row has no text."""
+def write_texts(path: Path, rows: int, words: int | None = None) -> None:
+    """A CSV of synthetic reviews, each with its number in front; every 1,000th row has no text.
+
+    Args:
+        words: of each review; None: all.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["number", "text"])
         for number, row in enumerate(islice(synthetic_reviews(rows, 1), rows)):
-            writer.writerow([number, "" if number % 1000 == 999 else f"{number} {row.text}"])
+            text = str(row.text) if words is None else " ".join(str(row.text).split()[:words])
+            writer.writerow([number, "" if number % 1000 == 999 else f"{number} {text}"])
 
 
 def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
@@ -86,11 +91,11 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
     }
 
 
-def memory(folder: Path, rows: int) -> dict[str, object]:
-    """Peak resident set of the command on so many rows, and what came out."""
+def memory(folder: Path, rows: int, words: int | None) -> dict[str, object]:
+    """Peak resident set of the command on so many rows, and what came out; ``words`` of each text."""
     with tempfile.TemporaryDirectory() as work:
         path, out = Path(work) / "texts.csv", Path(work) / "answers.jsonl"
-        write_texts(path, rows)
+        write_texts(path, rows, words)
         command = [
             sys.executable,
             "-m",
@@ -117,6 +122,7 @@ def memory(folder: Path, rows: int) -> dict[str, object]:
     return {
         **about(folder),
         "rows": rows,
+        "words": words,
         "answered_in_order": in_order,
         "without_answer": errors,
         "exit_code": os.waitstatus_to_exitcode(status),
@@ -184,6 +190,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--rows", default=None)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--words", type=int, help="memory: of each text; default: all")
     parser.add_argument("--of", choices=("ratio", "memory"), default="ratio")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--remark", help="what else ran on this machine")
@@ -194,7 +201,7 @@ def main() -> None:
         add(options.out, "ratio", ratio(options.path, int(options.rows or 4096), options.rounds), options.remark)
     else:
         for rows in (options.rows or "10000,100000,1000000").split(","):
-            add(options.out, "memory", memory(options.path, int(rows)), options.remark)
+            add(options.out, "memory", memory(options.path, int(rows), options.words), options.remark)
 
 
 if __name__ == "__main__":
