@@ -161,9 +161,8 @@ def figures(load: Load) -> dict[str, object]:
 
 def under_load(
     folder: Path, requests: int, rounds: int, wanted: dict[str, tuple[str, float]]
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """Blocks of requests, batching on and off in turn."""
-    blocks: list[dict[str, object]] = []
     for number in range(rounds):
         for mode, options in MODES.items():
             with server(folder, *options) as (_, port):
@@ -172,10 +171,8 @@ def under_load(
                 for clients in CLIENTS:
                     count = requests // (rounds * len(MODES)) if clients == CLIENTS[-1] else FEW
                     found = figures(asyncio.run(drive(port, clients, count, wanted)))
-                    blocks.append({"batching": mode, "round": number, "clients": clients, **found})
-                    print(json.dumps(blocks[-1]), file=sys.stderr)
-                blocks[-1].update(resident_before_bytes=before, resident_after_bytes=resident_bytes(port))
-    return blocks
+                    resident = {"resident_before_bytes": before, "resident_after_bytes": resident_bytes(port)}
+                    yield {"batching": mode, "round": number, "clients": clients, **found, **resident}
 
 
 def overload(folder: Path, wanted: dict[str, tuple[str, float]]) -> dict[str, object]:
@@ -209,8 +206,11 @@ def table(document: dict[str, Any]) -> str:
     """Rows per number of clients as Markdown: medians over the rounds; the gain is that of the same round."""
     rows = []
     for clients in CLIENTS:
-        blocks = {mode: [b for b in document["blocks"] if (b["batching"], b["clients"]) == (mode, clients)]
-                  for mode in MODES}  # fmt: skip
+        of = {
+            mode: [b for b in document["blocks"] if (b["batching"], b["clients"]) == (mode, clients)] for mode in MODES
+        }
+        rounds = min(map(len, of.values()))  # where it was stopped midway, those that have both
+        blocks = {mode: found[:rounds] for mode, found in of.items()}
         gains = [on["requests_per_s"] / off["requests_per_s"] for on, off in zip(*blocks.values(), strict=True)]
         gain = f"{statistics.median(gains):.2f}× ({min(gains):.2f}–{max(gains):.2f})"
         for mode, found in blocks.items():
@@ -242,13 +242,11 @@ def main() -> None:
         return
     wanted = expected(options.path)
     bundle = Bundle.open(options.path)
+    blocks: list[dict[str, object]] = []
     document: dict[str, object] = {
         "model": bundle.name,
         "parameters": bundle.manifest.parameters,
         "artifact": bundle.built()[0].id,
-        "blocks": under_load(options.path, options.requests, options.rounds, wanted),
-        "overload": overload(options.path, wanted),
-        "stopped": stopped(options.path, wanted),
         "host": {
             "cpu": cpu_name(),
             "cores": usable_cores(),
@@ -256,10 +254,21 @@ def main() -> None:
             "remark": options.remark,
             "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in LIBRARIES}},
         },
+        "blocks": blocks,
     }
+
+    def save() -> None:  # after each: what is stopped midway keeps what it has
+        if options.out:
+            write_json(options.out, document)
+
+    for block in under_load(options.path, options.requests, options.rounds, wanted):
+        blocks.append(block)
+        print(json.dumps(block), file=sys.stderr)
+        save()
+    document["overload"] = overload(options.path, wanted)
+    document["stopped"] = stopped(options.path, wanted)
+    save()
     print(table(document))
-    if options.out:
-        write_json(options.out, document)
 
 
 if __name__ == "__main__":
