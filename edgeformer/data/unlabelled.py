@@ -141,10 +141,10 @@ def _refuse_columns(how: Reading, name: str) -> None:
 def _source(path: Path, how: Reading) -> FileSource:
     """The file with the columns that the model's own data has; else with well-known ones."""
     single = FileSource(kind="file", path=str(path), text_pair=None)
-    if how.columns.text is not None:
-        return file_source(path, labelled=False, columns=how.columns)
     own = [source for sources in how.parts.values() for source in sources]
     known = {(source.text, source.text_pair): source for source in own if source.kind != "synthetic-reviews"}
+    if how.columns.text is not None:
+        return file_source(path, next(iter(known.values()), None), labelled=False, columns=how.columns)
     if how.single:
         known = {key: source for key, source in known.items() if key[1] is None}
     elif not own:
@@ -153,7 +153,7 @@ def _source(path: Path, how: Reading) -> FileSource:
     found: list[FileSource] = []
     for columns, like in (known or {("", None): single}).items():
         try:
-            source = file_source(path, like, labelled=False)
+            source = file_source(path, like, labelled=False, columns=how.columns)
         except DataError as error:
             refusals.append(error)
             continue
@@ -183,7 +183,8 @@ def _unknown(path: Path, single: FileSource) -> FileSource:
 
 
 def _with_option(error: DataError) -> DataError:
-    return DataError(f"{error}; or name it: --text COLUMN") if "; columns: " in str(error) else error
+    named = "; columns: " not in str(error) or "--text" in str(error)
+    return error if named else DataError(f"{error}; or name it: --text COLUMN")
 
 
 def _plain(path: Path) -> Iterator[Text]:
