@@ -24,6 +24,7 @@ from edgeformer.cli import (
     predict,
     profile,
     schema,
+    serve,
     train,
     verify,
     wrap,
@@ -43,7 +44,7 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-for _file in (init, train, export, profile, evaluate, predict, generate, verify, wrap, plan, compare, schema):
+for _file in (init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, plan, compare, schema):
     app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, print_json, stdin
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.cli.run_or_text import NamedRun, split
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
@@ -50,6 +51,7 @@ def command(
             help="Write with this step or decode artifact, or with the run's own weights. Default: FP32 of the bundle.",
         ),
     ] = None,
+    run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -73,7 +75,7 @@ def command(
     from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, generate
     from edgeformer.tasks.language_modeling.sampling import Sampling
 
-    location, prompt = _split(list(words or []), artifacts)
+    location, prompt = _split([*(words or ())], artifacts, run)
     thresholds = {"start": threshold, "floor": floor, "decay": decay}
     settings = {name: value for name, value in thresholds.items() if value is not None}
     if settings and not confidence:
@@ -104,32 +106,12 @@ def _show(piece: str) -> None:
     say(piece, end="")
 
 
-def _split(words: list[str], artifacts: Path) -> tuple[Location, str]:
+def _split(words: list[str], artifacts: Path, run: str | None) -> tuple[Location, str]:
     """The run and the prompt: RUN PROMPT, PROMPT alone (the newest finished run), or RUN with the prompt on stdin."""
-    from edgeformer.run import locate
-
-    if len(words) > 2:
-        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(words[1:])!r}")
-    if len(words) == 2:
-        return locate(words[0], artifacts), words[1]
-    named = _location(words[0], artifacts) if words else None
-    if words and named is None:
-        return locate(None, artifacts), words[0]
-    prompt = "" if sys.stdin.isatty() else stdin().rstrip("\n")
-    if not prompt:
+    location, prompts = split(words, artifacts, run, "generate")
+    if len(prompts) > 1:
+        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(prompts)!r}")
+    prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else stdin().rstrip("\n")
+    if not prompts and not prompt:
         raise InputError("no prompt given; pass it as an argument, or on standard input")
-    return named or locate(None, artifacts), prompt
-
-
-def _location(word: str, artifacts: Path) -> Location | None:
-    """The run of that name; a folder or file that is there but no run is a slip, not a prompt."""
-    from edgeformer.run import is_there, locate
-
-    if not word or any(character.isspace() for character in word):
-        return None
-    try:
-        return locate(word, artifacts)
-    except ArtifactError:
-        if is_there(Path(word)) or is_there(artifacts / word):
-            raise
-        return None
+    return location, prompt

@@ -1,4 +1,4 @@
-"""edgeformer predict: label and probability of texts; of an embedding model, how similar they are."""
+"""edgeformer predict: label and probability of texts; of an embedding model, how similar they are, or vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeformer.cli.options import Artifacts, Json, print_json, stdin, stdout
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.cli.run_or_text import NamedRun, split
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
@@ -37,19 +38,44 @@ def command(
             "(export --exit all).",
         ),
     ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Answer the texts of FILE: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COL", help="--file, --nearest: the column of the texts.")] = None,
     pair: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Classifiers of pairs: the second text of every TEXT; or one for each."),
+        typer.Option(
+            metavar="TEXT|COL",
+            help="Classifiers of pairs: the second text of every TEXT, or one for each; with --file its column.",
+        ),
+    ] = None,
+    input_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet.")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="OUT", help="--file: write the answers to .jsonl, .csv or .parquet. -: stdout."),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="--file: table, jsonl, csv or parquet. Default: by OUT."),
     ] = None,
     nearest: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
+    run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
     """Classify texts with an exported artifact, or compare them with an embedding model (no torch needed).
+
+    A text with nothing in it gets an error in place of an answer, and the exit code is 3.
 
     Examples:
 
@@ -57,25 +83,61 @@ def command(
 
       edgeformer predict recurrent_sst2_fast-001 "not my kind of movie" "great fun"
 
+      edgeformer predict --file reviews.csv --output labels.jsonl
+
       edgeformer predict path/to/bundle < reviews.txt
 
       edgeformer predict minilm "How do I reset my password?" --nearest questions.txt
     """
+    given = [*(words or ())]
+    if file is not None:
+        from edgeformer.cli.predict_file import FileOptions, answer_file
+
+        _refuse({"--nearest": nearest, "--top": top}, "is for single texts; with --file, --output has the vectors")
+        options = FileOptions(file, text, pair or [], input_format, output, format_)
+        answer_file(given, run, artifacts, (artifact, confidence), options, as_json=as_json)
+        return
+    _refuse({"--input-format": input_format, "--output": output, "--format": format_}, "belongs to --file FILE")
+    if nearest is None:
+        _refuse({"--text": text}, "names a column of --file FILE or --nearest FILE; give that, or leave it out")
+    _check(nearest, top, pair, confidence)
+    location, texts = split(given, artifacts, run, "predict")
+    texts = texts or ([] if sys.stdin.isatty() else _lines())
+    _answer(location, texts, pair, (artifact, confidence), (nearest, text, top or _TOP), as_json=as_json)
+
+
+def _answer(
+    location: Location,
+    texts: list[str],
+    pair: list[str] | None,
+    how: tuple[str | None, float | None],
+    among: tuple[Path | None, str | None, int],
+    *,
+    as_json: bool,
+) -> None:
+    """Answer single texts. ``how``: artifact and confidence; ``among``: file, column and number of --nearest."""
     from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 
-    _check(nearest, top, pair, confidence)
-    location, texts = _split(list(words or []), artifacts)
-    if nearest is not None or (predicts_vectors(location) and not pair and confidence is None):
-        _similarities(location, texts, artifact, (nearest, top or _TOP), as_json=as_json)
+    if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
+        _similarities(location, texts, how[0], among, as_json=as_json)
         return
-    chosen, predictions = predict(location, _paired(texts, pair), artifact, confidence)
-    rows = [prediction.as_dict() for prediction in predictions]
+    chosen, answers = predict(location, _paired(texts, pair), *how)
+    rows = [answer.as_dict() for answer in answers]
     if as_json:
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})
     else:
-        from edgeformer.reporting.tables import prediction_table
+        from edgeformer.reporting.prediction_tables import prediction_table
 
         stdout().print(prediction_table(location.name, chosen, rows))
+    if any("error" in row for row in rows):
+        raise typer.Exit(3)
+
+
+def _refuse(options: dict[str, object], why: str) -> None:
+    """Raises InputError for the first option that is given, and would do nothing."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option}: {why}")
 
 
 def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confidence: float | None) -> None:
@@ -92,11 +154,17 @@ def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confid
 
 
 def _similarities(
-    location: Location, texts: list[str], artifact: str | None, among: tuple[Path | None, int], *, as_json: bool
+    location: Location,
+    texts: list[str],
+    artifact: str | None,
+    among: tuple[Path | None, str | None, int],
+    *,
+    as_json: bool,
 ) -> None:
-    from edgeformer.stages.evaluating.similarity import compare_texts
+    from edgeformer.stages.evaluating.similarity import Among, compare_texts
 
-    found = compare_texts(location, texts, artifact, *among)
+    path, column, top = among
+    found = compare_texts(location, texts, artifact, Among(path, column, top) if path is not None else None)
     if as_json:
         print_json({"run": location.name, **asdict(found)})
         return
@@ -111,29 +179,6 @@ def _paired(texts: list[str], pair: list[str] | None) -> list[Text]:
     if len(pair) not in (1, len(texts)):
         raise InputError(f"--pair: {len(pair)} second texts for {len(texts)} texts; give one for all, or one for each")
     return [*zip(texts, pair * (len(texts) if len(pair) == 1 else 1), strict=True)]
-
-
-def _split(words: list[str], artifacts: Path) -> tuple[Location, list[str]]:
-    """The run, and the texts. The first word is a run if it names one and texts follow or come on stdin."""
-    from edgeformer.run import locate
-
-    piped = not sys.stdin.isatty()
-    if len(words) >= 2 or (words and piped):
-        try:
-            location = locate(words[0], artifacts)
-            return location, words[1:] or _lines()
-        except ArtifactError:
-            if _looks_like_a_path(words[0], artifacts):
-                raise
-    return locate(None, artifacts), words or (_lines() if piped else [])
-
-
-def _looks_like_a_path(word: str, artifacts: Path) -> bool:
-    from edgeformer.run import is_there
-
-    if any(character.isspace() for character in word):
-        return False  # a text such as "9/10, would watch again"
-    return "/" in word or "\\" in word or is_there(Path(word)) or is_there(artifacts / word)
 
 
 def _lines() -> list[str]:

@@ -15,7 +15,8 @@ from edgeformer.formats.progress import Progress
 from edgeformer.formats.units import format_duration
 
 _LINE_EVERY_S = 15.0
-_NAMES = {"samples_per_s": "samples/s", "lr": "lr", "loss": "loss", "p50_ms": "p50 ms"}
+_PER_S = ("samples_per_s", "rows_per_s")
+_NAMES = {"samples_per_s": "samples/s", "rows_per_s": "rows/s", "lr": "lr", "loss": "loss", "p50_ms": "p50 ms"}
 
 
 def show_progress() -> Progress:
@@ -26,7 +27,7 @@ def show_progress() -> Progress:
 def _figures(fields: dict[str, float]) -> str:
     shown = []
     for name, value in fields.items():
-        number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name == "samples_per_s" else f"{value:.4g}"
+        number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name in _PER_S else f"{value:.4g}"
         shown.append(f"{_NAMES.get(name, name)} {number}")
     return "  ".join(shown)
 

@@ -40,11 +40,14 @@ class Row:
     where: str
 
 
-def rows_of(records: Iterable[Record], source: FileSource | HubSource, separator: str | None = None) -> Iterator[Row]:
+def rows_of(
+    records: Iterable[Record], source: FileSource | HubSource, separator: str | None = None, *, blanks: bool = False
+) -> Iterator[Row]:
     """Pick text and label out of each record.
 
     Args:
         separator: rows have none, one or several labels, and this stands between them; None: one each.
+        blanks: a text that is not there (null) is an empty one.
 
     Raises:
         DataError: a column is missing, a text is not text, or a row has no label and may not be skipped.
@@ -58,8 +61,9 @@ def rows_of(records: Iterable[Record], source: FileSource | HubSource, separator
                 f"{where}: has no label in column {source.label!r}; fill it in, "
                 "or set skip_unlabelled: true for this source to leave such rows out"
             )
-        text = _text(where, values, source.text)
-        yield Row(text if source.text_pair is None else (text, _text(where, values, source.text_pair)), label, where)
+        text = _text(where, values, source.text, blanks)
+        second = None if source.text_pair is None else _text(where, values, source.text_pair, blanks)
+        yield Row(text if second is None else (text, second), label, where)
 
 
 def in_one(text: Text) -> str:
@@ -133,10 +137,12 @@ def _labels(
     return () if value is None else (value,)
 
 
-def _text(where: str, values: Mapping[str, object], column: str) -> str:
+def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -> str:
     if column not in values:
         raise missing_column(where, "text", column, values)
     text = values[column]
+    if text is None and blanks:
+        return ""
     if not isinstance(text, str):
         kind = "nothing" if text is None else f"a {type(text).__name__}"
         raise DataError(f"{where}: column {column!r} holds {kind}; it must hold text")

@@ -43,12 +43,15 @@ class Columns:
     label: str | None = None
 
 
-def read(source: Source, labels: Sequence[str] = (), separator: str | None = None) -> Iterator[Row]:
+def read(
+    source: Source, labels: Sequence[str] = (), separator: str | None = None, *, blanks: bool = False
+) -> Iterator[Row]:
     """Stream the rows of a source.
 
     Args:
         labels: the recipe's label names, used where a hub data set names its own classes in another order.
         separator: between the labels of a row, which can have several; None: it has one.
+        blanks: a text that is not there (null) is an empty one.
 
     Raises:
         DataError: anything about the file, its columns or its rows; it holds no (labelled) row.
@@ -63,7 +66,7 @@ def read(source: Source, labels: Sequence[str] = (), separator: str | None = Non
     else:
         name, found = source.path, records_of(source, labels)
     empty = True
-    for row in rows_of(found, source, separator):
+    for row in rows_of(found, source, separator, blanks=blanks):
         empty = False
         yield row
     if empty:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import ASIDE, TEMPORARY
+from edgeformer.formats.files import ASIDE, TEMPORARY, replacing
 from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming
 
 _SWAP_S = 5.0
@@ -70,6 +70,23 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def replacing_alone(path: Path) -> Iterator[Path]:
+    """As :func:`~edgeformer.formats.files.replacing`, by one process at a time: what killed ones left of it is removed.
+
+    Raises:
+        LockedError: another process writes it; the message names it.
+        ArtifactError: the folder around it cannot be written.
+        OSError: it cannot be written for another reason.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with claiming(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}{glob.escape(path.suffix)}"):
+            left.unlink()
+        with replacing(path) as temporary:
+            yield temporary
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Terminal tables of runs, bundles, scores, predictions, plans and capabilities."""
+"""Terminal tables of runs, bundles, scores, plans and capabilities."""
 
 from __future__ import annotations
 
@@ -149,31 +149,6 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
     return Columns(columns).known_in(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
-
-
-def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, Any]]) -> Table:
-    """Label and probability per text.
-
-    Args:
-        name: of the run or bundle.
-        artifact: that answered.
-        predictions: as JSON has them.
-    """
-
-    def given(prediction: Mapping[str, Any]) -> Text:
-        note = (" (cut to the model's length)", "yellow")
-        texts = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
-        return Text.assemble(texts, *([note] if prediction["truncated"] else []))
-
-    columns: Columns[dict[str, Any]] = Columns(
-        [
-            Column("label", itemgetter("label"), text=lambda found: Text(found["label"], "bold")),
-            Column("probability", itemgetter("probability"), text=lambda p: f"{p['probability']:.3f}", number=True),
-            Column("loops", itemgetter("loops"), number=True),
-            Column("text", itemgetter("text"), text=given),
-        ]
-    )
-    return columns.known_in(predictions, "loops").terminal(f"{name} · {artifact}", predictions)
 
 
 def plan_table(plan: Plan) -> Table:

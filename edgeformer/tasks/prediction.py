@@ -1,4 +1,4 @@
-"""Prediction: what a model answers to one text, or to a pair of texts."""
+"""Prediction: what a model answers to one text, or to a pair of texts; Unanswered: why there is no answer to one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,27 @@ class Prediction:
     def as_dict(self) -> dict[str, object]:
         """For JSON output; the second text of a pair is ``pair``."""
         return {**said(self.text), "truncated": self.truncated}
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A text, or a pair, that a model was not asked about.
+
+    Attributes:
+        text: as it was given; of a pair both.
+        error: why, for a person.
+    """
+
+    text: Text
+    error: str
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON output."""
+        return {**said(self.text), "error": self.error}
+
+
+Answer = Prediction | Unanswered
+"""What every text gets."""
 
 
 def said(text: Text) -> dict[str, object]:

@@ -46,6 +46,7 @@ _MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
 _IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
 _WRAPPED = "needs that file; tests/wrapping/test_wrap.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
+_FILES = "needs that file; tests/evaluating/test_predict_file.py answers others in every format"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
@@ -68,6 +69,9 @@ NOT_RUN: dict[str, str] = {
     "edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm --data path/to/sts --target raspberry-pi-5": _IMPORTED,
     "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
     "edgeformer profile minilm": _MEASURES,
+    "edgeformer predict --file reviews.csv --output labels.jsonl": _FILES,
+    "edgeformer predict --file - --format csv < reviews.txt": _FILES,
+    "edgeformer serve path/to/bundle": "does not end by itself; tests/serving starts one and asks it",
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
     "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
         "needs that file; tests/profiling/test_profile_wrapped.py profiles others"
@@ -90,6 +94,9 @@ NOT_RUN: dict[str, str] = {
 """Command line → why it is parsed only."""
 
 NOT_OURS = {
+    "curl": "asks a server; tests/serving does so over HTTP",
+    "docker": "is not everywhere; test_deploy.py reads docs/Dockerfile",
+    "cp": "copies the reader's own bundle",
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "scp": "needs another machine; the test copies the folder",
     "torchrun": "tests/training/test_processes.py starts two processes with it; the names of machines are the reader's",

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer
 from edgeformer.families.network import count_parameters
 from edgeformer.families.saving import load_model
 from edgeformer.run import locate, read_run
-from edgeformer.stages.evaluating.predict import Prediction, predict
+from edgeformer.stages.evaluating.predict import predict
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.variants import ExportOptions
+from edgeformer.tasks.prediction import Answer
 from tests.docs.document import programs
 from tests.exporting.language_run import write_language_run
 
@@ -83,11 +84,11 @@ def run(*command: str | Path, cwd: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def expected(bundle: Path, texts: Sequence[str], artifact: str = "onnx-fp32") -> list[Prediction]:
+def expected(bundle: Path, texts: Sequence[str], artifact: str = "onnx-fp32") -> list[Answer]:
     return predict(locate(str(bundle), bundle), texts, artifact)[1]
 
 
-def same(found: list[dict[str, object]], wanted: list[Prediction]) -> None:
+def same(found: list[dict[str, object]], wanted: list[Answer]) -> None:
     assert [row["text"] for row in found] == [prediction.text for prediction in wanted]
     assert [row["label"] for row in found] == [prediction.label for prediction in wanted]
     assert [row["probability"] for row in found] == pytest.approx([p.probability for p in wanted], abs=PROBABILITY)
@@ -167,3 +168,15 @@ def test_javascript_makes_the_same_tokens(bundle: Path, node: Path) -> None:
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     wanted = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     assert run("node", "tokens.mjs", *files, cwd=node) == wanted
+
+
+def test_the_image_is_slim_and_has_no_rights() -> None:
+    lines = (Path(__file__).resolve().parents[2] / "docs" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    last = steps[max(number for number, (name, _) in enumerate(steps) if name == "FROM") :]
+    names = [name for name, _ in last]
+    assert all("-slim" in rest for name, rest in steps if name == "FROM")
+    assert int(dict(last)["USER"].split(":")[0]) > 0 and names.index("USER") > names.index("RUN")
+    assert "/healthz" in dict(last)["HEALTHCHECK"] and "[serve]" in " ".join(rest for _, rest in steps)
+    command = json.loads(dict(last)["ENTRYPOINT"])
+    assert command[:2] == ["edgeformer", "serve"] and command[-2:] == ["--host", "0.0.0.0"]

@@ -125,6 +125,8 @@ def test_every_table_is_what_its_json_says() -> None:
         int8(),
         estimator(),
         plan(),
+        script("predict_scale.py", "table", str(FOLDER / "2026-11-22-predict-scale.json"), "--of", "memory"),
+        script("serve_load.py", "table", str(FOLDER / "2026-11-22-serve-load.json")),
     ]
     found = tables(RESULTS)
     assert len(found) == len(expected), "a table without a JSON"
@@ -134,6 +136,16 @@ def test_every_table_is_what_its_json_says() -> None:
 
 def standard_error(score: dict[str, float]) -> float:
     return math.sqrt(score["accuracy"] * (1 - score["accuracy"]) / score["n"])
+
+
+def serving() -> list[str]:
+    """What is said of serve under load; a lost or a mixed-up answer is no result to be written down."""
+    blocks = json.loads((FOLDER / "2026-11-22-serve-load.json").read_text(encoding="utf-8"))["blocks"]
+    assert all(block["mixed_up"] == 0 and set(block["statuses"]) == {"200"} for block in blocks)
+    of = {(block["clients"], block["batching"]): block for block in blocks}
+    total = sum(block["statuses"]["200"] for block in blocks if block["clients"] == 64)
+    alone = of[1, "on"]["requests_per_s"] / of[1, "off"]["requests_per_s"]
+    return [f"Of {total:,} requests from 64 clients", f"its {alone:.2f}× is what that noise makes"]
 
 
 def sentences() -> list[str]:
@@ -160,6 +172,7 @@ def sentences() -> list[str]:
         f"Median |log2| {wrong['median_log2']:.2f}, worst {wrong['worst_log2']:.2f} in {len(wrong['cases'])} cases",
         f"held {open_['hold_the_measurement']} of {open_['cases']} measurements",
         f"high end is {open_['median_width']:.1f} times its low end",
+        *serving(),
     ]
 
 
@@ -167,6 +180,8 @@ STATED = {
     "Measured on 2026-11-21 on two cores of an AMD EPYC (Zen 3: AVX2, no bf16), torch 2.13, float32": "the host",
     "its Table 6": "of the paper",
     "below about 0.004 on the random split": "a little more than one standard error",
+    "One seed, bf16, one thread": "a setting",
+    "had all 512 rows then; the recipe keeps 128 since": "a setting",
     "its own 8k BPE tokenizer on WikiText-2": "a setting",
     "at this length of 128": "a setting",
     "max(0.80, 0.92 · 0.98^step)": "the paper's",

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
+from pyarrow import parquet
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
@@ -167,6 +168,27 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     ):
         refused = edgeformer("predict", bundle, "a", "b", *options, cwd=tmp_path)
         assert refused.code == 2 and said in " ".join(refused.err.split()), refused.err
+
+
+def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, tmp_path: Path) -> None:
+    bundle = str(encoder / "bundle")
+    (tmp_path / "list.csv").write_text("text,text_pair\nDrink enough.,no\n,no\nRevenue rose.,no\n", encoding="utf-8")
+    listed = edgeformer("predict", bundle, "Drink enough.", "--nearest", "list.csv", "--json", cwd=tmp_path)
+    assert [match["text"] for match in json.loads(listed.out)["nearest"][0]] == ["Drink enough.", "Revenue rose."]
+    other = edgeformer("predict", bundle, "a", "--nearest", "list.csv", "--text", "text_pair", "--json", cwd=tmp_path)
+    assert [match["text"] for match in json.loads(other.out)["nearest"][0]] == ["no"] * 3
+    empty = edgeformer("predict", bundle, "a", "", cwd=tmp_path)
+    assert empty.code == 2 and "text 2 (''): the text is empty" in empty.err
+    written = edgeformer("predict", bundle, "--file", "list.csv", "--output", "v.parquet", cwd=tmp_path)
+    assert written.code == 3, written.err
+    table = parquet.read_table(tmp_path / "v.parquet")
+    assert (
+        str(table.schema.field("vector").type) == "list<element: float>" and table["text"][0].as_py() == "Drink enough."
+    )
+    one = json.loads(edgeformer("predict", bundle, "Drink enough.", "--json", cwd=tmp_path).out)["predictions"][0]
+    assert table["vector"][0].as_py() == pytest.approx(one["vector"], abs=1e-5) and table["error"][1].as_py()
+    refused = edgeformer("predict", bundle, "--file", "list.csv", cwd=tmp_path)
+    assert refused.code == 2 and "no table can show" in refused.err
 
 
 def test_every_exit_is_scored_and_none_is_left_early(encoder: Path) -> None:

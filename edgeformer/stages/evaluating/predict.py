@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from edgeformer.data.encoding import encode_texts, require_unicode
+from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import choose
 from edgeformer.tasks import Task
-from edgeformer.tasks.prediction import Prediction
-from edgeformer.tasks.running import answer_rows
-
-_BATCH = 32
+from edgeformer.tasks.answering import Answering
+from edgeformer.tasks.calls import Run
+from edgeformer.tasks.prediction import Answer
 
 
 def predicts_vectors(location: Location) -> bool:
@@ -25,10 +26,27 @@ def _task_of(location: Location) -> Task:
     return (location.open_bundle() if location.bundle is not None else location.open_run()).task
 
 
+@dataclass(frozen=True)
+class Model:
+    """An opened model.
+
+    Attributes:
+        id: of the artifact, or ``torch``.
+        answering: how it answers.
+        run: its session's.
+    """
+
+    id: str
+    answering: Answering
+    run: Run
+
+
 def predict(
     location: Location, texts: Sequence[Text], artifact: str | None = None, confidence: float | None = None
-) -> tuple[str, list[Prediction]]:
-    """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one prediction per text.
+) -> tuple[str, list[Answer]]:
+    """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
+
+    An empty text has an :class:`~edgeformer.tasks.prediction.Unanswered` in place of a prediction.
 
     Args:
         location: the run, the bundle, or both.
@@ -45,7 +63,15 @@ def predict(
     for text in texts:
         for part in (text,) if isinstance(text, str) else text:
             require_unicode("a text", part)
-    _check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
+    check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
+    with opened(location, artifact, confidence) as model:
+        window = model.answering.read(texts)
+        return model.id, model.answering.answers(window, model.answering.run(model.run, window))
+
+
+@contextmanager
+def opened(location: Location, artifact: str | None = None, confidence: float | None = None) -> Iterator[Model]:
+    """Open a model that :func:`check` let pass, to answer texts. Arguments and errors are those of :func:`predict`."""
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
@@ -54,15 +80,14 @@ def predict(
             )
         artifact = steps[0].id
     chosen = choose(location, artifact)[0]
-    reader = chosen.reader()
-    encoded, cut = encode_texts(reader.tokenizer, texts, chosen.owner.data.tokens_at_once)
+    owner = chosen.owner
     early = dict.fromkeys(chosen.exits[:-1], confidence) if confidence is not None else None
+    answering = Answering(owner.task, chosen.reader(), owner.data)
     with chosen.session(early=early) as session:
-        answers = answer_rows(session.run, encoded, reader.pad, _BATCH)
-    return chosen.id, [*chosen.owner.task.predictions(texts, answers, cut, chosen.owner.data)]
+        yield Model(chosen.id, answering, session.run)
 
 
-def _check(location: Location, confidence: float | None, *, pairs: bool) -> None:
+def check(location: Location, confidence: float | None, *, pairs: bool) -> None:
     """Raises InputError for what such a model does not answer."""
     name, task = location.name, _task_of(location)
     if task.predicts is None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import DataError, InputError
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 from edgeformer.tasks.embedding.prediction import cosines, nearest
+from edgeformer.tasks.prediction import Unanswered
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,23 @@ class Similarities:
         return [str(prediction["text"]) for prediction in self.predictions]
 
 
+@dataclass(frozen=True)
+class Among:
+    """A list of texts to be ranked.
+
+    Attributes:
+        path: a file with one text per line, or a table with a column of texts.
+        column: of the table; None: one that the model's own data or the field calls so.
+        top: so many of the list for each text.
+    """
+
+    path: Path
+    column: str | None = None
+    top: int = 5
+
+
 def compare_texts(
-    location: Location, texts: Sequence[str], artifact: str | None = None, among: Path | None = None, top: int = 5
+    location: Location, texts: Sequence[str], artifact: str | None = None, among: Among | None = None
 ) -> Similarities:
     """Vectors of texts, their cosines, and for each text the nearest of a list.
 
@@ -52,27 +69,36 @@ def compare_texts(
         location: of an embedding model.
         texts: one or more.
         artifact: as of :func:`~edgeformer.stages.evaluating.predict.predict`.
-        among: a file with one text per line, or a table with a column of texts; None: no list.
-        top: so many of the list for each text.
+        among: the list; empty texts in it are passed over. None: no list.
 
     Raises:
-        InputError: no text, an unknown artifact, or a model that makes no vectors.
+        InputError: no text, an empty one, an unknown artifact, or a model that makes no vectors.
         DataError: the list cannot be read, or is empty.
     """
     if not predicts_vectors(location):
         raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
-    listed = _texts_of(among) if among is not None else []
+    listed = _texts_of(among, location) if among is not None else []
     chosen, found = predict(location, [*texts, *listed], artifact)
-    vectors: Any = found  # of an embedding model
-    asked, others = vectors[: len(texts)], vectors[len(texts) :]
+    asked: Any = found[: len(texts)]  # of an embedding model
+    for number, answer in enumerate(asked, start=1):
+        if isinstance(answer, Unanswered):
+            raise InputError(f"text {number} ({answer.text!r}): {answer.error}, so nothing is similar to it")
+    others: Any = [answer for answer in found[len(texts) :] if not isinstance(answer, Unanswered)]
     matches = None
-    if listed:
-        matches = [[Match(listed[number], cosine) for number, cosine in row] for row in nearest(asked, others, top)]
+    if among is not None:
+        if not others:
+            raise DataError(f"{among.path}: no text in it")
+        ranked = nearest(asked, others, among.top)
+        matches = [[Match(others[number].text, cosine) for number, cosine in row] for row in ranked]
     return Similarities(chosen, [one.as_dict() for one in asked], cosines(asked, asked).tolist(), matches)
 
 
-def _texts_of(path: Path) -> list[str]:
-    from edgeformer.data.pairs import read_texts
-    from edgeformer.data.sources import file_source
+def _texts_of(among: Among, location: Location) -> list[str]:
+    """All texts of the list, each by itself: where the table has pairs, the column must be named."""
+    from edgeformer.data.sources import Columns
+    from edgeformer.data.unlabelled import Reading, unlabelled
 
-    return [str(text) for text in read_texts([file_source(path, labelled=False)]).texts]
+    owner = location.open_bundle() if location.bundle is not None else location.open_run()
+    how = Reading(owner.data.parts, Columns(text=among.column), single=True)
+    with unlabelled(among.path, sys.stdin.buffer, how) as given:
+        return [str(text) for text in given.texts()]

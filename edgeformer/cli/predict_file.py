@@ -1,0 +1,208 @@
+"""predict --file: where the texts come from, and where the answers go."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import typer
+
+from edgeformer.cli.options import print_json, stdout
+from edgeformer.formats.errors import InputError
+
+if TYPE_CHECKING:
+    from edgeformer.data.unlabelled import Unlabelled
+    from edgeformer.formats.row_files import Row, RowWriter
+    from edgeformer.run import Location
+    from edgeformer.stages.evaluating.predict import Model
+    from edgeformer.stages.evaluating.predict_file import Answered
+
+_STREAM = "-"
+_TABLE = "table"
+_INPUTS = ("text", "csv", "tsv", "jsonl", "parquet")
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Options of ``predict`` that belong to ``--file``, as they were given."""
+
+    file: str
+    text: str | None
+    pair: list[str]
+    input_format: str | None
+    output: str | None
+    format: str | None
+
+    @property
+    def path(self) -> Path | None:
+        """Of the texts; None: standard input."""
+        return None if self.file == _STREAM else Path(self.file)
+
+    @property
+    def target(self) -> Path | None:
+        """Of the answers; None: standard output."""
+        return None if self.output in (None, _STREAM) else Path(str(self.output))
+
+
+def answer_file(
+    words: list[str],
+    run: str | None,
+    artifacts: Path,
+    how: tuple[str | None, float | None],
+    options: FileOptions,
+    *,
+    as_json: bool,
+) -> None:
+    """Answer a file of texts.
+
+    Args:
+        words: a run, or nothing.
+        run: of ``--run``.
+        artifacts: the folder that holds the runs.
+        how: artifact and confidence.
+        options: of the file.
+        as_json: print one JSON document: the answers, or where they are written to a file what became of them.
+
+    Raises:
+        InputError: options that do not go together, or whatever is wrong with the file.
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.run import locate
+    from edgeformer.stages.evaluating.predict import opened
+    from edgeformer.stages.evaluating.predict_file import example_row, predict_file
+
+    format_ = _output_format(options, as_json=as_json)
+    if len(words) > (run is None):
+        raise InputError(
+            f"--file {options.file}: has the texts, so {words[-1]!r} is one too many; leave out one of them"
+        )
+    location = locate(run or next(iter(words), None), artifacts)
+    with _texts(location, options, how[1]) as given, opened(location, *how) as model:
+        if format_ == _TABLE:
+            _refuse_vectors(location)
+        example = example_row(model, pairs=given.pairs)
+        with _writer(location, model, example, (format_, options.target)) as writer:
+            found = predict_file(model, given, writer, show_progress())
+    _tell(location, found, options, as_json=as_json)
+    if found.errors:
+        raise typer.Exit(3)
+
+
+def _output_format(options: FileOptions, *, as_json: bool) -> str:
+    """How the answers are written: table, jsonl, csv, parquet, or json for one document. Raises InputError."""
+    from edgeformer.formats.row_files import FORMATS, format_named
+
+    allowed = (_TABLE, *FORMATS)
+    for option, value, known in (
+        ("--format", options.format, allowed), ("--input-format", options.input_format, _INPUTS),
+    ):  # fmt: skip
+        if value is not None and value not in known:
+            raise InputError(f"{option} {value}: is none of {', '.join(known)}")
+    target = options.target
+    if target is not None and target.is_dir():
+        raise InputError(f"--output {target}: is a folder; name a file in it")
+    if target is not None and options.path is not None and _same(target, options.path):
+        raise InputError(f"--output {target}: is the file of --file; name another")
+    if target is None and as_json:
+        if options.format is not None:
+            raise InputError("--json: is one document; leave out --format, or --json")
+        return "json"
+    found = format_named(target, options.format) or _TABLE
+    if found == "parquet" and target is None:
+        raise InputError("--format parquet: is no text for standard output; give --output FILE")
+    return found
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _refuse_vectors(location: Location) -> None:
+    from edgeformer.stages.evaluating.predict import predicts_vectors
+
+    if predicts_vectors(location):
+        raise InputError(
+            f"{location.name}: answers with vectors, which no table can show; give --output FILE, or --format jsonl"
+        )
+
+
+@contextmanager
+def _texts(location: Location, options: FileOptions, confidence: float | None) -> Generator[Unlabelled]:
+    from edgeformer.data.sources import Columns
+    from edgeformer.data.unlabelled import Reading, unlabelled
+    from edgeformer.stages.evaluating.predict import check, predicts_vectors
+
+    if len(options.pair) > 1:
+        raise InputError("--pair: with --file it is the one column of the second texts")
+    check(location, confidence, pairs=bool(options.pair))
+    owner = location.open_bundle() if location.bundle is not None else location.open_run()
+    columns = Columns(text=options.text, text_pair=next(iter(options.pair), None))
+    how = Reading(owner.data.parts, columns, options.input_format, single=predicts_vectors(location))
+    with unlabelled(options.path, sys.stdin.buffer, how) as given:
+        yield given
+
+
+@contextmanager
+def _writer(location: Location, model: Model, example: Row, where: tuple[str, Path | None]) -> Generator[RowWriter]:
+    """What takes the answers; ``where``: format and file."""
+    from edgeformer.formats.row_files import JsonDocument, writer_for
+
+    format_, target = where
+    with _stream(target, whole=format_ == "json") as stream:
+        writer: RowWriter
+        if format_ == _TABLE:
+            from edgeformer.reporting.prediction_tables import PredictionLines
+
+            writer = PredictionLines(stream, f"{location.name} · {model.id}", example, stdout().width)
+        elif format_ == "json":
+            writer = JsonDocument(stream, {"run": location.name, "artifact": model.id}, "predictions")
+        else:
+            writer = writer_for(format_, stream, example)
+        yield writer
+        writer.close()
+
+
+@contextmanager
+def _stream(target: Path | None, *, whole: bool) -> Generator[BinaryIO]:
+    """A file, which has its name when all is in it, or standard output; ``whole``: which gets all of it or nothing."""
+    from edgeformer.machine.leftovers import replacing_alone
+
+    if target is not None:
+        with replacing_alone(target) as temporary, temporary.open("wb") as file:
+            yield file
+        return
+    sys.stdout.flush()
+    if whole:
+        with tempfile.TemporaryFile() as spooled:
+            yield spooled
+            spooled.seek(0)
+            shutil.copyfileobj(spooled, sys.stdout.buffer)
+    else:
+        yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def _tell(location: Location, found: Answered, options: FileOptions, *, as_json: bool) -> None:
+    """What became of it: on stderr, and with --json on stdout where the answers are not."""
+    from edgeformer.cli.console import say
+
+    where = f" → {options.target}" if options.target is not None else ""
+    parts = [f"{found.rows:,} rows in {found.seconds:.1f} s ({found.rows_per_s:,.0f} rows/s)"]
+    if found.errors:
+        parts.append(f"{found.errors:,} without an answer, because nothing is in their text")
+    if found.truncated:
+        parts.append(f"{found.truncated:,} longer than the model reads")
+    say(f"{location.name} · {found.artifact}: {', '.join(parts)}{where}", err=True)
+    if as_json and options.target is not None:
+        print_json(
+            {"run": location.name, **asdict(found), "rows_per_s": found.rows_per_s, "output": str(options.target)}
+        )

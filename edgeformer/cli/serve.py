@@ -1,0 +1,91 @@
+"""edgeformer serve: a bundle answers over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json, Run
+from edgeformer.formats.errors import InputError, needs_extra
+
+
+def command(
+    bundle: Run = None,
+    host: Annotated[str, typer.Option(help="Address to listen at. 0.0.0.0: every one of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    artifact: Annotated[
+        str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact that runs here.")
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(min=1, help="Texts of one call of the model. 1: every text by itself.")
+    ] = 32,
+    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are refused with 503.")] = 1024,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="From a request to its answer.")] = "30s",
+    max_texts: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 128,
+    max_characters: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of one request.")] = "1MiB",
+    max_connections: Annotated[int, typer.Option(min=2, help="Connections that are open at once.")] = 256,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which it may be asked for, of a proxy in front. May be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A site whose pages may read the answers (CORS). May be repeated."),
+    ] = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Serve a classifier or an embedding model over HTTP (needs the extra serve, no torch).
+
+    POST /predict takes {"text": …} or {"texts": […]}; / is a page to try it, /openapi.json the description, /healthz
+    and /metrics are for what watches it. SIGTERM and Ctrl-C finish what was accepted. There is neither encryption nor
+    a password: leave it at the loopback address, or put a proxy in front.
+
+    Examples:
+
+      edgeformer serve
+
+      edgeformer serve path/to/bundle --port 9000 --artifact onnx-int8
+    """
+    with needs_extra("serve", "serving"):
+        from edgeformer.stages.serving.limits import Limits
+        from edgeformer.stages.serving.server import ServeOptions, serve
+    from edgeformer.run import locate
+    from edgeformer.stages.serving.served import Served
+
+    seconds, body = _quantities(timeout, max_body)
+    limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
+    location = locate(bundle, artifacts)
+
+    def ready(model: Served, address: str) -> None:
+        from edgeformer.cli.console import say
+
+        if as_json:
+            import json
+
+            facts = {"url": address, "run": model.name, "artifact": model.artifact, "limits": asdict(limits)}
+            print(json.dumps(facts), flush=True)
+        say(f"{model.name} · {model.artifact}: {address} (Ctrl-C stops it)", err=True)
+
+    options = ServeOptions(
+        host, port, artifact or location.artifact, limits, (*(allow_host or ()),), (*(allow_origin or ()),)
+    )
+    answered = serve(location.open_bundle(), options, ready)
+    typer.echo(f"stopped; {answered:,} requests for predictions had their response", err=True)
+
+
+def _quantities(timeout: str, max_body: str) -> tuple[float, int]:
+    """Seconds and bytes. Raises InputError."""
+    from edgeformer.formats.units import parse_bytes, parse_milliseconds
+
+    try:
+        found = parse_milliseconds(timeout) / 1e3, parse_bytes(max_body)
+    except ValueError as error:
+        raise InputError(f"--timeout or --max-body: {error}") from None
+    if min(found) <= 0:
+        raise InputError("--timeout and --max-body must be more than nothing")
+    return found

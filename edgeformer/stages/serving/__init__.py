@@ -1,0 +1,1 @@
+"""serve: a bundle answers over HTTP. The engine that makes batches knows nothing of HTTP."""

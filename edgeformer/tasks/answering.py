@@ -1,0 +1,131 @@
+"""Answering: texts as people give them become rows of tokens, rows go through a model, and every text has its answer.
+
+The three steps stand apart, so that each can have a thread of its own: reading the next texts while a session answers
+these, and writing what it answered before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.data.batching import Int64s, collate
+from edgeformer.data.encoding import Encoded, encode_texts
+from edgeformer.data.rows import Text
+from edgeformer.tasks.calls import Run
+from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.prediction import Answer, Unanswered
+from edgeformer.tasks.reading import TextReader
+from edgeformer.tasks.running import cut_batches
+
+if TYPE_CHECKING:
+    from edgeformer.formats.data_config import DataSection
+    from edgeformer.tasks.task import Task
+
+BATCH_ROWS, BATCH_TOKENS = 32, 4096
+"""Of one call: on processors more rows are no faster, and need more memory."""
+EMPTY = "the text is empty"
+NOTHING_LEFT = "nothing is left of the text when it is cleaned"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some texts, read.
+
+    Attributes:
+        texts: as they were given.
+        encoded: the rows of those that are not empty, m of n.
+        cut: which of these rows were longer than the model reads, bool [m].
+        places: of these rows among the texts, int64 [m].
+        errors: place → why a text has no row.
+    """
+
+    texts: Sequence[Text]
+    encoded: Encoded
+    cut: NDArray[np.bool_]
+    places: Int64s
+    errors: dict[int, str]
+
+    def batches(self) -> list[Int64s]:
+        """Row numbers of each call: rows of similar length, the longest first."""
+        return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
+
+
+class Answering:
+    """How one model answers texts.
+
+    Args:
+        task: the model's.
+        reader: how it reads.
+        data: the model's, for labels and the longest text.
+    """
+
+    def __init__(self, task: Task, reader: TextReader, data: DataSection) -> None:
+        self._task, self._reader, self._data = task, reader, data
+
+    def read(self, texts: Sequence[Text]) -> Window:
+        """Texts as tokens. One with nothing to read in it has an error instead. For one thread at a time."""
+        errors = {place: EMPTY for place, text in enumerate(texts) if _is_blank(text)}
+        places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
+        tokenizer = self._reader.tokenizer
+        given = [texts[place] for place in places.tolist()] if errors else texts
+        encoded, cut = encode_texts(tokenizer, given, self._data.tokens_at_once)
+        special = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
+        least = np.array([special[not isinstance(text, str)] for text in given], dtype=np.int64)
+        bare = np.flatnonzero(encoded.lengths <= least)
+        if len(bare):
+            left = np.setdiff1d(np.arange(len(given)), bare)
+            errors.update(dict.fromkeys(places[bare].tolist(), NOTHING_LEFT))
+            encoded, cut, places = _only(encoded, left), cut[left], places[left]
+        return Window(texts, encoded, cut, places, errors)
+
+    def inputs(self, window: Window, numbers: Int64s) -> dict[str, Int64s]:
+        """What the graph takes of some rows: input_ids, attention_mask int64 [B, S]."""
+        return collate(window.encoded, numbers, self._reader.pad)
+
+    def run(self, run: Run, window: Window, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
+        """All outputs [m, …] of a session's ``run``, in the order of the rows; empty without rows.
+
+        Args:
+            run: a session's.
+            window: the rows.
+            batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
+        """
+        outputs: dict[str, NDArray[Any]] = {}
+        for numbers in window.batches() if batches is None else batches:
+            for name, output in run(self.inputs(window, numbers)).items():
+                if name not in outputs:
+                    outputs[name] = np.empty((len(window.encoded), *output.shape[1:]), dtype=output.dtype)
+                outputs[name][numbers] = output
+        return outputs
+
+    def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
+        """What each text gets, in their order."""
+        if not window.errors:
+            return [*self._task.predictions(window.texts, outputs, window.cut, self._data)]
+        answers: list[Any] = [None] * len(window.texts)
+        for place, error in window.errors.items():
+            answers[place] = Unanswered(window.texts[place], error)
+        places = window.places.tolist()
+        if places:
+            given = [window.texts[place] for place in places]
+            found = self._task.predictions(given, outputs, window.cut, self._data)
+            for place, prediction in zip(places, found, strict=True):
+                answers[place] = prediction
+        return answers
+
+
+def _is_blank(text: Text) -> bool:
+    return not text or text.isspace() if isinstance(text, str) else any(map(_is_blank, text))
+
+
+def _only(encoded: Encoded, numbers: Int64s) -> Encoded:
+    """Some of the rows."""
+    rows = [encoded.row(number) for number in numbers.tolist()]
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    ids = np.concatenate([np.empty(0, dtype=np.int32), *rows])
+    return Encoded(ids, offsets, encoded.labels[numbers], 0)

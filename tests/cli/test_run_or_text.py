@@ -1,0 +1,65 @@
+"""[RUN] TEXT…: a name that is no run's is an error; a text is never taken for one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run_cli import edgeformer
+
+OLD = Path(__file__).parents[1] / "old_format"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("names")
+    shutil.copytree(OLD / "classifier-v1", made / "artifacts" / "shops-1")
+    return made
+
+
+def refused(folder: Path, *arguments: str, stdin: str = "") -> str:
+    outcome = edgeformer(*arguments, cwd=folder, stdin=stdin)
+    assert outcome.code == 2 and outcome.out == "", outcome.out
+    return " ".join(outcome.err.split())
+
+
+def texts(folder: Path, *arguments: str, stdin: str = "") -> list[str]:
+    outcome = edgeformer("predict", *arguments, "--json", cwd=folder, stdin=stdin)
+    assert outcome.code == 0, outcome.err
+    return [prediction["text"] for prediction in json.loads(outcome.out)["predictions"]]
+
+
+def test_a_wrong_name_is_no_text(folder: Path) -> None:
+    said = refused(folder, "predict", "shops-01", "the food was wonderful")
+    assert "no run 'shops-01'; did you mean shops-1?" in said
+    assert "if it is a text: edgeformer predict --run shops-1 shops-01 …" in said
+
+
+def test_nor_where_the_texts_come_on_standard_input(folder: Path) -> None:
+    assert "no run 'shops-01'" in refused(folder, "predict", "shops-01", stdin="good\n")
+    assert "no run 'shops-01'" in refused(folder, "generate", "shops-01", stdin="Once\n")
+
+
+def test_generate_has_the_same_rule(folder: Path) -> None:
+    said = refused(folder, "generate", "shops-01", "Once upon a time")
+    assert "edgeformer generate --run shops-1 shops-01 …" in said
+
+
+def test_what_can_only_be_a_text_is_one(folder: Path) -> None:
+    assert texts(folder, "great fun", "dull") == ["great fun", "dull"]
+    assert texts(folder, "Great!", "dull") == ["Great!", "dull"]
+    assert texts(folder, "great") == ["great"]
+    assert texts(folder, "shops-1", "shops-01") == ["shops-01"]
+
+
+def test_run_takes_every_word_for_a_text(folder: Path) -> None:
+    assert texts(folder, "--run", "shops-1", "shops-01", "shops-1") == ["shops-01", "shops-1"]
+    assert texts(folder, "--run", "shops-1", stdin="good\n") == ["good"]
+    assert "no run 'shops-01'" in refused(folder, "predict", "--run", "shops-01", "a text")
+
+
+def test_a_run_alone_is_not_classified_as_a_text(folder: Path) -> None:
+    assert "no text given" in refused(folder, "predict", "shops-1")
