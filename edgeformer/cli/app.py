@@ -19,6 +19,7 @@ from edgeformer.cli import (
     generate,
     import_checkpoint,
     list_things,
+    page,
     plan,
     predict,
     profile,
@@ -41,7 +42,7 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-for _file in (train, export, profile, evaluate, predict, generate, verify, wrap, plan, compare):
+for _file in (train, export, profile, evaluate, predict, generate, verify, wrap, page, plan, compare):
     app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")
