@@ -8,7 +8,6 @@ from edgeformer.formats.base import Frozen
 from edgeformer.formats.report import Subject
 
 SITE_FILE = "site.json"
-PAGE_FORMAT = "edgeformer-page"
 
 
 class PageFile(Frozen):
@@ -55,6 +54,7 @@ class PageProvider(Frozen):
 
     name: str = Field(description="as ONNX Runtime calls it there")
     label: str
+    short: str = Field(description="label for tables")
     script: PageFile
     glue: PageFile
     binary: PageFile
@@ -71,7 +71,7 @@ class LeftOut(Frozen):
 class PageManifest(Frozen):
     """The whole page."""
 
-    format: Literal["edgeformer-page"] = PAGE_FORMAT
+    format: Literal["edgeformer-page"] = "edgeformer-page"
     format_version: Literal[1] = 1
     run: str
     noun: str = Field(description="what the model is: classifier, language model…")

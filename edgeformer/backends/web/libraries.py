@@ -1,4 +1,4 @@
-"""The JavaScript libraries of a page: which files, of which versions, with which checksums, and where they are found."""
+"""The JavaScript libraries of a page: which files, of which versions, with which checksums, and where they lie."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ RUNTIMES = (
     WebRuntime(
         WEBGPU,
         "WebGPU (graphics chip)",
-        _runtime_file(
-            "ort.webgpu.min.mjs", "FPQBMbud8ICuP0Ii+Gr95KWEX9pKHtUC3lacIp0aPI8WYluKvTsEGQ3AE2Ze3QlL", 66_349
-        ),
+        _runtime_file("ort.webgpu.min.mjs", "FPQBMbud8ICuP0Ii+Gr95KWEX9pKHtUC3lacIp0aPI8WYluKvTsEGQ3AE2Ze3QlL", 66_349),
         _runtime_file(
             "ort-wasm-simd-threaded.asyncify.mjs",
             "qViEcCGzsR/m8nlQwIsbYh7afN4thuraqFYDQY6huvmoLVoZq/eYawQ1wrv8nnhA",

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from edgeformer.backends.web.libraries import RUNTIMES, TOKENIZER_FILE, runtimes_named
+from edgeformer.backends import provider_facts
+from edgeformer.backends.web.libraries import TOKENIZER_FILE, runtimes_named
 from edgeformer.bundle import Bundle
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -153,10 +154,11 @@ def _fill(
         PageProvider(
             name=runtime.provider,
             label=runtime.label,
+            short=provider_facts(runtime.provider).label,
             script=page.library(runtime.script),
             glue=page.library(runtime.glue),
             binary=page.library(runtime.binary),
-            counts_threads=runtime is RUNTIMES[0],
+            counts_threads=provider_facts(runtime.provider).counts_threads,
         )
         for runtime in runtimes_named(options.providers)
     )

@@ -10,7 +10,7 @@ export async function describeBrowser() {
   return {
     system,
     release: more.platformVersion || null,
-    machine: more.architecture ? `${more.architecture}${more.bitness ?? ""}` : null,
+    machine: more.architecture ? [more.architecture, more.bitness].filter(Boolean).join("-") : null,
     model: more.model || null,
     browser,
     user_agent: navigator.userAgent,

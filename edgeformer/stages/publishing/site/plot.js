@@ -13,8 +13,8 @@ export function drawSample(samples, latency, title) {
   const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "plot" });
   element("title", {}, svg).textContent = title;
   const sorted = [...samples].sort((a, b) => a - b);
-  // One call in two hundred may lie above the picture: a pause of the system must not flatten all the others.
-  const top = sorted[Math.floor((sorted.length - 1) * 0.995)] * 1.15 || 1;
+  // Calls above the picture are drawn at its upper edge: a pause of the system must not flatten all the others.
+  const top = Math.max(sorted[Math.floor((sorted.length - 1) * 0.95)] * 1.25, latency.p50 * 1.5) || 1;
   const x = (index) => LEFT + ((WIDTH - LEFT - 6) * index) / Math.max(1, samples.length - 1);
   const y = (ms) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(ms, top) / top);
   for (const ms of ticks(top)) {

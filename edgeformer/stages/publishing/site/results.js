@@ -43,22 +43,21 @@ export function addPicture(place, row, samples, site) {
   const quality = latency.stable ? "stable" : "not stable";
   const caption = `typical ${milliseconds(latency.p50)}; ${latency.n.toLocaleString("en")} calls, ${quality}`;
   const picture = drawSample(samples, latency, visible(`${name}: ${caption}`));
-  place.append(make("figure", {}, make("h3", {}, name), picture, make("figcaption", {}, caption)));
+  const said = [...latency.warnings, ...(latency.reason ? [latency.reason] : [])];
+  const list = said.length ? [make("ul", {}, ...said.map((text) => make("li", {}, text)))] : [];
+  place.append(make("figure", {}, make("h3", {}, name), picture, make("figcaption", {}, caption, ...list)));
 }
 
-/** Everything that is not a figure: notes, and per row warnings and what is missing, equal ones once. */
+/** What holds for all rows, and why some were not measured; what belongs to one sample stands below its picture. */
 export function showNotes(place, report, site) {
-  const found = new Map();
-  const add = (text, what) => found.set(text, [...(found.get(text) ?? []), what]);
-  for (const row of report.rows.filter((one) => one.phase !== "cold")) {
-    const name = `${row.artifact} ${runtimeOf(row, site)} ${row.batch} × ${row.seq}`;
-    for (const warning of row.latency_ms.warnings ?? []) add(warning, name);
-    if (row.latency_ms.reason) add(row.latency_ms.reason, name);
-    add(`memory not measured: ${row.memory_bytes.reason}`, "every row");
-    add(`energy not measured: ${row.energy_mj.reason}`, "every row");
+  const lines = new Set(report.notes);
+  for (const row of report.rows) {
+    const name = `${row.artifact}, ${runtimeOf(row, site)}, ${row.batch} × ${row.seq}`;
+    if (row.latency_ms.status === "unavailable") lines.add(`${name}: not measured: ${row.latency_ms.reason}`);
+    lines.add(`memory not measured: ${row.memory_bytes.reason}`);
+    lines.add(`energy not measured: ${row.energy_mj.reason}`);
   }
-  const lines = [...found].map(([text, names]) => make("li", {}, `${[...new Set(names)].join(", ")}: ${text}`));
-  place.replaceChildren(...report.notes.map((note) => make("li", {}, note)), ...lines);
+  place.replaceChildren(...[...lines].map((text) => make("li", {}, text)));
 }
 
 /** Name and value of everything that the browser tells. */
@@ -72,12 +71,12 @@ export function showFacts(place, facts) {
 }
 
 function runtimeOf(row, site) {
-  const label = site.providers.find((one) => one.name === row.provider)?.label ?? row.provider;
+  const short = site.providers.find((one) => one.name === row.provider)?.short ?? row.provider;
   const threads = row.threads ? `, ${row.threads} ${row.threads === 1 ? "thread" : "threads"}` : "";
-  return `${label.split(" (")[0]}${threads}`;
+  return `${short}${threads}`;
 }
 
 function stateOf(row) {
-  if (row.latency_ms.status === "unavailable") return "unavailable, see below";
-  return row.latency_ms.stable === false ? "unstable, see below" : "";
+  if (row.latency_ms.status === "unavailable") return "unavailable";
+  return row.latency_ms.stable === false ? "unstable" : "";
 }

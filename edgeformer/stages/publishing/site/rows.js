@@ -59,7 +59,7 @@ export function clockDoubt(typicalMs, stepMs) {
   const useless = typicalMs < stepMs * COARSE;
   const steps = `the browser's clock goes in steps of ${Number(stepMs.toPrecision(2))} ms`;
   const calls = `where a call takes about ${Number(typicalMs.toPrecision(2))} ms`;
-  const finer = "; cross-origin isolation (see docs/browser.md) makes it finer";
+  const finer = "; cross-origin isolation (COOP and COEP headers) makes it finer";
   return { warnings: [`${steps}, ${calls}${finer}`], useless };
 }
 
