@@ -23,6 +23,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
     "--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+    # As on a machine without a network: no other name or address is found.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def _require_measured(path: Path, report: Report, rows: tuple[Row, ...]) -> None
     if not report.on_target:
         host = report.host.get("cpu", "another machine")
         raise InputError(
-            f"--judge {path}: its rows were measured on {host}, and for {report.device_title} it has estimates; a report "
+            f"--judge {path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
             "is judged that was measured on the device itself"
         )
     if not any(row.latency_ms.status == "measured" for row in rows):
