@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ELSEWHERE = "elsewhere.test"
+"""This machine by a name that browsers do not trust as they trust localhost."""
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
     "--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-pipe",
     # As on a machine without a network: no other name or address is found.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
@@ -69,7 +71,7 @@ class Tab:
             if time.monotonic() > deadline:
                 said = self.run("document.body?.innerText.slice(0, 2000)")
                 pytest.fail(f"{expression}: not within {seconds} s; {self.complaints}; the page says: {said}")
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def picture(self, file: Path, width: int, *, dark: bool = False) -> None:
         """The whole page as PNG."""

@@ -25,7 +25,7 @@ from edgeformer.stages.publishing.publish import PageOptions, publish
 from edgeformer.tasks.calls import make_buffers
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
-from tests.publishing.browser import Tab, served
+from tests.publishing.browser import ELSEWHERE, Tab, served
 from tests.publishing.conftest import CLASSIFIER, LANGUAGE
 
 pytestmark = pytest.mark.node
@@ -122,7 +122,9 @@ def test_it_answers_as_predict_does(decided: tuple[Path, Path], tab: Tab) -> Non
         tab.open(address)
         for artifact, tolerance in TOLERANCE.items():
             # One by one: rows of an INT8 call share the scale of their activations.
-            wanted: list[Any] = [predict(locate(str(bundle), bundle), [text], artifact)[1][0] for text in texts]
+            calls = [texts] if artifact == "onnx-fp32" else [[text] for text in texts]
+            location = locate(str(bundle), bundle)
+            wanted: list[Any] = [right for some in calls for right in predict(location, some, artifact)[1]]
             assert {one.label for one in wanted} == {"negative", "positive"}
             for text, right in zip(texts, wanted, strict=True):
                 found = answer(tab, artifact, text)
@@ -189,6 +191,15 @@ def test_an_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) ->
     assert report.host["cross_origin_isolated"] is True
     assert report.rows[-1].threads == min(2, cores) and report.rows[-1].latency_ms.status == "measured"
     assert report.rows[-1].conditions["clock_step_ms"] < 0.05
+
+
+def test_a_page_from_another_machine_without_https_works_and_says_what_it_lacks(site: Path, tab: Tab) -> None:
+    with served(site) as address:
+        tab.open(address.replace("127.0.0.1", ELSEWHERE) + SHORT)
+        assert tab.run("isSecureContext") is False
+        assert "https:// and localhost only" in tab.run("document.getElementById('providers').textContent")
+        assert answer(tab, "onnx-int8", "fine")["label"] in ("negative", "positive")
+    assert tab.complaints == []
 
 
 def test_a_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -> None:
