@@ -17,9 +17,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.stages.publishing.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer, in_process
 from tests.publishing.browser import Browser, Tab, headless
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
-CLASSIFIER, LANGUAGE = OLD / "classifier-v1" / "bundle", OLD / "language-v1" / "bundle"
+from tests.publishing.old_bundles import CLASSIFIER
 
 
 @pytest.fixture(scope="session")

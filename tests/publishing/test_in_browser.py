@@ -26,7 +26,7 @@ from edgeformer.tasks.calls import make_buffers
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
 from tests.publishing.browser import ELSEWHERE, Tab, served
-from tests.publishing.conftest import CLASSIFIER, LANGUAGE
+from tests.publishing.old_bundles import CLASSIFIER, LANGUAGE
 
 pytestmark = pytest.mark.node
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}

@@ -23,7 +23,7 @@ from edgeformer.formats.page import SITE_FILE, PageManifest
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.stages.publishing.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
-from tests.publishing.conftest import CLASSIFIER, LANGUAGE
+from tests.publishing.old_bundles import CLASSIFIER, LANGUAGE
 
 FILES = [TOKENIZER_FILE, *(file for runtime in RUNTIMES for file in runtime.files)]
 
@@ -122,7 +122,9 @@ def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "site").exists()
 
 
-def test_a_page_is_replaced_and_nothing_else(fake_libraries: Path, tmp_path: Path) -> None:
+def test_a_page_is_replaced_and_nothing_else(
+    fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site"
     publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries))
     (site / "left.txt").write_text("of before", encoding="utf-8")
@@ -137,7 +139,9 @@ def test_a_page_is_replaced_and_nothing_else(fake_libraries: Path, tmp_path: Pat
             publish(Bundle.open(CLASSIFIER), other, PageOptions(fake_libraries))
         assert [path.name for path in other.iterdir()] == [name]
     (tmp_path / "empty").mkdir()
-    publish(Bundle.open(CLASSIFIER), tmp_path / "empty", PageOptions(fake_libraries))
+    monkeypatch.chdir(tmp_path / "empty")
+    publish(Bundle.open(CLASSIFIER), Path(), PageOptions(fake_libraries))
+    assert (tmp_path / "empty" / SITE_FILE).is_file()
 
 
 def test_a_page_that_fails_leaves_the_old_one(

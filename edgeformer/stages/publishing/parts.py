@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from tokenizers import Tokenizer
 
@@ -116,7 +117,7 @@ class PageFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         own = f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
-        return PageFile(url=name, integrity=integrity or own, size_bytes=len(content))
+        return PageFile(url=quote(name), integrity=integrity or own, size_bytes=len(content))
 
 
 def _suffix(tokenizer: Tokenizer) -> int:

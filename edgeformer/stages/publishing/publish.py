@@ -81,6 +81,7 @@ def publish(
         ArtifactError: a file of the bundle is missing or changed.
         OSError: it cannot be written.
     """
+    output = output.resolve()  # "." has no name, which its temporary neighbours would need
     _require_free(output)
     chosen, left_out = _choose(bundle, options, artifact)
     shapes = _shapes(bundle, options)

@@ -2,7 +2,7 @@
 import { describeBrowser, threadLimit, whyNoWebGpu } from "./browser.js";
 import { startMeasuring } from "./jobs.js";
 import { buildReport, changedRules, notesOf } from "./report.js";
-import { addPicture, showFacts, showNotes, showTable } from "./results.js";
+import { addPicture, showFacts, showNotes, showTables } from "./results.js";
 import { doubted, unavailableRow } from "./rows.js";
 import { bytes, checkbox, make } from "./show.js";
 import { setUpTrying } from "./try.js";
@@ -86,6 +86,7 @@ class Page {
     byId("pictures").replaceChildren();
     byId("report").hidden = false;
     form.go.textContent = "Stop";
+    byId("try").inert = true; // an answer in between would be measured, too
     this.running = { stop: () => {} };
     const keepsAwake = await navigator.wakeLock?.request("screen").catch(() => null);
     for (const [artifact, provider] of asked.pairs) {
@@ -98,6 +99,7 @@ class Page {
     const finished = this.running !== null;
     this.running = null;
     form.go.textContent = "Measure";
+    byId("try").inert = false;
     byId("progress").textContent = finished ? "Done." : "Stopped. What was finished is in the report.";
     byId("progress").dataset.state = finished ? "done" : "stopped";
   }
@@ -137,7 +139,7 @@ class Page {
   /** Table, notes and the file, as far as it is measured. */
   publish(rows, about) {
     const report = buildReport(this.site, this.facts, rows, about);
-    showTable(byId("table"), rows, this.site);
+    showTables(byId("table"), byId("cold"), rows, this.site);
     showNotes(byId("notes"), report, this.site);
     URL.revokeObjectURL(this.address);
     this.address = URL.createObjectURL(new Blob([`${JSON.stringify(report, null, 2)}\n`], { type: "application/json" }));

@@ -1,39 +1,49 @@
-// The report on the page: a table, a picture of each sample, and what else there is to say.
+// The report on the page: tables, a picture of each sample, and what else there is to say.
 import { drawSample } from "./plot.js";
 import { bytes, make, milliseconds, number, visible } from "./show.js";
 
-const COLUMNS = [
-  ["artifact", false, (row) => row.artifact],
-  ["runtime", false, (row, site) => runtimeOf(row, site)],
-  ["batch × tokens", true, (row) => `${row.batch} × ${row.seq}`],
-  ["first call", true, (row, site, first) => milliseconds(first)],
-  ["typical (p50)", true, (row) => milliseconds(row.latency_ms.p50)],
-  ["p90", true, (row) => milliseconds(row.latency_ms.p90)],
-  ["p95", true, (row) => milliseconds(row.latency_ms.p95)],
-  ["p99", true, (row) => milliseconds(row.latency_ms.p99)],
-  ["varies by", true, (row) => (row.latency_ms.cv == null ? "–" : `${(row.latency_ms.cv * 100).toFixed(1)}%`)],
-  ["calls", true, (row) => (row.latency_ms.n ? row.latency_ms.n.toLocaleString("en") : "–")],
-  ["per second", true, (row) => number(row.throughput_per_s)],
-  ["size", true, (row) => bytes(row.size_bytes)],
-  ["", false, (row) => stateOf(row)],
+const STEADY = [
+  ["typical (p50)", (row) => milliseconds(row.latency_ms.p50)],
+  ["", (row) => stateOf(row)],
+  ["p90", (row) => milliseconds(row.latency_ms.p90)],
+  ["p95", (row) => milliseconds(row.latency_ms.p95)],
+  ["p99", (row) => milliseconds(row.latency_ms.p99)],
+  ["varies by", (row) => (row.latency_ms.cv == null ? "–" : `${(row.latency_ms.cv * 100).toFixed(1)}%`)],
+  ["calls", (row) => (row.latency_ms.n ? row.latency_ms.n.toLocaleString("en") : "–")],
+  ["per second", (row) => number(row.throughput_per_s)],
+  ["size", (row) => bytes(row.size_bytes)],
 ];
 
-/** The rows as a table. Cold rows stand in the column `first call` of the steady row after them. */
-export function showTable(place, rows, site) {
-  const head = make("tr", {}, ...COLUMNS.map(([title, right]) => make("th", { scope: "col", class: right && "n" }, title)));
-  const body = make("tbody");
-  let first = null;
-  for (const row of rows) {
-    if (row.phase === "cold") {
-      first = row.latency_ms.p50;
-      continue;
-    }
-    const cells = COLUMNS.map(([title, right, text], index) =>
-      make(index ? "td" : "th", { scope: index ? null : "row", class: right && "n" }, text(row, site, first)));
-    body.append(make("tr", { class: row.latency_ms.status }, ...cells));
-    first = null;
-  }
-  place.replaceChildren(make("table", {}, make("thead", {}, head), body));
+// In the order in which it happens; the browser may have what it downloads already.
+const COLD = [
+  ["get ONNX Runtime", (row) => downloaded(row, "runtime_download_ms", "runtime_bytes", "runtime_from_cache")],
+  ["start it", (row) => milliseconds(row.conditions.runtime_start_ms)],
+  ["get the model", (row) => downloaded(row, "download_ms", "download_bytes", "from_cache")],
+  ["open it", (row) => milliseconds(row.load_ms)],
+  ["first call", (row) => milliseconds(row.latency_ms.p50)],
+];
+
+/** Calls after warm-up, and what comes before the first answer. */
+export function showTables(steady, cold, rows, site) {
+  show(steady, STEADY, rows.filter((row) => row.phase !== "cold"), site);
+  show(cold, COLD, rows.filter((row) => row.phase === "cold"), site);
+}
+
+function show(place, columns, rows, site) {
+  const titles = columns.map(([title]) => make("th", { scope: "col", class: "n" }, title));
+  const head = make("tr", {}, make("th", { scope: "col" }, "artifact"), ...titles);
+  const body = rows.map((row) => {
+    const how = make("small", {}, `${runtimeOf(row, site)}, ${row.batch} × ${row.seq}`);
+    const name = make("th", { scope: "row" }, row.artifact, make("br"), how);
+    const cells = columns.map(([, text]) => make("td", { class: "n" }, text(row)));
+    return make("tr", { class: row.latency_ms.status }, name, ...cells);
+  });
+  place.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+}
+
+function downloaded(row, ms, size, cached) {
+  const from = row.conditions[cached] ? ", cached" : "";
+  return `${milliseconds(row.conditions[ms])} (${bytes(row.conditions[size])}${from})`;
 }
 
 /** One more picture, of one row's sample. */
@@ -60,13 +70,15 @@ export function showNotes(place, report, site) {
   place.replaceChildren(...[...lines].map((text) => make("li", {}, text)));
 }
 
-/** Name and value of everything that the browser tells. */
+/** Name and value of everything that the browser tells, and the names of what it does not. */
 export function showFacts(place, facts) {
   const names = { device_memory_gib: "memory (GiB, rounded by the browser)", cores: "logical processors", gpu: "graphics" };
-  const lines = Object.entries(facts).flatMap(([name, value]) => [
-    make("dt", {}, names[name] ?? name.replaceAll("_", " ")),
-    make("dd", {}, value === null ? "not told" : value === true ? "yes" : value === false ? "no" : String(value)),
-  ]);
+  const named = Object.entries(facts).map(([name, value]) => [names[name] ?? name.replaceAll("_", " "), value]);
+  const told = named.filter(([, value]) => value !== null);
+  const shown = (value) => (value === true ? "yes" : value === false ? "no" : String(value));
+  const lines = told.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, shown(value))]);
+  const hidden = named.filter(([, value]) => value === null).map(([name]) => name);
+  if (hidden.length) lines.push(make("dt", {}, "not told"), make("dd", {}, hidden.join(", ")));
   place.replaceChildren(...lines);
 }
 

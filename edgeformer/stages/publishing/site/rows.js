@@ -54,12 +54,12 @@ export function unavailableRow(job, shape, reason) {
 }
 
 /** What a coarse clock does to times: a warning, and whether it makes them useless. */
-export function clockDoubt(typicalMs, stepMs) {
+export function clockDoubt(typicalMs, stepMs, isolated) {
   if (typicalMs >= stepMs * FINE) return { warnings: [], useless: false };
   const useless = typicalMs < stepMs * COARSE;
   const steps = `the browser's clock goes in steps of ${Number(stepMs.toPrecision(2))} ms`;
   const calls = `where a call takes about ${Number(typicalMs.toPrecision(2))} ms`;
-  const finer = "; cross-origin isolation (COOP and COEP headers) makes it finer";
+  const finer = isolated ? "" : "; cross-origin isolation (COOP and COEP headers) makes it finer";
   return { warnings: [`${steps}, ${calls}${finer}`], useless };
 }
 

@@ -67,7 +67,7 @@ async function measureShape(here, shape, cold) {
   const size = `${shape[0]} × ${shape[1]}`;
   const sample = await measure(call, job.rules, (phase, calls) => tell(`${size}: ${phase}, ${calls} calls`));
   const { p50 } = summarise(sample.samples, null, [], null, job.rules);
-  const clock = clockDoubt(p50, stepMs);
+  const clock = clockDoubt(p50, stepMs, self.crossOriginIsolated === true);
   const warnings = [...sample.warnings, ...clock.warnings, ...job.caveats];
   const stable = sample.stable && !clock.useless;
   const latency = summarise(sample.samples, stable, warnings, sample.reason, job.rules);
