@@ -83,6 +83,10 @@ class PageManifest(Frozen):
     leaks: bool
     cautions: tuple[str, ...] = Field((), strict=False)
     labels: tuple[str, ...] | None = Field(None, strict=False, description="None: the page answers no texts")
+    thresholds: dict[str, float] | None = Field(
+        None, description="label → probability from which on it is given; None: the likeliest one is"
+    )
+    pairs: bool = Field(False, description="it reads two texts at a time")
     silent: str | None = Field(None, description="why the page answers no texts")
     readers: dict[str, PageReader]
     artifacts: tuple[PageArtifact, ...] = Field(strict=False)

@@ -38,8 +38,8 @@ class Tab:
         complaints: errors of scripts, of the content security policy and of downloads.
     """
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
         self.requests: list[str] = []
         self.complaints: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -54,6 +54,10 @@ class Tab:
         self.send("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && !document.getElementById('main')?.hidden")
 
+    def close(self) -> None:
+        """With its workers, storage and cache."""
+        self._browser.send("Target.disposeBrowserContext", {"browserContextId": self._context})
+
     def run(self, expression: str) -> Any:
         """The value of an expression, or of what it promises. Fails the test with what it throws."""
         told = self.send(
@@ -64,7 +68,7 @@ class Tab:
             pytest.fail(details.get("exception", {}).get("description", details["text"]))
         return told["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 60.0) -> None:
+    def wait(self, expression: str, seconds: float = 120.0) -> None:
         """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({expression})"):
@@ -107,7 +111,7 @@ class Browser:
         context = self.send("Target.createBrowserContext", {})["browserContextId"]
         target = self.send("Target.createTarget", {"url": "about:blank", "browserContextId": context})["targetId"]
         session = self.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
-        self._tabs[session] = tab = Tab(self, session)
+        self._tabs[session] = tab = Tab(self, session, context)
         return tab
 
     def send(

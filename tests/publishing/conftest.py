@@ -77,6 +77,8 @@ def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 @pytest.fixture
-def tab(browser: Browser) -> Tab:
+def tab(browser: Browser) -> Iterator[Tab]:
     """An empty one, with a cache of its own."""
-    return browser.new_tab()
+    opened = browser.new_tab()
+    yield opened
+    opened.close()

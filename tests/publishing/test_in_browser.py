@@ -37,12 +37,13 @@ MIDDLE = 0.0255
 """Half the difference of the small classifier's logits, in the middle of what the sentences get."""
 
 
-def answer(tab: Tab, artifact: str, text: str) -> dict[str, Any]:
+def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]:
     """Type a text and press the button, as a reader does."""
     tab.run(
         f"""(() => {{
           const form = document.querySelector("#try form");
           [form.artifact.value, form.text.value] = [{json.dumps(artifact)}, {json.dumps(text)}];
+          form.pair.value = {json.dumps(pair)};
           document.getElementById("answer").replaceChildren();
           form.requestSubmit();
         }})()"""
@@ -144,6 +145,28 @@ def test_every_other_artifact_answers_alike(site: Path, tab: Tab) -> None:
             right: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(right.probabilities, abs=1e-4)
         assert "no label" in answer(tab, "onnx-fp32", "  ")["said"]
+
+
+def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
+    """Of what a page says of its model, here by hand: two texts at a time, and a threshold for each label."""
+    folder = tmp_path / "site"
+    shutil.copytree(site, folder)
+    told = json.loads((folder / "site.json").read_text(encoding="utf-8"))
+    told |= {"pairs": True, "thresholds": {"negative": 0.9, "positive": 0.1}}
+    (folder / "site.json").write_text(json.dumps(told), encoding="utf-8")
+    location = locate(str(CLASSIFIER), CLASSIFIER)
+    pair = ("the staff was friendly", "the food was bad")
+    right: Any = predict(location, [pair], "onnx-fp32")[1][0]
+    with served(folder) as address:
+        tab.open(address)
+        found = answer(tab, "onnx-fp32", *pair)
+        assert found["label"] == "positive" and "tokens read" in found["said"]
+        # Two logits: the difference of their logs is what the softmax of both keeps.
+        logits = {name: np.log(p / (1 - p)) for name, p in found["probabilities"].items()}
+        share = 1 / (1 + np.exp(logits["positive"] - logits["negative"]))
+        assert share == pytest.approx(right.probabilities["negative"], abs=1e-5)
+        assert "Shorten them" in answer(tab, "onnx-fp32", TOO_LONG, "short")["said"]
+        assert "Write something" in answer(tab, "onnx-fp32", "one", " ")["said"]
 
 
 def test_it_measures_what_the_commands_take(site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer) -> None:

@@ -42,6 +42,8 @@ _TEMPLATE = "index.html"
 # Threads need a page that no other can look into; hosts that read this file (Netlify, Cloudflare Pages) send them.
 _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
 DEFAULT_SHAPES = ((1, 16), (1, 128))
+USUAL_THRESHOLD = 0.5
+"""Of a model whose texts can have several labels, where training found no thresholds."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ def _fill(
         leaks=manifest.leaks,
         cautions=tuple(cautions(manifest)),
         labels=manifest.labels if answers else None,
+        thresholds=_thresholds(bundle) if answers else None,
+        pairs=_reads_pairs(bundle),
         silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
         readers={one.companions: page.reader(one, answers=answers) for one in chosen},
         artifacts=artifacts,
@@ -187,6 +191,20 @@ def _fill(
         rules=_rules(),
         subject=Subject(task=task.name, max_positions=manifest.max_positions, artifacts=known),
     )
+
+
+def _thresholds(bundle: Bundle) -> dict[str, float] | None:
+    """Label → probability from which on it is given. None: a text has one label, and the data no thresholds."""
+    if not hasattr(bundle.data, "thresholds"):
+        return None
+    found: dict[str, float] | None = bundle.data.thresholds
+    return found or dict.fromkeys(bundle.manifest.labels, USUAL_THRESHOLD)
+
+
+def _reads_pairs(bundle: Bundle) -> bool:
+    """Whether the model was trained on two texts at a time."""
+    sources = (source for part in bundle.data.parts.values() for source in part)
+    return any(getattr(source, "text_pair", None) is not None for source in sources)
 
 
 def _rules() -> dict[str, object]:

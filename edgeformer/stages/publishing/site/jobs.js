@@ -57,11 +57,12 @@ export class Answerer {
     };
   }
 
-  answer(text) {
+  /** What the model says of a text, or of two that it reads together. */
+  answer(text, pair = null) {
     const number = (this.#count += 1);
     return new Promise((resolve, reject) => {
       this.#asked.set(number, { resolve, reject });
-      this.#worker.postMessage({ ...this.#job, kind: "answer", number, text, base: BASE });
+      this.#worker.postMessage({ ...this.#job, kind: "answer", number, text, pair, base: BASE });
     });
   }
 

@@ -51,7 +51,7 @@ class Page {
   jobOf(artifact, provider, threads) {
     const { tokenizers, readers } = this.site;
     const caveats = provider.counts_threads ? [] : [MIXED, ...(this.facts.gpu_in_software ? [SOFTWARE] : [])];
-    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], caveats };
+    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], several: this.site.thresholds !== null, caveats };
   }
 
   /** What the form says; throws with what is wrong. */

@@ -14,6 +14,7 @@ export function setUpTrying(site, jobFor) {
     return;
   }
   const form = section.querySelector("form");
+  document.getElementById("second").hidden = !site.pairs;
   form.artifact.append(...site.artifacts.map((one) => make("option", { value: one.id }, one.id)));
   let answerer = null;
   let opened = null;
@@ -21,7 +22,8 @@ export function setUpTrying(site, jobFor) {
     event.preventDefault();
     const place = document.getElementById("answer");
     const text = form.text.value;
-    if (!text.trim()) {
+    const pair = site.pairs ? form.pair.value : null;
+    if (!text.trim() || (pair !== null && !pair.trim())) {
       place.replaceChildren(make("p", { class: "caution" }, "An empty text has no label. Write something first."));
       return;
     }
@@ -34,7 +36,7 @@ export function setUpTrying(site, jobFor) {
     }
     form.send.disabled = true;
     try {
-      showAnswer(place, await answerer.answer(text), site.labels);
+      showAnswer(place, await answerer.answer(text, pair), site);
     } catch (error) {
       opened = null; // what failed is opened anew
       place.replaceChildren(make("p", { class: "caution" }, error.message));
@@ -43,11 +45,12 @@ export function setUpTrying(site, jobFor) {
   });
 }
 
-function showAnswer(place, answer, labels) {
-  const found = labels.map((label, index) => ({ label, probability: answer.probabilities[index] }));
+function showAnswer(place, answer, site) {
+  const found = site.labels.map((label, index) => ({ label, probability: answer.probabilities[index] }));
   found.sort((a, b) => b.probability - a.probability);
+  const given = found.filter(({ label, probability }, place) => (site.thresholds ? probability >= site.thresholds[label] : place === 0));
   const list = make("dl", { class: "answers" }, ...found.flatMap(({ label, probability }) => [
-    make("dt", {}, label),
+    make("dt", { class: given.some((one) => one.label === label) && "given" }, label),
     make("dd", { "data-probability": String(probability) },
       make("meter", { min: "0", max: "1", value: String(probability), "aria-label": visible(label) }),
       make("span", { class: "n" }, `${(probability * 100).toFixed(2)}%`)),
@@ -55,6 +58,7 @@ function showAnswer(place, answer, labels) {
   const read = answer.lastRead === null
     ? make("p", { class: "soft" }, `${answer.tokens} tokens read`)
     : make("p", { class: "caution" }, `Cut: the model read ${answer.tokens} of ${answer.total} tokens, up to “… ${answer.lastRead}”. The rest did not count.`);
-  place.replaceChildren(list, read);
-  place.dataset.label = found[0].label;
+  const none = given.length ? [] : [make("p", {}, "No label reaches its threshold.")];
+  place.replaceChildren(list, ...none, read);
+  place.dataset.label = given.map((one) => one.label).join(", ");
 }

@@ -4,7 +4,7 @@ import { makeBuffers } from "./inputs.js";
 import { clockStep, measure, summarise } from "./measure.js";
 import { clockDoubt, coldRow, steadyRow, unavailableRow } from "./rows.js";
 import { feeds, openArtifact, startRuntime } from "./runtime.js";
-import { encode, openReader, softmax } from "./text.js";
+import { encode, openReader, probabilities } from "./text.js";
 
 let answering = null;
 
@@ -27,10 +27,10 @@ async function answer(job) {
     openReader(job.tokenizers, job.reader, job.base),
   ]);
   const [{ runtime, session }, reader] = await answering;
-  const read = encode(reader, job.text);
+  const read = encode(reader, job.text, job.pair);
   const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids]));
-  const probabilities = softmax(await outputs.logits.getData());
-  return { probabilities, tokens: read.ids.length, total: read.total, lastRead: read.lastRead };
+  const found = probabilities(await outputs.logits.getData(), job.several);
+  return { probabilities: found, tokens: read.ids.length, total: read.total, lastRead: read.lastRead };
 }
 
 /** Every shape of one artifact; one that the model refuses costs its own row. */
