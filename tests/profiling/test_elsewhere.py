@@ -181,6 +181,9 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1")):
         assert f"{option[0]}: --judge measures nothing" in edgeformer(*command, *option, code=2)
     edgeformer("profile", "--judge", "browser.json", code=2)
+    assert "Verdict for raspberry-pi-5" in edgeformer("profile", str(BUNDLE), *command[1:])
+    write(report(row("onnx-fp99")))
+    assert "does not have" in edgeformer("profile", str(BUNDLE), *command[1:], code=2)
     edgeformer("profile", "--judge", "gone.json", "--device", PI, code=2)
     (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
     edgeformer(*command, code=2)

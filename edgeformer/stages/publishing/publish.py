@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from edgeformer.backends import provider_facts
-from edgeformer.backends.web.libraries import TOKENIZER_FILE, runtimes_named
+from edgeformer.backends.web.libraries import TOKENIZER_FILE, WebRuntime, runtimes_named
 from edgeformer.bundle import Bundle
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -153,18 +153,6 @@ def _fill(
     manifest, task = bundle.manifest, bundle.task
     answers = task.predicts == "labels"
     artifacts = tuple(page.artifact(one) for one in chosen)
-    providers = tuple(
-        PageProvider(
-            name=runtime.provider,
-            label=runtime.label,
-            short=provider_facts(runtime.provider).label,
-            script=page.library(runtime.script),
-            glue=page.library(runtime.glue),
-            binary=page.library(runtime.binary),
-            counts_threads=provider_facts(runtime.provider).counts_threads,
-        )
-        for runtime in runtimes_named(options.providers)
-    )
     known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in chosen}
     return PageManifest(
         run=manifest.run,
@@ -182,7 +170,7 @@ def _fill(
         silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
         readers={one.companions: page.reader(one, answers=answers) for one in chosen},
         artifacts=artifacts,
-        providers=providers,
+        providers=tuple(_provider(page, runtime) for runtime in runtimes_named(options.providers)),
         tokenizers=page.library(TOKENIZER_FILE) if answers else None,
         versions=page.versions,
         offline=options.libraries is not None,
@@ -190,6 +178,20 @@ def _fill(
         max_positions=manifest.max_positions,
         rules=_rules(),
         subject=Subject(task=task.name, max_positions=manifest.max_positions, artifacts=known),
+    )
+
+
+def _provider(page: PageFolder, runtime: WebRuntime) -> PageProvider:
+    """Copy the libraries of a runtime."""
+    facts = provider_facts(runtime.provider)
+    return PageProvider(
+        name=runtime.provider,
+        label=runtime.label,
+        short=facts.label,
+        script=page.library(runtime.script),
+        glue=page.library(runtime.glue),
+        binary=page.library(runtime.binary),
+        counts_threads=facts.counts_threads,
     )
 
 
