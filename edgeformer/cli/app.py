@@ -20,6 +20,7 @@ from edgeformer.cli import (
     import_checkpoint,
     init,
     list_things,
+    page,
     plan,
     predict,
     profile,
@@ -44,7 +45,10 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-for _file in (init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, plan, compare, schema):
+_COMMANDS = (
+    init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, page, plan, compare, schema,
+)  # fmt: skip
+for _file in _COMMANDS:
     app.command(_file.__name__.rpartition(".")[2])(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")

@@ -63,8 +63,7 @@ def command(
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
     """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
-    from edgeformer.formats.report import Report
-    from edgeformer.formats.workspace import read_manifest
+    from edgeformer.formats.report_file import read_report
     from edgeformer.reporting.compare_reports import report_of
     from edgeformer.run import locate
 
@@ -78,7 +77,7 @@ def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple
     if len(files) == 1:
         raise InputError(f"compare: {files[0]} is a file and the other argument is not; give two reports or two runs")
     if files:
-        return read_manifest(Report, Path(files[0])), read_manifest(Report, Path(files[1]))
+        return read_report(Path(files[0])), read_report(Path(files[1]))
     assert device is not None
     first, second = (report_of(locate(run, artifacts), device) for run in arguments)
     return first, second

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -92,6 +92,14 @@ def command(
             "--validate", help="Instead of judging: measure on this host what the estimator says of it, and compare."
         ),
     ] = False,
+    judge: Annotated[
+        Path | None,
+        typer.Option(
+            "--judge",
+            metavar="REPORT",
+            help="Measure nothing: judge a report that was measured on the device itself.",
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
@@ -121,6 +129,9 @@ def command(
     --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
     --validate then says how wrong such estimates are at --batch and --seq.
 
+    --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
+    for download. RUN is not needed; where it is given, the report must be of its files.
+
     Examples:
 
       edgeformer profile --device rtx4050
@@ -132,14 +143,22 @@ def command(
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
 
       edgeformer profile --calibrate --validate
+
+      edgeformer profile --judge browser.json --device raspberry-pi-5
     """
+    from edgeformer.cli.judge import judge_elsewhere, refuse
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
+    limits = _limits(max_latency, max_vram, max_size, max_energy)
+    if judge is not None:
+        measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
+        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
+        options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
+        return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
@@ -147,23 +166,18 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        limits = {"latency": max_latency, "vram": max_vram, "size": max_size, "energy": max_energy}
-        judging = {"search": search, "artifact": artifact, **{f"max-{name}": text for name, text in limits.items()}}
-        if given := [option for option, value in judging.items() if value]:
-            raise InputError(f"--{given[0]}: --calibrate and --validate judge nothing; run it by itself")
+        judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
+        refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
         shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
         rules = MeasureRules.strict() if strict else None
         asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
-        _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
-        return
+        host = load_profile(device or "host", own_profiles(artifacts))
+        return _calibrate(location, host, asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
         seqs=seqs,
-        max_latency_ms=_quantity(max_latency, "--max-latency", parse_milliseconds),
-        max_size_bytes=_quantity(max_size, "--max-size", parse_bytes),
-        max_memory_bytes=_quantity(max_vram, "--max-vram", parse_bytes),
-        max_energy_mj=_quantity(max_energy, "--max-energy", parse_millijoules),
+        **limits,
         strict=strict,
         threads=counts,
         artifacts=tuple(artifact or ()),
@@ -171,7 +185,7 @@ def command(
         search=wanted,
         estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
     )
-    _judge(location, profile, options, as_json)
+    return _judge(location, profile, options, as_json)
 
 
 def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
@@ -257,6 +271,18 @@ def _search(
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options
+
+
+def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
+    """The limits of the command line, as ProfileOptions takes them. Raises InputError."""
+    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
+
+    return {
+        "max_latency_ms": _quantity(latency, "--max-latency", parse_milliseconds),
+        "max_size_bytes": _quantity(size, "--max-size", parse_bytes),
+        "max_memory_bytes": _quantity(vram, "--max-vram", parse_bytes),
+        "max_energy_mj": _quantity(energy, "--max-energy", parse_millijoules),
+    }
 
 
 def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:

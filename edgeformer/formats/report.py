@@ -163,6 +163,21 @@ class Search(Frozen):
     not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
 
 
+class SubjectArtifact(Frozen):
+    """An artifact that was measured."""
+
+    role: Literal["full", "exit", "step", "decode"]
+    sha256: str | None
+
+
+class Subject(Frozen):
+    """What was measured, for whoever judges a report without the bundle."""
+
+    task: str
+    max_positions: int | None = Field(None, description="tokens that the model takes; None: any number")
+    artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
+
+
 class Report(Frozen):
     """Measurements and verdict per artifact, for one device profile."""
 
@@ -185,6 +200,9 @@ class Report(Frozen):
     search: Search | None = None
     profile: dict[str, Any] = Field({}, description="the device profile's facts as they were used")
     notes: tuple[str, ...] = Field((), strict=False)
+    subject: Subject | None = Field(None, description="what was measured; None: reports of earlier versions")
+    measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")
+    judged_from: str | None = Field(None, description="the report, measured elsewhere, whose rows were judged")
 
 
 class MemoryBreakdown(Frozen):

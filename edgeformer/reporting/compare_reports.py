@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from edgeformer.backends import provider_facts
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.escaping import markdown
 from edgeformer.formats.report import Latency, Report, Row
-from edgeformer.formats.workspace import read_manifest
+from edgeformer.formats.report_file import read_report
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.reporting.compare import Record, Style
 from edgeformer.reporting.words import latency_words, thread_words
@@ -18,6 +19,8 @@ from edgeformer.run import Location
 
 RUN_TO_RUN = 0.10
 """Two runs of the same measurement may differ by this much: what a row that is called stable promises."""
+
+_IN_BROWSERS = "onnxruntime-web"
 
 _OF_A_MEDIAN = 1.96 * math.sqrt(math.pi / 2)
 """Half the 95 % interval of a median, in standard deviations over √n."""
@@ -37,7 +40,7 @@ def report_of(location: Location, device: str) -> Report:
     if not path.is_file():
         made = f"make it: edgeformer profile {location.argument} --device {device}"
         raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {made}")
-    return read_manifest(Report, path)
+    return read_report(path)
 
 
 def compare_reports(first: Report, second: Report) -> Record:
@@ -123,11 +126,24 @@ def _notes(first: Report, second: Report) -> list[str]:
             "measured on different machines": report.host.get("cpu"),
             "judged for different devices": report.device,
             "measured with different threads": report.host.get("threads"),
-            "measured with different versions of ONNX Runtime": (report.host.get("versions") or {}).get("onnxruntime"),
+            "measured with different versions of ONNX Runtime": _runtime_version(report),
+            "computed by different providers": _providers(report),
         }
         for report in (first, second)
     ]
     return [f"{what}: {a} and {b}" for (what, a), b in zip(sides[0].items(), sides[1].values(), strict=True) if a != b]
+
+
+def _runtime_version(report: Report) -> object:
+    """As a browser or this machine had it; None: the report does not say."""
+    versions = report.host.get("versions")
+    return versions.get(_IN_BROWSERS, versions.get("onnxruntime")) if isinstance(versions, dict) else None
+
+
+def _providers(report: Report) -> str:
+    """What computed the rows that were measured."""
+    found = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
+    return " and ".join(sorted(found)) or "nothing"
 
 
 def format_pairs(compared: Record, style: Style) -> str:

@@ -229,9 +229,15 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     warned = [row for row in report.rows if row.latency_ms.warnings]
     warnings = [f"{r.artifact} {shape_words(r, report)}: {'; '.join(r.latency_ms.warnings)}" for r in warned]
     absent = {f"{r.artifact}: {state_words(r)}": None for r in report.rows if r.latency_ms.status == "unavailable"}
-    for note in (*report.notes, *absent, *warnings):
+    # Where no files are written, this is all that says why.
+    unknown: dict[str, list[str]] = {}
+    for check in report.verdict.checks if not files else ():
+        if check.status == "unknown":
+            unknown.setdefault(check.reason or "no reason was given", []).append(f"{check.name} of {check.artifact}")
+    why = [f"not known: {', '.join(names)}: {reason}" for reason, names in unknown.items()]
+    for note in (*report.notes, *why, *absent, *warnings):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
-    if not any(path.suffix == ".png" for path in files):
+    if files and not any(path.suffix == ".png" for path in files):
         console.print(f"no pictures: {NO_PICTURE}", soft_wrap=True, markup=False)
     for path in files:
         console.print(f"{_KINDS.get(path.suffix, 'report ')} {path}", soft_wrap=True, markup=False)
@@ -242,10 +248,12 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
 def _print_rows(report: Report, console: Console) -> None:
     columns, warned = measurements(report), "".join(f"; {caution}" for caution in cautions(report))
     host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
-    title = f"{report.run} for {report.device_title}\nmeasured on this host: {host}{warned}"
+    where = "on this host" if report.judged_from is None else "elsewhere"
+    title = f"{report.run} for {report.device_title}\nmeasured {where}: {host}{warned}"
     here = [row for row in report.rows if row.where == "host" and row.phase != "cold"]
-    shown = columns.pick("artifact", "size", "shape", "first_call", "p50", "p90", "throughput", "memory_peak", "state")
-    console.print(shown.terminal(title, here))
+    several = ("provider",) if len({row.provider for row in here}) > 1 else ()
+    figures = ("first_call", "p50", "p90", "throughput", "memory_peak", "state")
+    console.print(columns.pick("artifact", "size", *several, "shape", *figures).terminal(title, here))
     guessed = [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
     if guessed:
         title = f"NOT MEASURED: estimated for {report.device_title}"

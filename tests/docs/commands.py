@@ -85,6 +85,12 @@ NOT_RUN: dict[str, str] = {
     "edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
         "needs that file; tests/exporting/test_wrapped.py wraps another classifier"
     ),
+    "edgeformer page path/to/bundle -o site --libraries node_modules": (
+        "needs packages from npm; tests/publishing makes pages and opens them"
+    ),
+    "edgeformer profile --judge browser.json --device raspberry-pi-5": (
+        "needs a report from a browser; tests/publishing/test_in_browser.py measures one and judges it"
+    ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
@@ -101,9 +107,10 @@ NOT_OURS = {
     "scp": "needs another machine; the test copies the folder",
     "torchrun": "tests/training/test_processes.py starts two processes with it; the names of machines are the reader's",
     "accelerate": "starts processes for cards",
+    "npm": "installs packages; tests/publishing installs those that are named, in the same versions",
     "python": (
         "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py); one line of "
-        "Python is run by test_api.py"
+        "Python is run by test_api.py; or serves a folder, as tests/publishing does"
     ),
 }
 """First word of other command lines → why they are not run."""

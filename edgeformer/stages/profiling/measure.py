@@ -6,72 +6,29 @@ Knows no runtime.
 from __future__ import annotations
 
 import gc
-import math
 import statistics
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgeformer.formats.measure_rules import (
+    DRIFT_FEWEST_CALLS,
+    DRIFT_PART_CALLS,
+    DRIFT_PARTS,
+    NOISY_CV,
+    PERCENTILE_NEEDS,
+    QUANTILES,
+    MeasureRules,
+)
 from edgeformer.formats.report import Latency
 
-# Samples that a percentile needs for 99 % confidence: MLPerf loadgen's early-stopping estimate.
-PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
-NOISY_CV = 0.025
-# Points of the sample's distribution that a report can draw: every 2.5 %.
-_QUANTILES = 41
-_PARTS, _PART_CALLS, _FEWEST_CALLS = 10, 25, 20
+__all__ = ["MeasureRules", "Sample", "drifted", "measure", "summarise", "windows_agree"]
 
 Clock = Callable[[], int]
 """Nanoseconds from a clock that never goes back."""
-
-
-@dataclass(frozen=True)
-class MeasureRules:
-    """When to stop. The defaults are what every report uses; tests use shorter ones, and a report says which were used.
-
-    Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
-    ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; at
-    ``warmup_max_s`` it ends unsettled. Measuring ends when ``min_s`` and ``min_calls`` are both reached, or
-    at ``max_s``. Energy is read over ``energy_s``, after ``idle_s`` of idling.
-    """
-
-    warmup_min_s: float = 0.2
-    warmup_min_calls: int = 10
-    warmup_max_s: float = 30.0
-    window_calls: int = 25
-    windows: int = 3
-    window_tolerance: float = 0.10
-    min_s: float = 3.0
-    min_calls: int = 100
-    max_s: float = 60.0
-    idle_s: float = 1.0
-    energy_s: float = 2.0
-    repeat_tolerance: float = 0.05
-
-    def repeated(self) -> MeasureRules:
-        """For the second process: a third of the time and of the calls, and no energy."""
-        return replace(
-            self,
-            warmup_max_s=self.warmup_max_s / 3,
-            min_s=self.min_s / 3,
-            min_calls=math.ceil(self.min_calls / 3),
-            max_s=self.max_s / 3,
-            idle_s=0.0,
-            energy_s=0.0,
-        )
-
-    @classmethod
-    def strict(cls) -> MeasureRules:
-        """Rules for a figure to publish: enough calls for a p99, long enough for a laptop to heat up."""
-        return cls(warmup_max_s=60.0, min_s=60.0, min_calls=662, max_s=900.0, idle_s=3.0, energy_s=10.0)
-
-    @property
-    def longest_s(self) -> float:
-        """Upper bound of one shape's loops, without the time by which a last slow call overruns."""
-        return self.warmup_max_s + self.max_s + self.idle_s + self.energy_s
 
 
 @dataclass(frozen=True)
@@ -144,9 +101,9 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
         samples_ms: one time per call, in order.
         tolerance: by which share the parts' medians may differ.
     """
-    if len(samples_ms) < _FEWEST_CALLS:
+    if len(samples_ms) < DRIFT_FEWEST_CALLS:
         return None
-    count = max(2, min(_PARTS, len(samples_ms) // _PART_CALLS))
+    count = max(2, min(DRIFT_PARTS, len(samples_ms) // DRIFT_PART_CALLS))
     medians = [float(np.median(part)) for part in np.array_split(np.asarray(samples_ms), count)]
     if max(medians) <= min(medians) * (1 + tolerance):
         return None
@@ -194,7 +151,7 @@ def summarise(
         reason="; ".join(filter(None, (reason, missing))) or None,
         warnings=tuple(noted),
         # To the nanosecond, which is what the clock gives. One call has no distribution.
-        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, _QUANTILES)).round(6).tolist()) if n > 1 else (),
+        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, QUANTILES)).round(6).tolist()) if n > 1 else (),
     )
 
 

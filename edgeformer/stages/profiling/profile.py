@@ -14,6 +14,7 @@ from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
+from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
@@ -172,6 +173,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
         search=search(manifest, rows, known, limits, options.search) if options.search is not None else None,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
+        subject=subject_of(manifest, here.request.artifacts),
     )
 
 

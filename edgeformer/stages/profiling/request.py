@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -22,7 +22,10 @@ from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
 from edgeformer.stages.profiling.verdict import Limits
-from edgeformer.tasks import task_named
+from edgeformer.tasks import Task, task_named
+
+if TYPE_CHECKING:
+    from edgeformer.formats.data_config import DataSection
 
 T = TypeVar("T")
 
@@ -103,10 +106,10 @@ def resolve(
     _require_counts(options, manifest)
     if options.search is not None:
         check_options(options.search, manifest)
-    budget = device.budgets.for_task(manifest.task)
-    limits = _limits(options, device, manifest, budget)
-    asked = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
     task = task_named(manifest.task)
+    budget = device.budgets.for_task(task.name)
+    limits = limits_of(options, device, task, manifest.max_positions, manifest.data)
+    asked = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in asked}
     artifacts, left_out = _artifacts(options, manifest, artifact)
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
@@ -142,13 +145,32 @@ def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
         )
 
 
-def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest, budget: Budget) -> Limits:
-    task = task_named(manifest.task)
-    seq = min(budget.seq, manifest.max_positions or budget.seq)
+def limits_of(
+    options: ProfileOptions,
+    device: DeviceProfile,
+    task: Task,
+    max_positions: int | None,
+    data: DataSection | None,
+    *,
+    elsewhere: bool = False,
+) -> Limits:
+    """What a device leaves to a model of a task: its budget, and what the options say instead.
+
+    Args:
+        options: whose limits win.
+        device: whose budget it is.
+        task: of the model.
+        max_positions: tokens that the model takes; None: any number.
+        data: of the model's bundle; None: it is not at hand.
+        elsewhere: what is judged was measured on another machine, whose memory is not this one's.
+    """
+    budget = device.budgets.for_task(task.name)
+    seq = min(budget.seq, max_positions or budget.seq)
     capped = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} positions"
-    batch, seq = task.fit_shape(manifest.data, budget.batch, seq)
+    batch, seq = (budget.batch, seq) if data is None else task.fit_shape(data, budget.batch, seq)
     usable = device.usable_memory_bytes or device.memory_bytes
-    here = psutil.virtual_memory().total if device.kind == "cpu" and device.match is None else None
+    of_host = not elsewhere and device.kind == "cpu" and device.match is None
+    here = psutil.virtual_memory().total if of_host else None
     return Limits(
         size_bytes=_first(options.max_size_bytes, budget.size_bytes),
         latency_ms=_first(options.max_latency_ms, budget.latency_p50_ms),
@@ -158,7 +180,7 @@ def _limits(options: ProfileOptions, device: DeviceProfile, manifest: BundleMani
         seq=seq,
         # A budget of what writes text is per decoded token, not per forward pass over the whole text.
         phase=task.phase,
-        shape_note=capped if manifest.max_positions is not None and seq < budget.seq else None,
+        shape_note=capped if max_positions is not None and seq < budget.seq else None,
     )
 
 

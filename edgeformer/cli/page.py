@@ -1,0 +1,91 @@
+"""edgeformer page: a bundle becomes a static page that runs and measures it in a browser."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json, integers, print_json, stdout
+
+
+def command(
+    bundle: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BUNDLE]",
+            help="A bundle's folder, a run that has one, or an artifact file. Default: the newest finished run.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The page's folder; a page that is there is replaced.")
+    ] = Path("site"),
+    libraries: Annotated[
+        Path | None,
+        typer.Option(
+            "--libraries",
+            metavar="DIR",
+            help="A folder with the npm packages onnxruntime-web and @huggingface/tokenizers (node_modules): they are "
+            "copied, and the page works offline. Default: fixed versions from a CDN, with checksums.",
+        ),
+    ] = None,
+    artifact: Annotated[
+        list[str] | None, typer.Option(help="Only this artifact. May be repeated. Default: all that browsers can run.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(help="wasm (processor) or webgpu (graphics chip). May be repeated. Default: both."),
+    ] = None,
+    batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1.")] = None,
+    seq: Annotated[
+        str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: 16,128.")
+    ] = None,
+    allow_leak: Annotated[
+        bool, typer.Option("--allow-leak", help="Also a language model that sees future tokens; the page says so.")
+    ] = False,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Write a [b]page[/b] that answers texts with the model and measures it, in the browser of any phone or computer.
+
+    It is a folder of static files for any web server. It measures by the rules of profile (warm-up, real inputs, only
+    the percentiles that the sample can carry) and offers the report as JSON, which compare takes, and
+    profile --judge REPORT.json --device NAME holds against a budget. Nothing is sent anywhere.
+
+    Examples:
+
+      edgeformer page -o site
+
+      edgeformer page path/to/bundle -o site --libraries node_modules --artifact onnx-int8
+
+      edgeformer profile --judge browser.json --device raspberry-pi-5
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.run import locate
+    from edgeformer.stages.publishing.publish import PageOptions, publish
+
+    location = locate(bundle, artifacts)
+    shapes = tuple(product(integers(batch, "--batch") or (1,), integers(seq, "--seq") or (16, 128)))
+    options = PageOptions(
+        libraries=libraries,
+        artifacts=tuple(artifact or ()),
+        providers=tuple(provider or ()),
+        shapes=shapes if batch or seq else (),
+        allow_leak=allow_leak,
+    )
+    made = publish(location.open_bundle(), output, options, location.artifact, show_progress())
+    if as_json:
+        told = made.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
+        print_json({"page": str(output), "artifacts": [one.id for one in made.artifacts], **told})
+        return
+    from edgeformer.formats.units import format_bytes
+
+    console = stdout()
+    size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    held = ", ".join(f"{one.id} ({format_bytes(one.size_bytes)})" for one in made.artifacts)
+    libraries_from = "in the folder: it works offline" if made.offline else "from a CDN, with checksums"
+    console.print(f"page      {output}, {format_bytes(size_bytes)}: {held}", soft_wrap=True, markup=False)
+    console.print(f"libraries {libraries_from}", soft_wrap=True, markup=False)
+    console.print(f"next      python -m http.server --directory {output}", soft_wrap=True, markup=False)

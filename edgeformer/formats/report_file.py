@@ -1,0 +1,37 @@
+"""Reading a report that may come from anywhere: another machine, a browser, a stranger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.report import Report
+from edgeformer.formats.workspace import read_manifest
+
+
+def read_report(path: Path) -> Report:
+    """Read and check a report.
+
+    Raises:
+        ArtifactError: missing, larger than any report, not JSON, not what a report must hold, or with numbers that are
+            none (NaN, infinity).
+    """
+    report = read_manifest(Report, path)
+    for place in _not_finite(report.model_dump()):
+        raise ArtifactError(f"{path}: damaged: {place}: is no finite number; make it again")
+    return report
+
+
+def _not_finite(value: object, place: str = "") -> Iterator[str]:
+    """Where numbers stand that cannot be compared or written as JSON."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield place
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _not_finite(entry, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, entry in enumerate(value):
+            yield from _not_finite(entry, f"{place}.{index}" if place else str(index))

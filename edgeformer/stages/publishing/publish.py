@@ -1,0 +1,251 @@
+"""From a bundle to a static folder: models, tokenizer, libraries, and a page that runs and measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from edgeformer.backends import provider_facts
+from edgeformer.backends.web.libraries import TOKENIZER_FILE, WebRuntime, runtimes_named
+from edgeformer.bundle import Bundle
+from edgeformer.formats.caution import cautions
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.escaping import visible
+from edgeformer.formats.files import replacing_folder, write_json, write_text
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.measure_rules import (
+    DRIFT_FEWEST_CALLS,
+    DRIFT_PART_CALLS,
+    DRIFT_PARTS,
+    NOISY_CV,
+    PERCENTILE_NEEDS,
+    QUANTILES,
+    MeasureRules,
+)
+from edgeformer.formats.page import SITE_FILE, LeftOut, PageManifest, PageProvider
+from edgeformer.formats.progress import SILENT, Progress
+from edgeformer.formats.report import Subject, SubjectArtifact
+from edgeformer.formats.workspace import read_manifest
+from edgeformer.machine.host import code_version, now
+from edgeformer.machine.leftovers import remove_leftovers
+from edgeformer.machine.lock import claiming
+from edgeformer.stages.publishing.parts import PageFolder, can_publish
+
+_PACKAGE = "edgeformer.stages.publishing"
+_SITE = "site"
+_TEMPLATE = "index.html"
+# Threads need a page that no other can look into; hosts that read this file (Netlify, Cloudflare Pages) send them.
+_HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
+DEFAULT_SHAPES = ((1, 16), (1, 128))
+USUAL_THRESHOLD = 0.5
+"""Of a model whose texts can have several labels, where training found no thresholds."""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """What a caller may ask for.
+
+    Attributes:
+        libraries: folder with the npm packages of the libraries; None: the page gets them from a CDN.
+        artifacts: ids to publish; empty: all that a browser can run.
+        providers: what shall compute, as ONNX Runtime calls it in a browser; empty: everything.
+        shapes: batch size and tokens that the page offers to measure at; empty: the usual ones.
+        allow_leak: also publish a language model that looks ahead; the page says so.
+    """
+
+    libraries: Path | None = None
+    artifacts: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
+    allow_leak: bool = False
+
+
+def publish(
+    bundle: Bundle, output: Path, options: PageOptions, artifact: str | None = None, progress: Progress = SILENT
+) -> PageManifest:
+    """Write the page of a bundle. A page that is there already is replaced as a whole, anything else is left alone.
+
+    Args:
+        bundle: whose files are compared with its manifest before they are copied.
+        output: the page's folder.
+        options: what to put into it.
+        artifact: the one that the RUN argument itself names.
+        progress: where to say what is going on.
+
+    Raises:
+        InputError: the folder holds something else; nothing in the bundle runs in a browser; a library is not in the
+            folder; a shape that the model cannot take.
+        ArtifactError: a file of the bundle is missing or changed.
+        OSError: it cannot be written.
+    """
+    output = output.resolve()  # "." has no name, which its temporary neighbours would need
+    _require_free(output)
+    chosen, left_out = _choose(bundle, options, artifact)
+    shapes = _shapes(bundle, options)
+    with claiming(output):
+        remove_leftovers(output)
+        with replacing_folder(output) as temporary:
+            manifest = _fill(PageFolder(temporary, bundle, options.libraries), chosen, options, shapes)
+            manifest = manifest.model_copy(update={"left_out": left_out})
+            write_json(temporary / SITE_FILE, manifest)
+            _write_page(temporary, manifest)
+    for left in left_out:
+        progress.message(f"{left.artifact}: not in the page: {left.reason}")
+    return manifest
+
+
+def _require_free(folder: Path) -> None:
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / SITE_FILE).is_file():
+        raise InputError(f"-o {folder}: is there already, and is no page of edgeformer; choose another folder")
+    try:
+        read_manifest(PageManifest, folder / SITE_FILE)
+    except ArtifactError as error:
+        raise InputError(f"-o {folder}: its {SITE_FILE} is of no page ({error}); choose another folder") from None
+
+
+def _choose(
+    bundle: Bundle, options: PageOptions, artifact: str | None
+) -> tuple[tuple[ArtifactManifest, ...], tuple[LeftOut, ...]]:
+    """The artifacts of the page, and why others are not in it."""
+    if not bundle.task.reads_text:
+        raise InputError(f"{bundle.name}: is a {bundle.task.noun}; a page is for models that read text")
+    if bundle.leaks and not options.allow_leak:
+        raise InputError(
+            f"{bundle.name!r} leaks future tokens: it sees what it is asked to predict, so its scores are void; make a "
+            "page of it all the same, marked as leaking, with --allow-leak"
+        )
+    asked = options.artifacts or ((artifact,) if artifact is not None else ())
+    wanted = [bundle.artifact(name) for name in dict.fromkeys(asked)] or list(bundle.artifacts)
+    reasons = {one.id: can_publish(one) for one in wanted}
+    if asked and (refused := [(name, reason) for name, reason in reasons.items() if reason is not None]):
+        raise InputError(f"--artifact {refused[0][0]}: cannot be in a page: {refused[0][1]}")
+    chosen = tuple(one for one in wanted if reasons[one.id] is None)
+    if not chosen:
+        said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "its bundle has no artifacts"
+        raise InputError(f"{bundle.name}: nothing of it runs in a browser: {said}")
+    return chosen, tuple(LeftOut(artifact=name, reason=reason) for name, reason in reasons.items() if reason)
+
+
+def _shapes(bundle: Bundle, options: PageOptions) -> tuple[tuple[int, int], ...]:
+    longest = bundle.manifest.max_positions
+    for _, seq in options.shapes:
+        if longest is not None and seq > longest:
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
+    usual = ((batch, min(seq, longest or seq)) for batch, seq in DEFAULT_SHAPES)
+    return options.shapes or tuple(dict.fromkeys(usual))
+
+
+def _fill(
+    page: PageFolder,
+    chosen: tuple[ArtifactManifest, ...],
+    options: PageOptions,
+    shapes: tuple[tuple[int, int], ...],
+) -> PageManifest:
+    """Copy what the page needs, and say what it is."""
+    bundle = page.bundle
+    manifest, task = bundle.manifest, bundle.task
+    answers = task.predicts == "labels"
+    artifacts = tuple(page.artifact(one) for one in chosen)
+    known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in chosen}
+    return PageManifest(
+        run=manifest.run,
+        noun=task.noun,
+        parameters=manifest.parameters,
+        created=now(),
+        code_version=code_version(),
+        bundle=manifest.manifest_sha256 or bundle.name,
+        synthetic=manifest.synthetic,
+        leaks=manifest.leaks,
+        cautions=tuple(cautions(manifest)),
+        labels=manifest.labels if answers else None,
+        thresholds=_thresholds(bundle) if answers else None,
+        pairs=_reads_pairs(bundle),
+        silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
+        readers={one.companions: page.reader(one, answers=answers) for one in chosen},
+        artifacts=artifacts,
+        providers=tuple(_provider(page, runtime) for runtime in runtimes_named(options.providers)),
+        tokenizers=page.library(TOKENIZER_FILE) if answers else None,
+        versions=page.versions,
+        offline=options.libraries is not None,
+        shapes=shapes,
+        max_positions=manifest.max_positions,
+        rules=_rules(),
+        subject=Subject(task=task.name, max_positions=manifest.max_positions, artifacts=known),
+    )
+
+
+def _provider(page: PageFolder, runtime: WebRuntime) -> PageProvider:
+    """Copy the libraries of a runtime."""
+    facts = provider_facts(runtime.provider)
+    return PageProvider(
+        name=runtime.provider,
+        label=runtime.label,
+        short=facts.label,
+        script=page.library(runtime.script),
+        glue=page.library(runtime.glue),
+        binary=page.library(runtime.binary),
+        counts_threads=facts.counts_threads,
+    )
+
+
+def _thresholds(bundle: Bundle) -> dict[str, float] | None:
+    """Label → probability from which on it is given. None: a text has one label, and the data no thresholds."""
+    if not hasattr(bundle.data, "thresholds"):
+        return None
+    found: dict[str, float] | None = bundle.data.thresholds
+    return found or dict.fromkeys(bundle.manifest.labels, USUAL_THRESHOLD)
+
+
+def _reads_pairs(bundle: Bundle) -> bool:
+    """Whether the model was trained on two texts at a time."""
+    sources = (source for part in bundle.data.parts.values() for source in part)
+    return any(getattr(source, "text_pair", None) is not None for source in sources)
+
+
+def _rules() -> dict[str, object]:
+    """Every number of the rules, so that the page has none of its own."""
+    usual, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
+    return {
+        **usual,
+        "strict": {name: value for name, value in strict.items() if value != usual[name]},
+        "percentile_needs": {str(percentile): needed for percentile, needed in PERCENTILE_NEEDS.items()},
+        "noisy_cv": NOISY_CV,
+        "quantiles": QUANTILES,
+        "drift_parts": DRIFT_PARTS,
+        "drift_part_calls": DRIFT_PART_CALLS,
+        "drift_fewest_calls": DRIFT_FEWEST_CALLS,
+    }
+
+
+def _write_page(folder: Path, manifest: PageManifest) -> None:
+    """The page itself: HTML, CSS, and one JavaScript module per job, as they lie in the package."""
+    for asset in package_files(_PACKAGE).joinpath(_SITE).iterdir():
+        if asset.name != _TEMPLATE and asset.name.endswith((".js", ".css")):
+            (folder / asset.name).write_bytes(asset.read_bytes())
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE, _SITE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    hosts = " ".join(dict.fromkeys(_hosts(manifest)))
+    page = environment.get_template(_TEMPLATE).render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
+    write_text(folder / _TEMPLATE, page)
+    write_text(folder / "_headers", _HEADERS)
+
+
+def _hosts(manifest: PageManifest) -> Iterator[str]:
+    """Where the page may download from, beside its own folder."""
+    libraries = [file for one in manifest.providers for file in (one.script, one.glue, one.binary)]
+    for file in (*libraries, *filter(None, [manifest.tokenizers])):
+        address = urlsplit(file.url)
+        if address.netloc:
+            yield f"{address.scheme}://{address.netloc}"

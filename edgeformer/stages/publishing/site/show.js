@@ -1,0 +1,38 @@
+// Making elements. Whatever comes from the bundle becomes text, never markup; characters that act instead of being
+// seen become U+FFFD.
+
+// eslint-disable-next-line no-control-regex
+const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+export const visible = (text) => String(text).replace(HIDDEN, "\ufffd");
+
+/** An element with attributes and children; strings among them become text. */
+export function make(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null) made.setAttribute(key, value);
+  }
+  made.append(...children.map((child) => (child instanceof Node ? child : visible(child))));
+  return made;
+}
+
+/** A box to tick, with its label. */
+export function checkbox(name, value, label, { checked = false, disabled = false, hint = null } = {}) {
+  const box = make("input", { type: "checkbox", name, value, checked, disabled });
+  const words = make("span", {}, label, ...(hint === null ? [] : [" ", make("small", {}, hint)]));
+  return make("label", { class: "choice" }, box, words);
+}
+
+/** 1.23, 12.3, 123: three digits. */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 ? value.toFixed(0) : value.toPrecision(3);
+}
+
+export const milliseconds = (value) => (value === null || value === undefined ? "–" : `${number(value)} ms`);
+
+export function bytes(value) {
+  const [amount, unit] = value >= 2 ** 20 ? [value / 2 ** 20, "MiB"] : [value / 2 ** 10, "KiB"];
+  return `${amount.toFixed(1)} ${unit}`;
+}

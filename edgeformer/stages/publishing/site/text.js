@@ -1,0 +1,44 @@
+// A text as tokens, cut as edgeformer cuts it; and logits as probabilities.
+import { asModule, download, downloadJson } from "./files.js";
+
+/**
+ * @param {object} library the file of site.json that makes tokens
+ * @param {object} reader of site.json
+ * @param {string} base address of the page's folder
+ */
+export async function openReader(library, reader, base) {
+  const [script, tokenizer, config] = await Promise.all([
+    download(library, base), downloadJson(reader.tokenizer, base), downloadJson(reader.config, base),
+  ]);
+  const { Tokenizer } = await import(asModule(script.bytes));
+  return { tokenizer: new Tokenizer(tokenizer, config), most: reader.max_tokens, suffix: reader.suffix };
+}
+
+/**
+ * Special tokens behind a text are kept where the text is cut. Pairs are not cut here.
+ * @param {string | null} pair the second text
+ * @returns {{ids: number[], total: number, lastRead: string | null}} `lastRead`: where a cut text ends for the model
+ */
+export function encode(reader, text, pair = null) {
+  const options = pair === null ? {} : { text_pair: pair };
+  const all = Array.from(reader.tokenizer.encode(text, options).ids, Number);
+  if (all.length <= reader.most) return { ids: all, total: all.length, lastRead: null };
+  if (pair !== null) {
+    throw new Error(`Together the texts have ${all.length} tokens, and the model reads ${reader.most}. Shorten them.`);
+  }
+  const kept = all.slice(0, reader.most - reader.suffix);
+  const ids = [...kept, ...all.slice(all.length - reader.suffix)];
+  return { ids, total: all.length, lastRead: reader.tokenizer.decode(kept.slice(-6)) };
+}
+
+/**
+ * Logits of one text as probabilities.
+ * @param {boolean} several each label is there or not by itself; else exactly one is
+ */
+export function probabilities(logits, several) {
+  if (several) return Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit)));
+  const highest = Math.max(...logits);
+  const powers = Array.from(logits, (logit) => Math.exp(logit - highest));
+  const sum = powers.reduce((total, power) => total + power, 0);
+  return powers.map((power) => power / sum);
+}

@@ -1,0 +1,64 @@
+// The box to try a text.
+import { Answerer } from "./jobs.js";
+import { make, visible } from "./show.js";
+
+/**
+ * @param {object} site site.json
+ * @param {(artifact: object) => object} jobFor what a worker is told to open an artifact
+ */
+export function setUpTrying(site, jobFor) {
+  const section = document.getElementById("try");
+  if (site.labels === null) {
+    section.querySelector("form").remove();
+    section.append(make("p", { class: "soft" }, site.silent));
+    return;
+  }
+  const form = section.querySelector("form");
+  document.getElementById("second").hidden = !site.pairs;
+  form.artifact.append(...site.artifacts.map((one) => make("option", { value: one.id }, one.id)));
+  let answerer = null;
+  let opened = null;
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const place = document.getElementById("answer");
+    const text = form.text.value;
+    const pair = site.pairs ? form.pair.value : null;
+    if (!text.trim() || (pair !== null && !pair.trim())) {
+      place.replaceChildren(make("p", { class: "caution" }, "An empty text has no label. Write something first."));
+      return;
+    }
+    const artifact = site.artifacts.find((one) => one.id === form.artifact.value);
+    if (opened !== artifact.id) {
+      answerer?.close();
+      answerer = new Answerer(jobFor(artifact));
+      opened = artifact.id;
+      place.replaceChildren(make("p", { class: "soft" }, "Downloading and opening the model …"));
+    }
+    form.send.disabled = true;
+    try {
+      showAnswer(place, await answerer.answer(text, pair), site);
+    } catch (error) {
+      opened = null; // what failed is opened anew
+      place.replaceChildren(make("p", { class: "caution" }, error.message));
+    }
+    form.send.disabled = false;
+  });
+}
+
+function showAnswer(place, answer, site) {
+  const found = site.labels.map((label, index) => ({ label, probability: answer.probabilities[index] }));
+  found.sort((a, b) => b.probability - a.probability);
+  const given = found.filter(({ label, probability }, place) => (site.thresholds ? probability >= site.thresholds[label] : place === 0));
+  const list = make("dl", { class: "answers" }, ...found.flatMap(({ label, probability }) => [
+    make("dt", { class: given.some((one) => one.label === label) && "given" }, label),
+    make("dd", { "data-probability": String(probability) },
+      make("meter", { min: "0", max: "1", value: String(probability), "aria-label": visible(label) }),
+      make("span", { class: "n" }, `${(probability * 100).toFixed(2)}%`)),
+  ]));
+  const read = answer.lastRead === null
+    ? make("p", { class: "soft" }, `${answer.tokens} tokens read`)
+    : make("p", { class: "caution" }, `Cut: the model read ${answer.tokens} of ${answer.total} tokens, up to “… ${answer.lastRead}”. The rest did not count.`);
+  const none = given.length ? [] : [make("p", {}, "No label reaches its threshold.")];
+  place.replaceChildren(list, ...none, read);
+  place.dataset.label = given.map((one) => one.label).join(", ");
+}

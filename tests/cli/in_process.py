@@ -1,0 +1,27 @@
+"""The command line without a process of its own, for tests of what it says: an import of everything less."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from edgeformer.cli import main
+
+Edgeformer = Callable[..., str]
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    """A function that takes the arguments and the exit code that is right, and gives what was printed: stdout, and
+    for exit code 2 stderr too."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        assert stop.value.code == code, f"{arguments}\n{printed.out}\n{printed.err}"
+        return printed.out + printed.err if code == 2 else printed.out
+
+    return run
