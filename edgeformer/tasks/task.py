@@ -177,11 +177,7 @@ class Task(OwnData, TextCalls, ABC):
         """
 
     def settled(self, recipe: Any, validation: Any) -> Any:
-        """The recipe with what training finds on the validation set beside weights: decisions of the task.
-
-        Args:
-            validation: score of the kept weights.
-        """
+        """The recipe with what the task decides by ``validation``, the kept weights' score; most decide nothing."""
         return recipe
 
     def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
@@ -247,12 +243,7 @@ class Task(OwnData, TextCalls, ABC):
     def golden_score(
         self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> Score:
-        """Score logits [n, C] of an exit on the golden inputs.
-
-        Args:
-            rows: those that they are of; None: all.
-            data: the model's own data section.
-        """
+        """Score logits [n, C] of an exit on the golden inputs, or on ``rows`` of them; ``data``: the model's own."""
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
         """What :meth:`golden_score` scores against.
