@@ -126,6 +126,7 @@ def test_every_table_is_what_its_json_says() -> None:
         estimator(),
         plan(),
         script("predict_scale.py", "table", str(FOLDER / "2026-11-22-predict-scale.json"), "--of", "memory"),
+        script("predict_scale.py", "table", str(FOLDER / "2026-11-22-predict-scale.json"), "--of", "ratio"),
         script("serve_load.py", "table", str(FOLDER / "2026-11-22-serve-load.json")),
     ]
     found = tables(RESULTS)
