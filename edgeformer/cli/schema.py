@@ -20,14 +20,14 @@ def command(
 ) -> None:
     """Print what may stand in a file: as a JSON Schema, which editors complete and check YAML by, or as tables.
 
-    An editor with a YAML language server takes it from the first line of a recipe:
+    Written to recipe.schema.json, an editor with a YAML language server takes it from a recipe's first line:
     # yaml-language-server: $schema=recipe.schema.json
 
     Examples:
 
-      edgeformer schema recipe > recipe.schema.json
+      edgeformer schema recipe
 
-      edgeformer schema profile > profile.schema.json
+      edgeformer schema profile
 
       edgeformer schema recipe --format markdown
     """

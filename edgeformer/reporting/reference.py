@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -173,4 +174,7 @@ def _value(value: object) -> str:
         return "`null`"
     if isinstance(value, dict):
         return "its own defaults"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
+    if isinstance(value, str) and value and not value.strip():
+        return f"`{json.dumps(value)}`"  # a tab
+    shown = str(value).lower() if isinstance(value, bool) else str(value).replace("|", "\\|")
+    return f"`{shown}`" if shown else "empty"

@@ -110,13 +110,18 @@ def test_examples_stand_where_their_rows_do_among_several_files(tmp_path: Path) 
     assert findings["empty texts"].examples == ("more.csv, line 2",)
 
 
+def labelled(*labels: str) -> DataConfig:
+    source = {"kind": "file", "path": "mine.csv"}
+    return DataConfig.model_validate({"parts": {"train": [source]}, "split": "stratified", "labels": [*labels]})
+
+
 def test_labels_without_rows_are_told_for_every_set() -> None:
     counts = {
         "train": {"a": 5, "b": 5, "c": 0},
         "validation": {"a": 1, "b": 0, "c": 0},
         "test": {"a": 1, "b": 1, "c": 0},
     }
-    told = [finding.message for finding in label_findings(("a", "b", "c"), counts)]
+    told = [finding.message for finding in label_findings(labelled("a", "b", "c"), counts)]
     assert told == [
         "train: no row has the label 'c': the model does not learn it",
         "validation: no row has the label 'b': no score says how well it is told",
@@ -126,7 +131,7 @@ def test_labels_without_rows_are_told_for_every_set() -> None:
 @pytest.mark.parametrize(("rare", "expected"), [(10, True), (11, False)])
 def test_uneven_labels_have_their_baseline_beside_them(rare: int, expected: bool) -> None:
     counts = {"train": {"a": 100, "b": rare}, "test": {"a": 9, "b": 1}}
-    findings = label_findings(("a", "b"), counts)
+    findings = label_findings(labelled("a", "b"), counts)
     assert [finding.kind for finding in findings] == (["uneven labels"] if expected else [])
     if expected:
         assert findings[0].message == (

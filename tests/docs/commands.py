@@ -125,6 +125,7 @@ PICTURES = {
 DATA = {
     "data:": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
+    "# several labels per text": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
     "# in recipes/minilm_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
     "# in recipes/minilm_folded_sst2.yaml": "test_pretrained_in_documents.py compares it with that",

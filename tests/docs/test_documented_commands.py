@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from edgeformer.cli import main
 from edgeformer.data.english import PARAGRAPHS
+from edgeformer.data.rows import label_sets
 from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
+from edgeformer.formats.documents import shipped_folder
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.families.crt_oracle import public_weights, small_config
@@ -147,6 +150,17 @@ def test_two_tables_as_they_are(tmp_path: Path) -> None:
     parts = load_parts(made.data)
     assert parts["train"].texts == ["fine, really"] and parts["validation"].texts == ["warm", "dull"]
     assert parts["validation"].labels.tolist() == [1, 0]
+
+
+def test_several_labels_per_text_as_documented(tmp_path: Path) -> None:
+    recipe = yaml.safe_load((shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8"))
+    own = {"training": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}}
+    stated = yaml.safe_load(block("docs/own_data.md", "# several labels per text").text)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, **own, **stated}), encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "reviews.csv").write_text('text,topics\nfine,"food, price"\ndull,\n', encoding="utf-8")
+    made: Any = load_recipe(str(tmp_path / "mine.yaml"))
+    assert label_sets(load_parts(made.data)["train"].labels, 3).tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
 def test_deploying(edgeformer: Edgeformer) -> None:

@@ -238,8 +238,8 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
     EncoderConfig: {"kind": "names the family", "attention": "tests/families/test_encoder.py"},
     FileSource: {
         "kind": "names the kind of source", "path": "tests/formats/test_recipe_paths.py",
-        "delimiter": "tests/data/test_tables.py", "header": "tests/data/test_tables.py",
-        "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_tables.py",
+        "delimiter": "tests/data/test_table_files.py", "header": "tests/data/test_table_files.py",
+        "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_table_files.py",
         **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
     },
     DataConfig: {
