@@ -144,9 +144,10 @@ class ParquetRows:
             from pyarrow import parquet
         self._arrow: Any = pyarrow
         found = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
-        vector = pyarrow.list_(pyarrow.float64())
-        # A model's vectors are float32.
-        types = [(name, pyarrow.list_(pyarrow.float32()) if kind == vector else kind) for name, kind in found.items()]
+        # A model's vectors are float32, and the example may happen to have no label.
+        lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
+        instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
+        types = [(name, instead.get(kind, kind)) for name, kind in found.items()]
         self._schema = pyarrow.schema([*types, (ERROR, pyarrow.string())])
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 

@@ -32,7 +32,7 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, A
     """
 
     def label(prediction: Mapping[str, Any]) -> Text:
-        return Text(prediction["label"], "bold") if "label" in prediction else Text(DASH)
+        return Text(prediction["label"], "bold") if prediction.get("label") else Text(DASH)
 
     def given(prediction: Mapping[str, Any]) -> Text:
         note = (" (cut to the model's length)", "yellow")
@@ -115,7 +115,7 @@ def _cell(value: object, width: int) -> str:
         return f"{value:>{width}.3f}"
     if isinstance(value, int):
         return f"{value:>{width}}"
-    return _fit(DASH if value is None else visible(str(value)), width, pad=True)
+    return _fit(DASH if value in (None, "") else visible(str(value)), width, pad=True)
 
 
 def _fit(text: str, width: int, *, pad: bool = False) -> str:

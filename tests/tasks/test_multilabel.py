@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pyarrow import parquet
 from sklearn import metrics
 
 import edgeformer
@@ -24,6 +25,7 @@ from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.tasks import task_named
 from edgeformer.tasks.multilabel.recipe import MultiLabelData
 from edgeformer.tasks.multilabel.scoring import best_thresholds, probabilities, score
+from tests.cli.run_cli import edgeformer as command
 
 LABELS = ("food", "service", "price")
 TASK = task_named("multi-label-classification")
@@ -177,11 +179,21 @@ def test_from_a_file_to_labels(trained: Path) -> None:
     assert config["problem_type"] == "multi_label_classification" and config["thresholds"] == thresholds
 
 
+def said_in_parquet(texts: list[str], run: Path, folder: Path) -> list[list[str]]:
+    """Labels of texts, from a file into a file: the first row has none, which says nothing of their type."""
+    (folder / "in.txt").write_text("\n".join(texts), encoding="utf-8")
+    done = command("predict", run.name, "--file", "in.txt", "--output", "out.parquet", "--artifacts", str(run.parent),
+                   cwd=folder)  # fmt: skip
+    assert done.code == 0, done.err
+    return [*parquet.read_table(folder / "out.parquet").column("labels").to_pylist()]
+
+
 def test_its_bundle_says_the_same(trained: Path, tmp_path: Path) -> None:
     bundle = edgeformer.open(trained).export(int8=True)  # type: ignore[union-attr]
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
     assert set(both.as_dict()["labels"]) == {"food", "service"} and none.as_dict()["labels"] == []  # type: ignore[arg-type]
+    assert said_in_parquet(["monday 3", "pizza and staff 3"], trained, tmp_path) == [[], both.as_dict()["labels"]]
     own = tmp_path / "own.jsonl"
     own.write_text('{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n', encoding="utf-8")
     location = locate(str(trained), trained.parent)

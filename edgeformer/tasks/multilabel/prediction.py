@@ -25,10 +25,9 @@ class LabelsPrediction(Prediction):
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
-    thresholds: dict[str, float]
 
     def as_dict(self) -> dict[str, object]:
-        names = ("probabilities", "thresholds", "truncated")
+        names = ("probabilities", "truncated")
         return {
             **said(self.text),
             "label": ", ".join(self.labels),
@@ -48,5 +47,5 @@ def labels_predictions(
     for text, found, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):
         by_label = dict(zip(data.labels, found, strict=True))
         given = sorted((name for name in by_label if by_label[name] >= thresholds[name]), key=by_label.__getitem__)
-        predictions.append(LabelsPrediction(text, truncated, tuple(reversed(given)), by_label, thresholds))
+        predictions.append(LabelsPrediction(text, truncated, tuple(reversed(given)), by_label))
     return predictions
