@@ -107,6 +107,11 @@ def _output_format(options: FileOptions, *, as_json: bool) -> str:
     target = options.target
     if target is not None and target.is_dir():
         raise InputError(f"--output {target}: is a folder; name a file in it")
+    if target is not None and (target.is_symlink() or (target.exists() and not target.is_file())):
+        raise InputError(
+            f"--output {target}: is a link or a device, and would be replaced by a file; name a file, or leave "
+            "it out and send standard output there"
+        )
     if target is not None and options.path is not None and _same(target, options.path):
         raise InputError(f"--output {target}: is the file of --file; name another")
     if target is None and as_json:

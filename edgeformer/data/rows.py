@@ -122,7 +122,8 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
 
 def _labels(
     where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str
-) -> tuple[str | int, ...]:
+) -> tuple[str | int, ...] | None:
+    """An empty cell is none of the labels; with ``skip_unlabelled`` nobody labelled the row."""
     value = source.label_value if source.label is None or source.label_value is not None else None
     if value is None and source.label is not None:
         listed_ = values.get(source.label)
@@ -131,6 +132,8 @@ def _labels(
                 raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
             return tuple(listed_)
         found = _label(where, values, source)
+        if found is None and source.skip_unlabelled:
+            return None
         value = int(found) if isinstance(found, float) else found
     if isinstance(value, str):
         return tuple(name for part in value.split(separator) if (name := part.strip()))

@@ -141,7 +141,8 @@ def _cuts(config: DataConfig, pooled: LabelledTexts) -> dict[str, Int64s]:
         first, second = len(texts) * 8 // 10, len(texts) // 10
         return dict(zip(sources, np.split(order, [first, first + second]), strict=False))
     if config.split == "stratified":
-        return dict(zip(sources, tenths(pooled, config.split_seed), strict=False))
+        strata = pooled.labels if config.separator is None else _rarest(pooled.labels, len(config.labels))
+        return dict(zip(sources, tenths(LabelledTexts(pooled.texts, strata), config.split_seed), strict=False))
     if sources["validation"] == sources["train"]:
         train, held_out = hold_out(texts, config.split_seed)
         return {"train": train, "validation": held_out}
@@ -165,6 +166,18 @@ def tenths(rows: LabelledTexts, seed: int) -> tuple[Int64s, Int64s, Int64s]:
         where[own[:count]], where[own[count : 2 * count]] = 2, 1
     found = where[group]
     return np.flatnonzero(found == 0), np.flatnonzero(found == 1), np.flatnonzero(found == 2)
+
+
+def _rarest(label_sets_: Int64s, classes: int) -> Int64s:
+    """Of each row the rarest of its labels, −1 without any: what several labels are stratified by.
+
+    Combinations are no strata: most can be so rare that none of them would be tested.
+    """
+    found = np.full(len(label_sets_), -1, dtype=np.int64)
+    counts = label_counts(label_sets_, classes, several=True)
+    for label in sorted(range(classes), key=lambda label: -counts[label]):  # rarer ones win
+        found[label_sets_ >> label & 1 == 1] = label
+    return found
 
 
 def _pool(parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:

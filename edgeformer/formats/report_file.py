@@ -10,23 +10,28 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
 from edgeformer.formats.workspace import read_manifest
 
+_LARGEST = 2**63 - 1
+
 
 def read_report(path: Path) -> Report:
     """Read and check a report.
 
     Raises:
         ArtifactError: missing, larger than any report, not JSON, not what a report must hold, or with numbers that are
-            none (NaN, infinity).
+            none (NaN, infinity) or larger than any that is measured.
     """
     report = read_manifest(Report, path)
     for place in _not_finite(report.model_dump()):
-        raise ArtifactError(f"{path}: damaged: {place}: is no finite number; make it again")
+        raise ArtifactError(f"{path}: damaged: {place}: is no finite number that could be measured; make it again")
     return report
 
 
 def _not_finite(value: object, place: str = "") -> Iterator[str]:
     """Where numbers stand that cannot be compared or written as JSON."""
-    if isinstance(value, float):
+    if isinstance(value, int):
+        if abs(value) > _LARGEST:
+            yield place
+    elif isinstance(value, float):
         if not math.isfinite(value):
             yield place
     elif isinstance(value, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -293,3 +294,16 @@ def test_an_unanswered_text_is_said_in_python_too() -> None:
     found = predict(locate(str(OLD / "classifier-v1"), OLD), [" ", ("a", ""), ("a", "b")])[1]
     assert [isinstance(answer, Unanswered) for answer in found] == [True, True, False]
     assert np.isfinite(found[2].probability)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "mkfifo"), reason="this system has no named pipes, and makes links with a right only"
+)
+def test_links_and_pipes_are_not_replaced(folder: Path) -> None:
+    (folder / "real.jsonl").write_text("kept", encoding="utf-8")
+    (folder / "link.jsonl").symlink_to("real.jsonl")
+    os.mkfifo(folder / "pipe.jsonl")
+    for name in ("link.jsonl", "pipe.jsonl"):
+        refused = edgeformer("predict", "small", "--file", "in.csv", "--output", name, cwd=folder)
+        assert refused.code == 2 and "is a link or a device" in refused.err
+    assert (folder / "link.jsonl").is_symlink() and (folder / "real.jsonl").read_text(encoding="utf-8") == "kept"

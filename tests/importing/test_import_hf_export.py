@@ -162,7 +162,7 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
     for options, said in (
-        (("--confidence", "0.5"), "a vector has no probability to stop at"),
+        (("--confidence", "0.5"), "no one probability to stop at"),
         (("--pair", "x"), "reads each text by itself"),
         (("--nearest", "none.txt"), "none.txt"),
     ):
@@ -197,6 +197,6 @@ def test_every_exit_is_scored_and_none_is_left_early(encoder: Path) -> None:
     assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 67), (1, 67)]
     assert all(-1 <= row["similarity"] <= 1 for row in document["rows"]) and document["early_exit"] == []
     refused = edgeformer("evaluate", str(encoder), "--threshold", "0.9", cwd=encoder)
-    assert refused.code == 2 and "a vector has no probability to leave by" in refused.err
+    assert refused.code == 2 and "no one probability to leave by" in refused.err
     other = edgeformer("profile", str(encoder), "--device", "host", "--search", "--min-accuracy", "0.9", cwd=encoder)
     assert other.code == 2 and "is a sentence encoder; bound it with --min-similarity" in " ".join(other.err.split())

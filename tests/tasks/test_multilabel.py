@@ -16,7 +16,8 @@ from sklearn import metrics
 import edgeformer
 from edgeformer.data.findings import label_findings, rows_per_label
 from edgeformer.data.rows import label_counts, label_sets
-from edgeformer.data.sources import load_part
+from edgeformer.data.sources import load_part, load_parts
+from edgeformer.data.splits import split
 from edgeformer.families import load_recipe, read_recipe_of
 from edgeformer.formats.data_config import DataSection
 from edgeformer.formats.errors import DataError, RecipeError
@@ -67,6 +68,25 @@ def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
         load_part(data(tmp_path, "a.csv", 'text;label\na;food\nb;"food, drinks"\n'), "train")
     with pytest.raises(DataError, match="its items must be names or numbers"):
         load_part(data(tmp_path, "a.jsonl", '{"text": "a", "label": [1.5]}\n'), "train")
+
+
+def test_rows_that_nobody_labelled_can_be_left_out(tmp_path: Path) -> None:
+    config = data(tmp_path, "a.csv", "text;label\na;food\nb;\n")
+    (source,) = config.parts["train"]
+    some = config.model_copy(update={"parts": {"train": (source.model_copy(update={"skip_unlabelled": True}),)}})
+    assert load_part(config, "train").texts == ["a", "b"] and load_part(some, "train").texts == ["a"]
+
+
+def test_rare_combinations_are_tested_too(tmp_path: Path) -> None:
+    """Ten labels in 200 combinations, none of them twice."""
+    names = [f"l{number}" for number in range(10)]
+    rows = [[name for bit, name in enumerate(names) if number >> bit & 1] for number in range(1, 201)]
+    lines = "\n".join(f't{number};"{",".join(row)}"' for number, row in enumerate(rows))
+    config = data(tmp_path, "a.csv", f"text;label\n{lines}\n", labels=names)
+    sets = split(config, load_parts(config))
+    assert [len(found) for found in sets.values()] == [pytest.approx(160, abs=8), *[pytest.approx(20, abs=4)] * 2]
+    for found in (sets["validation"], sets["test"]):
+        assert sum(count > 0 for count in label_counts(found.labels, 10, several=True)) >= 7
 
 
 def test_what_is_odd_is_told_of_sets_of_labels(tmp_path: Path) -> None:
@@ -160,7 +180,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "ffn_size": 48, "residual_scale": 0.5,
         },
         "training": {
-            "epochs": 8, "batch_size": 16, "optimizer": {"lr": 4.0e-3}, "schedule": {"kind": "one-cycle"},
+            "epochs": 14, "batch_size": 16, "optimizer": {"lr": 4.0e-3}, "schedule": {"kind": "one-cycle"},
             "select_by": "f1",
         },
     }  # fmt: skip
@@ -192,7 +212,11 @@ def test_its_bundle_says_the_same(trained: Path, tmp_path: Path) -> None:
     bundle = edgeformer.open(trained).export(int8=True)  # type: ignore[union-attr]
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
-    assert set(both.as_dict()["labels"]) == {"food", "service"} and none.as_dict()["labels"] == []  # type: ignore[arg-type]
+    thresholds = Run.open(trained).recipe.data.thresholds  # type: ignore[attr-defined]
+    for found in (both, none):
+        given = {name for name in LABELS if found.probabilities[name] >= thresholds[name]}
+        assert set(found.as_dict()["labels"]) == given
+    assert "food" in both.labels and none.labels == ()
     assert said_in_parquet(["monday 3", "pizza and staff 3"], trained, tmp_path) == [[], both.as_dict()["labels"]]
     own = tmp_path / "own.jsonl"
     own.write_text('{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n', encoding="utf-8")

@@ -15,7 +15,7 @@ from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.families import family_of, load_recipe, read_recipe_of
 from edgeformer.families.network import Place, count_parameters
-from edgeformer.families.pretrained.network import NETWORK
+from edgeformer.families.pretrained.network import NETWORK, _of_teacher
 from edgeformer.families.saving import load_model
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, RecipeError
@@ -218,3 +218,6 @@ def test_layers_of_which_teachers_can_be_folded(source: Path, teacher: Path) -> 
     model, _ = NETWORK.build(recipe, Place())
     with pytest.raises(RecipeError, match="is not this source as it is, read with pooling mean"):
         NETWORK.start(model, recipe)
+    recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, weights_sha256="0" * 64)
+    with pytest.raises(RecipeError, match="is not this source as it is"):
+        _of_teacher(None, recipe)  # type: ignore[arg-type]

@@ -214,7 +214,8 @@ def _of_teacher(parts: Parts, recipe: Any) -> dict[str, Tensor]:
     """
     folder, config = Path(recipe.training.teacher), recipe.model
     own: Any = read_recipe_of(folder)
-    if own.model.kind != config.kind or own.model.fold is not None or own.model.pooling != config.pooling:
+    alike = own.model.kind == config.kind and own.model.fold is None and own.model.pooling == config.pooling
+    if not alike or (config.weights_sha256 is not None and own.model.weights_sha256 != config.weights_sha256):
         raise RecipeError(
             f"model.fold.weights: {folder} is not this source as it is, read with pooling {config.pooling}; name a "
             "teacher that is, or take the layers of the source (weights: source)"

@@ -73,7 +73,9 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     if options.threshold is not None and not any(choice.leaves_early for choice in chosen):
         task, ids = chosen[0].owner.task, ", ".join(choice.id for choice in chosen)
         if not task.has_confidence:
-            raise InputError(f"--threshold: {location.name} is a {task.noun}; a vector has no probability to leave by")
+            raise InputError(
+                f"--threshold: {location.name} is a {task.noun}; its answers have no one probability to leave by"
+            )
         hint = f"edgeformer export {location.argument} --exit all"
         raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {hint}")
     scoring = _Scoring(options, progress)

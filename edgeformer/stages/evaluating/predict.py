@@ -93,6 +93,6 @@ def check(location: Location, confidence: float | None, *, pairs: bool) -> None:
     if task.predicts is None:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and not task.has_confidence:
-        raise InputError(f"--confidence: {name} is a {task.noun}; a vector has no probability to stop at")
+        raise InputError(f"--confidence: {name} is a {task.noun}; its answers have no one probability to stop at")
     if pairs and task.predicts != "labels":
         raise InputError(f"--pair: {name} is a {task.noun}, which reads each text by itself; give both as texts")

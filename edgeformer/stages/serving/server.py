@@ -116,7 +116,8 @@ def _address(listening: socket.socket) -> str:
 
 
 def _hosts(options: ServeOptions) -> tuple[str, ...]:
+    # Of [::1]:8000 older versions of starlette take what is before the first colon.
+    here = ("localhost", "127.0.0.1", "[::1]", "::1", "[")
     if options.host in _LOOPBACK:
-        # Of [::1]:8000 older versions of starlette take what is before the first colon.
-        return ("localhost", "127.0.0.1", "[::1]", "::1", "[", *options.hosts)
-    return (*options.hosts, options.host) if options.hosts else ()
+        return (*here, *options.hosts)
+    return (*here, *options.hosts, options.host) if options.hosts else ()  # a health check asks from here
