@@ -70,12 +70,14 @@ class Graphs:
         steps: part → graph: embed, loop, readout…; empty where they were not asked for.
         decode: of a model that writes text: a graph with caches.
         shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
+        row_scales: in INT8, activations need a scale per position: some positions are far larger than others.
     """
 
     exits: onnx_ir.Model
     steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
     decode: onnx_ir.Model | None = None
     shared_weights: bool = False
+    row_scales: bool = False
 
 
 class Piece(nn.Module):

@@ -224,6 +224,29 @@ def product(weight: list[onnx.NodeProto], operands: list[str], **attributes: flo
     return onnx_ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
 
 
+def test_with_a_scale_per_position_one_position_does_not_cost_the_others_their_steps(tmp_path: Path) -> None:
+    weight = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).numpy()
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")],
+        "one product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 5])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = onnx_ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    rows = np.random.default_rng(1).normal(size=(4, SIZE)).astype(np.float32)
+    rows[0] *= 300  # as [SEP] of a BERT
+    rows[1] = 0
+    errors = {}
+    for row_scales in (False, True):
+        made = quantize(model, row_scales=row_scales)
+        found = run(made, tmp_path / f"{row_scales}.onnx", {"x": rows})["y"]
+        assert quantized_nodes(onnx_ir.to_proto(made)) == {"MatMulInteger": 1}
+        assert not found[1].any()
+        errors[row_scales] = np.abs(found - rows @ weight)[2:].max()
+    assert errors[True] < 0.2 < errors[False]
+
+
 def test_a_product_that_would_stay_fp32_is_refused() -> None:
     transposed = [helper.make_node("Transpose", ["w"], ["v"])]
     for model, weight in (

@@ -140,7 +140,7 @@ class PretrainedNetwork(Network):
         exits = PretrainedExits(model)
         full = text_spec(exits, inputs, model.longest, exits.outputs)
         parts = _step_specs(model) if steps and model.loops_one_graph else {}
-        return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()})
+        return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()}, row_scales=True)
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         """All other parameters are the same tensors, not copies."""
