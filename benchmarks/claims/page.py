@@ -1,0 +1,71 @@
+"""docs/claims.md from docs/claims.yaml: how many of each text hold, and every claim with its verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+from tabulate import tabulate
+
+from benchmarks.claims.schema import Claim, Claims, Verdict
+from benchmarks.claims.verdicts import shown
+
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+INTRODUCTION = """\
+# What the papers claim, and what holds
+
+Every quantitative claim of the five texts, with a verdict by a rule that was written down beside it. Written by
+`make results` from docs/claims.yaml, which has the rules and where our figures come from; nothing here is typed.
+
+- **reproduced**: our figure supports the claim by its rule
+- **not reproduced**: our figure, or the text's own arithmetic, contradicts it or shows no difference beyond the noise
+- **not testable as published**: the text leaves out what would decide it, or quotes others
+- **not tested yet**: the study that decides it has no committed result
+
+A claim that several versions repeat stands under each of them, and counts once in the last row.
+"""
+
+
+def page(claims: Claims) -> str:
+    """The whole document. Every claim must have its result."""
+    parts = [INTRODUCTION, counts(claims)]
+    for key, text in claims.texts.items():
+        of_text = {name: claim for name, claim in claims.claims.items() if key in claim.where}
+        parts += [f"\n## {text.title}\n", table(of_text, key)]
+    return "\n".join(parts) + "\n"
+
+
+def counts(claims: Claims) -> str:
+    """Markdown: texts × verdicts."""
+    rows = []
+    for key, text in claims.texts.items():
+        rows.append([text.title, *tally([claim for claim in claims.claims.values() if key in claim.where])])
+    rows.append(["all five, each claim once", *tally([*claims.claims.values()])])
+    return tabulate(rows, ["text", "claims", *VERDICTS], tablefmt="github")
+
+
+def tally(claims: list[Claim]) -> list[int]:
+    """How many there are, and how many of each verdict."""
+    found = Counter(claim.result.verdict for claim in claims if claim.result is not None)
+    return [len(claims), *(found[verdict] for verdict in VERDICTS)]
+
+
+def table(claims: dict[str, Claim], text: str) -> str:
+    """Markdown: one line per claim of a text."""
+    rows = []
+    for claim in claims.values():
+        result = claim.result
+        if result is None:
+            raise ValueError("a claim without a result")
+        published = ", ".join(f"{named(name)}{shown(value)}" for name, value in claim.published.items())
+        ours = ", ".join(f"{named(name)}{shown(value)}" for name, value in result.ours.items()) or "–"
+        why = ". ".join(part.rstrip(".") for part in (result.why, claim.note) if part)
+        rows.append([claim.where[text], f"“{claim.text}”", published, ours, claim.unit, result.verdict, why])
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    header = ["where", "claim", "published", "ours", "unit", "verdict", "why"]
+    return tabulate(cells, header, tablefmt="github", disable_numparse=True)
+
+
+def named(figure: str) -> str:
+    """A figure's name in front of it; a single one is called ``value`` and needs none."""
+    return "" if figure == "value" else f"{figure} "
