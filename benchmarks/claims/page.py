@@ -7,8 +7,8 @@ from typing import get_args
 
 from tabulate import tabulate
 
-from benchmarks.claims.schema import Claim, Claims, Verdict
-from benchmarks.claims.verdicts import shown
+from benchmarks.claims.schema import Claim, Claims, Number, Published, Verdict
+from benchmarks.claims.verdicts import figure
 
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 INTRODUCTION = """\
@@ -51,21 +51,34 @@ def tally(claims: list[Claim]) -> list[int]:
 
 
 def table(claims: dict[str, Claim], text: str) -> str:
-    """Markdown: one line per claim of a text."""
-    rows = []
-    for claim in claims.values():
-        result = claim.result
-        if result is None:
-            raise ValueError("a claim without a result")
-        published = ", ".join(f"{named(name)}{shown(value)}" for name, value in claim.published.items())
-        ours = ", ".join(f"{named(name)}{shown(value)}" for name, value in result.ours.items()) or "–"
-        why = ". ".join(part.rstrip(".") for part in (result.why, claim.note) if part)
-        rows.append([claim.where[text], f"“{claim.text}”", published, ours, claim.unit, result.verdict, why])
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    """Markdown: one line per claim of a text; not padded, because the last column is long."""
     header = ["where", "claim", "published", "ours", "unit", "verdict", "why"]
-    return tabulate(cells, header, tablefmt="github", disable_numparse=True)
+    rows = [header, ["---"] * len(header), *(cells(claim, text) for claim in claims.values())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def named(figure: str) -> str:
-    """A figure's name in front of it; a single one is called ``value`` and needs none."""
-    return "" if figure == "value" else f"{figure} "
+def cells(claim: Claim, text: str) -> list[str]:
+    """One claim's line."""
+    result = claim.result
+    if result is None:
+        raise ValueError("a claim without a result")
+    published = listed({name: written(value) for name, value in claim.published.items()})
+    ours = listed({name: short(value) for name, value in result.ours.items()})
+    why = "; ".join(part for part in (result.why, claim.note) if part)
+    row = [claim.where[text], f"“{claim.text}”", published, ours, claim.unit, result.verdict, why]
+    return [cell.replace("|", "\\|") for cell in row]
+
+
+def listed(figures: dict[str, str]) -> str:
+    """Each with its name; a single one is called ``value`` and needs none."""
+    return ", ".join(shown if name == "value" else f"{name} {shown}" for name, shown in figures.items()) or "–"
+
+
+def written(published: Published) -> str:
+    """As it was published."""
+    return "–".join(map(figure, published)) if isinstance(published, list) else figure(published)
+
+
+def short(ours: Number) -> str:
+    """Four digits of ours; counts whole."""
+    return figure(ours if isinstance(ours, int) or abs(ours) >= 1000 else float(f"{ours:.4g}"))

@@ -18,9 +18,9 @@ def judge(claim: Claim, finder: Finder) -> Result:
     if missing:
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
     failed = [name for name, value in ours.items() if not holds(claim.rule, value, claim.published[name])]
-    verdict = "not reproduced" if failed else "reproduced"
-    why = "; ".join(told(name, ours[name], claim.published[name], claim.rule) for name in failed or ours)
-    return Result(ours=ours, origin=origin, verdict=verdict, why=why)
+    names = f"{', '.join(failed)}: " if failed and len(ours) > 1 else ""
+    why = f"{names}not {asked(claim.rule)}" if failed else asked(claim.rule)
+    return Result(ours=ours, origin=origin, verdict="not reproduced" if failed else "reproduced", why=why)
 
 
 def find_all(claim: Claim, finder: Finder) -> tuple[dict[str, Found], str]:
@@ -55,20 +55,18 @@ def holds(rule: Rule, ours: Number, published: Published) -> bool:
     raise TypeError(rule)
 
 
-def told(name: str, ours: Number, published: Published, rule: Rule) -> str:
-    """``accuracy 0.9132 against 0.9061: at least that, less 0.01``."""
+def asked(rule: Rule) -> str:
+    """What the rule asks of ours, seen from the published figure: ``within 0.005 of it``."""
     match rule:
         case Within(absolute=absolute, share=share) if absolute or share:
-            asked = f"within {absolute:g}" if absolute else f"within {100 * share:g} %"
+            return f"within {figure(absolute)} of it" if absolute else f"within {100 * share:g} % of it"
         case Within():
-            asked = "exactly"
+            return "exactly that"
         case Reached(absolute=absolute, lower=lower):
-            asked = f"at {'most' if lower else 'least'} that" + (f", give or take {absolute:g}" if absolute else "")
+            return f"at {'most' if lower else 'least'} that" + (f", give or take {figure(absolute)}" if absolute else "")
         case Direction(noise=noise):
-            asked = f"the same sign, and more than {noise:g}"
-        case _:
-            raise TypeError(rule)
-    return f"{name} {shown(ours)} against {shown(published)} ({asked})"
+            return "of the same sign" + (f", and beyond the noise of {figure(noise)}" if noise else "")
+    raise TypeError(rule)
 
 
 def rounded(value: Number) -> Number:
@@ -76,11 +74,9 @@ def rounded(value: Number) -> Number:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def shown(value: Published) -> str:
-    """For people: thousands are separated, ranges have a dash."""
-    if isinstance(value, list):
-        return "–".join(map(shown, value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def figure(value: Number) -> str:
+    """As it was published: all its digits, thousands separated."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def judge_all(claims: Mapping[str, Claim], finder: Finder) -> dict[str, Claim]:
