@@ -1,7 +1,7 @@
 """Fill the verdicts of docs/claims.yaml from the committed results, and write docs/claims.md.
 
-    python -m benchmarks.claims            # write both
-    python -m benchmarks.claims --check    # write nothing; 1 where they are not what the results say
+python -m benchmarks.claims            # write both
+python -m benchmarks.claims --check    # write nothing; 1 where they are not what the results say
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims.figures import Finder
-from benchmarks.claims.page import page, tally, VERDICTS
+from benchmarks.claims.page import VERDICTS, page, tally
 from benchmarks.claims.schema import Claims, read_claims
 from benchmarks.claims.verdicts import judge_all
 from edgeformer.formats.errors import InputError

@@ -131,7 +131,7 @@ class Finder:
             case str():
                 return self._first(source, figure)
             case Counted():
-                parameters = count(source.recipe, tuple(source.set))
+                parameters = count(source.recipe, source.set)
                 counted = f"counted from {source.recipe}"
                 return Found(parameters * source.bytes_each / MIB if source.bytes_each else parameters, [counted])
             case Json():
@@ -139,7 +139,7 @@ class Finder:
             case Study():
                 return Found(self._cell(source, figure), [f"studies/{source.study}.json"])
             case Setting():
-                value = setting(source.recipe, tuple(source.set), source.key.replace("$figure", figure))
+                value = setting(source.recipe, source.set, source.key.replace("$figure", figure))
                 return Found(value, [f"recipe {source.recipe}"])
             case Planned():
                 return Found(planned_peak_gib(source.recipe, source.device), [f"plan of {source.recipe}"])

@@ -46,7 +46,7 @@ def counts(claims: Claims) -> str:
 
 def tally(claims: list[Claim]) -> list[int]:
     """How many there are, and how many of each verdict."""
-    found = Counter(claim.result.verdict for claim in claims if claim.result is not None)
+    found: Counter[str] = Counter(claim.result.verdict for claim in claims if claim.result is not None)
     return [len(claims), *(found[verdict] for verdict in VERDICTS)]
 
 

@@ -28,7 +28,7 @@ class Counted(Frozen):
 
     kind: Literal["count"]
     recipe: str
-    set: list[str] = []
+    set: Annotated[tuple[str, ...], Field(strict=False)] = ()
     bytes_each: int | None = None
 
 
@@ -66,7 +66,7 @@ class Setting(Frozen):
 
     kind: Literal["recipe"]
     recipe: str
-    set: list[str] = []
+    set: Annotated[tuple[str, ...], Field(strict=False)] = ()
     key: str
 
 

@@ -63,7 +63,9 @@ def asked(rule: Rule) -> str:
         case Within():
             return "exactly that"
         case Reached(absolute=absolute, lower=lower):
-            return f"at {'most' if lower else 'least'} that" + (f", give or take {figure(absolute)}" if absolute else "")
+            return f"at {'most' if lower else 'least'} that" + (
+                f", give or take {figure(absolute)}" if absolute else ""
+            )
         case Direction(noise=noise):
             return "of the same sign" + (f", and beyond the noise of {figure(noise)}" if noise else "")
     raise TypeError(rule)
