@@ -150,6 +150,7 @@ class Claim(Frozen):
     ``study``      what tests it; "counts": arithmetic on exact counts or on the papers' own figures
     ``published``  name → figure
     ``ours``       how our figures of the same names are found; "$figure" stands for the name
+    ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
     ``note``       what a reader of the verdict must know
     """
 
@@ -160,6 +161,7 @@ class Claim(Frozen):
     unit: str
     ours: Source | str | None = None
     rule: Rule
+    without: str = ""
     note: str = ""
     result: Result | None = None
 

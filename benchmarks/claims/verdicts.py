@@ -15,6 +15,8 @@ def judge(claim: Claim, finder: Finder) -> Result:
     origin = sorted({place for figure in found.values() for place in figure.origin})
     if isinstance(claim.rule, Untestable):
         return Result(ours=ours, origin=origin, verdict="not testable as published", why=claim.rule.because)
+    if missing and claim.without:
+        return Result(ours={}, origin=[], verdict="not testable as published", why=claim.without)
     if missing:
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
     failed = [name for name, value in ours.items() if not holds(claim.rule, value, claim.published[name])]

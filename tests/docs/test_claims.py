@@ -96,6 +96,10 @@ def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) 
 def test_a_study_is_taken_as_soon_as_it_is_committed(tmp_path: Path) -> None:
     path = small(tmp_path, ours={"kind": "study", "study": "one", "run": "light", "at": "test"})
     assert verdict(path) == "not tested yet"
+    hopeless = small(
+        tmp_path / "other", ours={"kind": "study", "study": "one", "run": "light", "at": "x"}, without="no card"
+    )
+    assert verdict(hopeless) == "not testable as published"
     cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9}
     row = {"run": "light", "label": "Light", "at": "test", "cells": {"accuracy": cell}, "origin": "here"}
     target = tmp_path / "results" / "studies" / "one.json"
