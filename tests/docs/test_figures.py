@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
 
 import benchmarks.results_page.__main__ as results_page
 from benchmarks.results_page.facts import facts, minutes, serving
+from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import TABLES, result
 from tests.docs.document import ROOT
 
 TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")
-PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
+PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 
 def test_the_page_is_what_the_json_says() -> None:
@@ -76,6 +79,20 @@ def test_a_lost_answer_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(document["stopped"], "half", 1)
     with pytest.raises(ValueError, match="lost or mixed up"):
         serving()
+
+
+def test_committed_studies_are_shown(tmp_path: Path) -> None:
+    pytest.importorskip("edgeformer.formats.study_result", reason="studies are not part of this package yet")
+    cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9061}
+    row = {"run": "baseline", "label": "Baseline", "at": "random-split", "cells": {"accuracy": cell}, "origin": "here"}
+    table = {"study": "table6", "title": "SST-2", "element": "Table 6", "protocol": "three\nepochs", "minutes": 80.0}
+    (tmp_path / "table6.json").write_text(
+        json.dumps({**table, "columns": ["accuracy"], "rows": [row]}), encoding="utf-8"
+    )
+    (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
+    shown = studies(tmp_path, tmp_path / "pictures")
+    assert shown.startswith("### SST-2\n\n`edgeformer study table6`: Table 6. three epochs\n\n|")
+    assert "0.9100" in shown and "0.9061" in shown and "a run" not in shown
 
 
 def test_the_minutes_that_readme_quotes() -> None:
