@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def dump(claims: Claims) -> str:
     return HEADER + text
 
 
+def untested(claims: Claims) -> list[str]:
+    """Why claims have no verdict yet, one reason for each of them."""
+    results = [claim.result for claim in claims.claims.values() if claim.result is not None]
+    return [result.why for result in results if result.verdict == "not tested yet"]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,6 +74,8 @@ def main() -> None:
         write_text(path, written[path])
     number, *verdicts = tally([*claims.claims.values()])
     print(f"{number} claims: " + ", ".join(f"{n} {name}" for n, name in zip(verdicts, VERDICTS, strict=True)))
+    for reason, waiting in Counter(untested(claims)).items():
+        print(f"  not tested yet, {waiting}: {reason}")
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'is stale' if arguments.check else 'written'}")
     raise SystemExit(1 if stale and arguments.check else 0)
