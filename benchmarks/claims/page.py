@@ -23,6 +23,7 @@ Every quantitative claim of the five texts, with a verdict by a rule that was wr
 - **not tested yet**: the study that decides it has no committed result
 
 A claim that several versions repeat stands under each of them, and counts once in the last row.
+Settings of the training are no claims: the recipes `*_sst2` and `crt_deep_published` have them.
 """
 
 

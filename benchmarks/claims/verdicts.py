@@ -69,7 +69,7 @@ def asked(rule: Rule) -> str:
                 f", give or take {figure(absolute)}" if absolute else ""
             )
         case Direction(noise=noise):
-            return "of the same sign" + (f", and beyond the noise of {figure(noise)}" if noise else "")
+            return "of the same sign" + (f", beyond the noise of {figure(noise)}" if noise else "")
     raise TypeError(rule)
 
 
