@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EDGEFORMER := $(BIN)/edgeformer
 
-.PHONY: demo test torture mutants lint wheel clean
+.PHONY: demo test results torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -15,6 +15,11 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# docs/results.md, and the verdicts in docs/claims.yaml and docs/claims.md, from the JSON in benchmarks/results.
+results: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.results_page
+	$(BIN)/python -m benchmarks.claims
 
 # Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev

@@ -1,185 +1,34 @@
-"""Every figure of docs/results.md, and those that README quotes, come from a JSON in benchmarks/results."""
+"""docs/results.md is what its template and the committed JSON give; no figure in it, nor in README, is typed."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import subprocess
-import sys
-from functools import cache
-from itertools import groupby
-from typing import Any
+from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
+import benchmarks.results_page.__main__ as results_page
+from benchmarks.results_page.facts import facts, minutes, serving
+from benchmarks.results_page.studies import studies
+from benchmarks.results_page.tables import TABLES, result
 from tests.docs.document import ROOT
 
-FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-GIB = 2**30
-Row = list[str]
+TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")
+PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 
-@cache
-def result(name: str) -> Any:
-    return json.loads((FOLDER / f"2026-11-21-{name}.json").read_text(encoding="utf-8"))
+def test_the_page_is_what_the_json_says() -> None:
+    written = results_page.PAGE.read_text(encoding="utf-8")
+    assert written == results_page.page(), "run: make results"
 
 
-def rows_of(markdown: str) -> list[Row]:
-    lines = [line for line in markdown.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")]
-    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
-
-
-def tables(markdown: str) -> list[list[Row]]:
-    """The tables of a document, each without its header."""
-    groups = groupby(markdown.splitlines(), key=lambda line: line.startswith("|"))
-    return [rows_of("\n".join(lines))[1:] for is_table, lines in groups if is_table]
-
-
-def script(*arguments: str) -> list[Row]:
-    """What a script of benchmarks/ prints from a JSON, without the header."""
-    name, *rest = arguments
-    command = [sys.executable, str(ROOT / "benchmarks" / name), *rest]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True).stdout
-    return rows_of(printed)[1:]
-
-
-def from_bundle(name: str) -> list[Row]:
-    return script("bundle_table.py", str(FOLDER / f"2026-11-21-bundle-{name}.json"))
-
-
-def spread(value: dict[str, float]) -> str:
-    return f"{value['median']:.2f}× ({value['low']:.2f}–{value['high']:.2f})"
-
-
-def decode() -> list[Row]:
-    found = result("decode")
-    rows = [["cached against uncached, all 8 loops", spread(found["uncached_over_cached"]), "–"]]
-    claimed = {"2": "4.0×", "4": "2.0×", "6": "1.33×"}
-    ratios = found["last_exit_over_exit"]
-    return rows + [[f"exit {n} against all 8 loops", spread(ratios[n]), claimed[n]] for n in claimed]
-
-
-def onnx_decode() -> list[Row]:
-    found = result("onnx-decode")
-    rows = [
-        ["torch against the decode graph", spread(found["torch_over_decode_graph"])],
-        ["torch against the step graphs, all loops", spread(found["torch_over_step_graphs"])],
-        ["step graphs against the decode graph", spread(found["step_graphs_over_decode_graph"])],
-    ]
-    return rows + [[f"decode graph against exit {n}", spread(found["decode_graph_over_exit"][n])] for n in "246"]
-
-
-def drift() -> list[Row]:
-    kept = {a["id"]: a["drift"]["loops"] for a in result("bundle-crt-mini")["artifacts"] if a["drift"]}
-    return [[name, *(f"{loop['rms_error']:.1e}" for loop in loops)] for name, loops in kept.items()]
-
-
-def int8() -> list[Row]:
-    def cells(name: str, found: dict[str, float]) -> Row:
-        names = {"median": "over_fp32", "low": "low", "high": "high"}
-        times = [{key: found[f"{name} {shape}"] for key, name in names.items()} for shape in ("1x16", "16x64")]
-        return [
-            name,
-            f"{found['bytes']:,}",
-            f"{found['accuracy']:.4f}",
-            f"{found['changed_answers']}",
-            *map(spread, times),
-        ]
-
-    return [cells(name, found) for name, found in result("int8-methods")["methods"].items()]
-
-
-def estimator() -> list[Row]:
-    def cell(case: dict[str, float]) -> str:
-        return f"{case['measured_ms']:.3g} / {case['estimated_ms']:.3g} ({case['log2']:+.2f})"
-
-    groups = groupby(result("estimator")["cases"], key=lambda case: case["run"])
-    return [[name, *map(cell, cases)] for name, cases in groups]
-
-
-def plan() -> list[Row]:
-    def cells(row: dict[str, Any]) -> Row:
-        sizes = (f"{row[key] / GIB:.3f}" for key in ("predicted_bytes", "measured_bytes"))
-        return [row["size"], *sizes, f"{row['ratio']:.3f}"]
-
-    return [cells(row) for row in result("plan-accuracy")["rows"]]
-
-
-def test_every_table_is_what_its_json_says() -> None:
-    sst2, language = str(FOLDER / "2026-11-21-sst2.json"), str(FOLDER / "2026-11-21-language.json")
-    expected = [
-        script("sst2_results.py", "table", sst2),
-        script("fold_results.py", "table", str(FOLDER / "2026-11-22-pretrained.json"), sst2),
-        script("sst2_results.py", "artifacts", sst2),
-        script("language_results.py", "table", language),
-        script("language_results.py", "exits", language),
-        decode(),
-        onnx_decode(),
-        from_bundle("recurrent-sst2-fast"),
-        from_bundle("crt-mini"),
-        drift(),
-        from_bundle("crt-deep"),
-        script("import_sizes.py", "table", str(FOLDER / "2026-11-22-import-sizes.json")),
-        int8(),
-        estimator(),
-        plan(),
-        script("predict_scale.py", "table", str(FOLDER / "2026-11-22-predict-scale.json"), "--of", "memory"),
-        script("predict_scale.py", "table", str(FOLDER / "2026-11-22-predict-scale.json"), "--of", "ratio"),
-        script("serve_load.py", "table", str(FOLDER / "2026-11-22-serve-load.json")),
-    ]
-    found = tables(RESULTS)
-    assert len(found) == len(expected), "a table without a JSON"
-    for written, measured in zip(found, expected, strict=True):
-        assert sorted(written) == sorted(measured)
-
-
-def standard_error(score: dict[str, float]) -> float:
-    return math.sqrt(score["accuracy"] * (1 - score["accuracy"]) / score["n"])
-
-
-def serving() -> list[str]:
-    """What is said of serve under load; a lost or a mixed-up answer is no result to be written down."""
-    document = json.loads((FOLDER / "2026-11-22-serve-load.json").read_text(encoding="utf-8"))
-    blocks, overload, stopped = document["blocks"], document["overload"], document["stopped"]
-    refused, sent = overload["statuses"]["503"], sum(overload["statuses"].values())
-    assert overload["mixed_up"] == 0 == stopped["half"] == stopped["mixed_up"]
-    assert all(block["mixed_up"] == 0 and set(block["statuses"]) == {"200"} for block in blocks)
-    total = sum(block["statuses"]["200"] for block in blocks if block["clients"] == 64)
-    return [
-        f"Of {total:,} requests from 64 clients",
-        f"{refused:,} of a further {sent:,} that came at once to a short queue were refused with a 503",
-        f"still answered all {stopped['arrived_whole']:,} that it had accepted",
-    ]
-
-
-def sentences() -> list[str]:
-    """What the sentences of docs/results.md say was measured, from the JSON."""
-    runs = {(run["recipe"], run["split"]): run for run in result("sst2")}
-    light, baseline = runs["recurrent_sst2_fast", "random-split"], runs["baseline_sst2_fast", "random-split"]
-    glue = runs["recurrent_sst2_fast", "glue-dev"]["tests"]
-    padded = next(run for run in result("language") if run["score_padding"])
-    padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
-    bundle = {artifact["id"]: artifact for artifact in result("bundle-recurrent-sst2-fast")["artifacts"]}
-    vocabulary = bundle["onnx-int8-trim"]["vocabulary"]
-    deep = {artifact["id"]: artifact["size_bytes"] / 1e6 for artifact in result("bundle-crt-deep")["artifacts"]}
-    mini = result("bundle-crt-mini")["artifacts"][0]["validation"]
-    wrong, open_ = result("estimator"), result("estimator")["uncalibrated"]
-    return [
-        f"one standard error is {standard_error(light['tests']['random-split']):.4f}",
-        f"{standard_error(glue['glue-dev']):.3f} on ` and {standard_error(glue['sst-test']):.3f} on `",
-        f"which has {baseline['parameters'] / light['parameters']:.1f} times its parameters",
-        f"{padding:.1%}".replace("%", " %") + " of what it scores is padding",
-        f"all {bundle['onnx-fp32']['validation']['n']:,} validation rows",
-        f"keeps {vocabulary['kept']:,} of {vocabulary['original']:,} tokens, {100 * vocabulary['coverage']:.2f} %",
-        f"on the first {mini['n']:,} tokens",
-        f"has {deep['onnx-fp16-step']:.1f} MB, one full model {deep['onnx-fp16']:.1f} MB",
-        f"Median |log2| {wrong['median_log2']:.2f}, worst {wrong['worst_log2']:.2f} in {len(wrong['cases'])} cases",
-        f"held {open_['hold_the_measurement']} of {open_['cases']} measurements",
-        f"high end is {open_['median_width']:.1f} times its low end",
-        *serving(),
-    ]
+def test_no_table_is_typed() -> None:
+    assert [line for line in TEMPLATE.splitlines() if line.startswith("|")] == []
+    used = " ".join(PLACEHOLDER.findall(TEMPLATE))
+    assert [name for name in TABLES if f"table.{name} " not in used] == []
+    assert [name for name in facts() if f"{{{{ {name} }}}}" not in used] == []
 
 
 STATED = {
@@ -197,28 +46,57 @@ STATED = {
     "for an RTX 4050": "a device",
     "0.25 is 19 % off, 1 a factor of 2": "arithmetic",
     "p50 in ms": "a percentile",
+    "refused with a 503": "a status of HTTP",
 }
 """What is no measurement → what it is."""
 NAMES = re.compile(r"SST-2|FP32|FP16|INT8|AVX2|float32|fp32|p50|\blog2\b")
 
 
 def prose() -> str:
-    """The sentences alone: no tables, no blocks, nothing between backticks."""
-    kept = " ".join(line for line in RESULTS.splitlines() if not line.startswith(("|", "    ")))
-    return " ".join(re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "`", kept)).split())
+    """The sentences alone: no blocks, nothing that is filled in, nothing between backticks."""
+    kept = " ".join(line for line in TEMPLATE.splitlines() if not line.startswith("    "))
+    kept = re.sub(r"`[^`]*`", "`", PLACEHOLDER.sub("", kept))
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", kept).split())
 
 
-def test_every_figure_in_a_sentence_is_known() -> None:
+def test_no_figure_in_a_sentence_is_typed() -> None:
     text = prose()
-    for known in (*sentences(), *STATED):
+    for known in STATED:
         assert known in text, f"docs/results.md does not say: {known}"
         text = text.replace(known, "")
     left = re.findall(r".{0,40}\d.{0,20}", NAMES.sub("", text))
     assert left == [], "figures without a JSON"
 
 
-def test_the_seconds_that_readme_quotes() -> None:
+def test_what_the_template_names_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "facts", dict)
+    with pytest.raises(UndefinedError, match="random_split_error"):
+        results_page.page()
+
+
+def test_a_lost_answer_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = result("2026-11-22-serve-load")
+    monkeypatch.setitem(document["stopped"], "half", 1)
+    with pytest.raises(ValueError, match="lost or mixed up"):
+        serving()
+
+
+def test_committed_studies_are_shown(tmp_path: Path) -> None:
+    pytest.importorskip("edgeformer.formats.study_result", reason="studies are not part of this package yet")
+    cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9061}
+    row = {"run": "baseline", "label": "Baseline", "at": "random-split", "cells": {"accuracy": cell}, "origin": "here"}
+    table = {"study": "table6", "title": "SST-2", "element": "Table 6", "protocol": "three\nepochs", "minutes": 80.0}
+    (tmp_path / "table6.json").write_text(
+        json.dumps({**table, "columns": ["accuracy"], "rows": [row]}), encoding="utf-8"
+    )
+    (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
+    shown = studies(tmp_path, tmp_path / "pictures")
+    assert shown.startswith("### SST-2\n\n`edgeformer study table6`: Table 6. three epochs\n\n|")
+    assert "0.9100" in shown and "0.9061" in shown and "a run" not in shown
+
+
+def test_the_minutes_that_readme_quotes() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    minutes = {run["run"]: run["seconds"] / 60 for run in (*result("sst2"), *result("language"))}
-    assert f"the light model took {minutes['recurrent_sst2_fast-001']:.0f} minutes on two CPU cores" in text
-    assert "a quarter of an hour on two CPU cores" in text and minutes["crt_mini"] == pytest.approx(15, abs=1)
+    measured = minutes()
+    assert f"the light model took {measured['recurrent_sst2_fast-001']:.0f} minutes on two CPU cores" in text
+    assert "a quarter of an hour on two CPU cores" in text and measured["crt_mini"] == pytest.approx(15, abs=1)

@@ -1,0 +1,206 @@
+"""How our figure for a claim is found: counted from a recipe, read from a committed JSON, or computed from such."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims.schema import (
+    Claims,
+    Counted,
+    Each,
+    Formula,
+    Json,
+    Number,
+    Planned,
+    Quoted,
+    Setting,
+    Source,
+    Study,
+)
+from edgeformer.formats.errors import InputError
+
+MIB = 2**20
+
+
+class NotThere(Exception):
+    """No committed result holds the figure yet; the message says which file, row or cell is missing."""
+
+
+@dataclass
+class Found:
+    """A figure, and where it comes from."""
+
+    value: Number
+    origin: list[str] = field(default_factory=list)
+
+
+@cache
+def count(recipe: str, overrides: tuple[str, ...]) -> int:
+    """Exact parameters of a recipe's model."""
+    from edgeformer.families import load_recipe
+    from edgeformer.stages.training.plan import count_offline
+
+    return count_offline(load_recipe(recipe, [*overrides]))
+
+
+@cache
+def planned_peak_gib(recipe: str, device: str) -> float:
+    """What `edgeformer plan` predicts."""
+    from edgeformer.families import load_recipe
+    from edgeformer.formats.documents import load_profile
+    from edgeformer.stages.training.plan import plan
+
+    return plan(load_recipe(recipe), load_profile(device)).peak_bytes / 2**30
+
+
+@cache
+def setting(recipe: str, overrides: tuple[str, ...], key: str) -> Number:
+    """A number that a recipe sets. Raises InputError where there is none at that key."""
+    from edgeformer.families import load_recipe
+
+    place: Any = load_recipe(recipe, [*overrides])
+    for step in key.split("."):
+        place = place.get(step) if isinstance(place, dict) else getattr(place, step, None)
+    if not isinstance(place, int | float):
+        raise InputError(f"recipe {recipe}: no number at {key}")
+    return place
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"exp": math.exp, "log": math.log, "min": min, "max": max}
+
+
+def calculate(formula: str, values: Mapping[str, Number]) -> Number:
+    """Arithmetic on named values. Raises InputError for anything else."""
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return number
+            case ast.Name(id=name) if name in values:
+                return values[name]
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(operand))
+            case ast.Call(ast.Name(id=name), arguments, []) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*map(value, arguments))
+        raise InputError(f"formula {formula!r}: {ast.unparse(node)} is neither arithmetic nor one of {[*values]}")
+
+    try:
+        return value(ast.parse(formula, mode="eval").body)  # type: ignore[no-any-return]
+    except SyntaxError:
+        raise InputError(f"formula {formula!r}: cannot be read") from None
+
+
+@dataclass
+class Finder:
+    """Finds figures.
+
+    Args:
+        claims: for named sources and for what is published.
+        results: the folder of committed results.
+    """
+
+    claims: Claims
+    results: Path
+
+    def find(self, source: Source | str, figure: str) -> Found:
+        """The figure of that name.
+
+        Raises:
+            NotThere: no result holds it yet.
+            InputError: a pointer leads nowhere in a file that is there.
+        """
+        match source:
+            case str():
+                return self._first(source, figure)
+            case Counted():
+                parameters = count(source.recipe, source.set)
+                counted = f"counted from {source.recipe}"
+                return Found(parameters * source.bytes_each / MIB if source.bytes_each else parameters, [counted])
+            case Json():
+                return Found(self._pointed(source, figure), [source.file])
+            case Study():
+                return Found(self._cell(source, figure), [f"studies/{source.study}.json"])
+            case Setting():
+                value = setting(source.recipe, source.set, source.key.replace("$figure", figure))
+                return Found(value, [f"recipe {source.recipe}"])
+            case Planned():
+                return Found(planned_peak_gib(source.recipe, source.device), [f"plan of {source.recipe}"])
+            case Each():
+                return self.find(source.of[figure], figure)
+            case Quoted():
+                return Found(self._published(source, figure), ["the paper's own figures"])
+            case Formula():
+                parts = {name: self.find(part, figure) for name, part in source.of.items()}
+                value = calculate(source.formula, {name: part.value for name, part in parts.items()})
+                return Found(value, sorted({origin for part in parts.values() for origin in part.origin}))
+        raise TypeError(source)
+
+    def _first(self, name: str, figure: str) -> Found:
+        missing = []
+        for source in self.claims.sources[name]:
+            try:
+                return self.find(source, figure)
+            except NotThere as reason:
+                missing.append(str(reason))
+        raise NotThere("; ".join(missing))
+
+    def _published(self, source: Quoted, figure: str) -> Number:
+        claim, name = self.claims.claims.get(source.claim), source.figure.replace("$figure", figure)
+        value = claim.published.get(name) if claim is not None else None
+        if not isinstance(value, int | float):
+            raise InputError(f"claim {source.claim!r} publishes no single figure {name!r}")
+        return value
+
+    def _read(self, file: str) -> Any:
+        path = self.results / file
+        if not path.is_file():
+            raise NotThere(f"{file} is not committed yet")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def _pointed(self, source: Json, figure: str) -> Number:
+        place = self._read(source.file)
+        for step in source.path:
+            place = follow(place, figure if step == "$figure" else step)
+            if place is None:
+                raise InputError(f"{source.file}: nothing at {step!r} of {source.path} (figure {figure!r})")
+        if isinstance(place, bool) or not isinstance(place, int | float):
+            raise InputError(f"{source.file}: no number at {source.path} (figure {figure!r})")
+        return place
+
+    def _cell(self, source: Study, figure: str) -> Number:
+        file, name = f"studies/{source.study}.json", source.figure.replace("$figure", figure)
+        place = self._read(file)
+        for step in ("rows", {"run": source.run, "at": source.at}, "cells", name, "mean"):
+            place = follow(place, step)
+        if isinstance(place, bool) or not isinstance(place, int | float):
+            raise NotThere(f"{file} has no {name} of {source.run} at {source.at!r} yet")
+        return place
+
+
+def follow(place: Any, step: str | int | dict[str, Any]) -> Any:
+    """One step of a path; None where it leads nowhere."""
+    if isinstance(step, dict):
+        objects = [item for item in place if isinstance(item, dict)] if isinstance(place, list) else []
+        fitting = [item for item in objects if all(item.get(key) == value for key, value in step.items())]
+        return fitting[0] if len(fitting) == 1 else None
+    if isinstance(place, list) and isinstance(step, int) and -len(place) <= step < len(place):
+        return place[step]
+    return place.get(step) if isinstance(place, dict) else None

@@ -1,0 +1,231 @@
+"""What docs/claims.yaml holds: texts, sources of our figures, claims with their rules, and the results written back."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.yaml_text import read_yaml
+
+MOST_WORDS = 25
+Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not tested yet"]
+Number = int | float
+Published = Number | list[Number]
+"""One figure, or [from, to]."""
+
+
+class Text(Frozen):
+    """One of the five texts."""
+
+    title: str
+    paper: Literal["A", "B"]
+
+
+class Counted(Frozen):
+    """Exact parameters of a recipe's model, or their size in MiB, which the papers call MB."""
+
+    kind: Literal["count"]
+    recipe: str
+    set: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    bytes_each: int | None = None
+
+
+class Json(Frozen):
+    """A figure of a committed file. A step is a key, a position, or what one object of a list must hold."""
+
+    kind: Literal["json"]
+    file: str
+    path: list[str | int | dict[str, str | int | bool]]
+
+
+class Study(Frozen):
+    """A cell of a study's committed table, the mean over its seeds; what is missing was not run yet.
+
+    ``run``, ``at``  the row, as in recipes/studies: a run's name, and its test set, precision, exit or threshold
+    """
+
+    kind: Literal["study"]
+    study: str
+    run: str
+    at: str
+    figure: str = "$figure"
+
+
+class Quoted(Frozen):
+    """What another claim publishes: for figures that the papers derive from their own."""
+
+    kind: Literal["published"]
+    claim: str
+    figure: str = "$figure"
+
+
+class Setting(Frozen):
+    """What a recipe sets."""
+
+    kind: Literal["recipe"]
+    recipe: str
+    set: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    key: str
+
+
+class Planned(Frozen):
+    """The peak of training a recipe on a device in GiB, as `edgeformer plan` predicts it; nothing is measured."""
+
+    kind: Literal["plan"]
+    recipe: str
+    device: str
+
+
+class Each(Frozen):
+    """Every figure has a source of its own."""
+
+    kind: Literal["each"]
+    of: "dict[str, Source | str]"
+
+
+class Formula(Frozen):
+    """Arithmetic on other sources: + - * / **, numbers, exp(), log(), min(), max()."""
+
+    kind: Literal["formula"]
+    formula: str
+    of: "dict[str, Source | str]"
+
+
+Source = Annotated[Counted | Json | Study | Quoted | Setting | Planned | Each | Formula, Field(discriminator="kind")]
+
+
+class Within(Frozen):
+    """Ours lies within this much of what is published (or of its range); ``share`` is of the published figure."""
+
+    kind: Literal["within"]
+    absolute: float = 0.0
+    share: float = 0.0
+
+
+class Reached(Frozen):
+    """Ours is as good as what is published, less ``absolute``; ``lower`` says that less is better."""
+
+    kind: Literal["reached"]
+    absolute: float = 0.0
+    lower: bool = False
+
+
+class Direction(Frozen):
+    """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of."""
+
+    kind: Literal["direction"]
+    noise: float
+
+
+class Untestable(Frozen):
+    """What is published does not say enough, or is not about the model, so that no figure could decide it."""
+
+    kind: Literal["untestable"]
+    because: str
+
+
+Rule = Annotated[Within | Reached | Direction | Untestable, Field(discriminator="kind")]
+
+
+class Result(Frozen):
+    """Filled in by script.
+
+    ``ours``    figure → value; empty where there is none
+    ``origin``  where they come from
+    """
+
+    ours: dict[str, Number]
+    origin: list[str]
+    verdict: Verdict
+    why: str
+
+
+class Claim(Frozen):
+    """One quantitative claim.
+
+    ``text``       a short quotation
+    ``where``      text → page, section or table; several where versions repeat it
+    ``study``      what tests it; "counts": arithmetic on exact counts or on the papers' own figures
+    ``published``  name → figure
+    ``ours``       how our figures of the same names are found; "$figure" stands for the name
+    ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
+    ``note``       what a reader of the verdict must know
+    """
+
+    text: str
+    where: dict[str, str]
+    study: str
+    published: dict[str, Published]
+    unit: str
+    ours: Source | str | None = None
+    rule: Rule
+    without: str = ""
+    note: str = ""
+    result: Result | None = None
+
+    @field_validator("text")
+    @classmethod
+    def _short(cls, text: str) -> str:
+        if len(text.split()) > MOST_WORDS:
+            raise ValueError(f"a quotation has at most {MOST_WORDS} words, not {len(text.split())}")
+        return text
+
+    @field_validator("published")
+    @classmethod
+    def _ranges(cls, published: dict[str, Published]) -> dict[str, Published]:
+        for name, value in published.items():
+            if isinstance(value, list) and (len(value) != 2 or value[0] >= value[1]):
+                raise ValueError(f"{name}: a range is [from, to], not {value}")
+        if not published:
+            raise ValueError("needs at least one figure")
+        return published
+
+    @model_validator(mode="after")
+    def _testable(self) -> "Claim":
+        if self.ours is None and self.rule.kind != "untestable":
+            raise ValueError("`ours` is missing: how is our figure found? Without one, the rule is untestable")
+        return self
+
+
+class Claims(Frozen):
+    """The whole file. ``sources``: name → how the figure is found; of several, the first that is there counts."""
+
+    texts: dict[str, Text]
+    studies: dict[str, str]
+    sources: dict[str, list[Source]]
+    claims: dict[str, Claim]
+
+    @model_validator(mode="after")
+    def _names(self) -> "Claims":
+        for name, claim in self.claims.items():
+            if claim.study not in self.studies:
+                raise ValueError(f"claims.{name}.study: {claim.study!r} is none of {', '.join(self.studies)}")
+            if isinstance(claim.ours, Each) and claim.ours.of.keys() != claim.published.keys():
+                raise ValueError(f"claims.{name}.ours.of: must have {', '.join(claim.published)}, as `published`")
+            if not claim.where or not claim.where.keys() <= self.texts.keys():
+                raise ValueError(f"claims.{name}.where: must name texts of {', '.join(self.texts)}")
+            for used in names_of(claim.ours):
+                if used not in self.sources:
+                    raise ValueError(f"claims.{name}.ours: there is no source {used!r} under `sources`")
+        return self
+
+
+def names_of(source: Source | str | None) -> list[str]:
+    """Named sources that a source uses."""
+    if isinstance(source, str):
+        return [source]
+    parts = source.of.values() if isinstance(source, Formula | Each) else ()
+    return [name for part in parts for name in names_of(part)]
+
+
+def read_claims(path: Path) -> Claims:
+    """Read and check the file. Raises InputError with file, line and key."""
+    document = read_yaml(path)
+    try:
+        return Claims.model_validate(document.content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{document.where(first['loc'])}: {'.'.join(map(str, first['loc']))}: {message}") from None

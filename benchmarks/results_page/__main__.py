@@ -1,0 +1,31 @@
+"""Write docs/results.md from docs/results.md.jinja and the JSON in benchmarks/results; `make results` runs it.
+
+python -m benchmarks.results_page
+"""
+
+from __future__ import annotations
+
+from jinja2 import Environment, StrictUndefined
+
+from benchmarks.results_page.facts import facts
+from benchmarks.results_page.studies import studies
+from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
+from edgeformer.formats.files import write_text
+
+TEMPLATE, PAGE = ROOT / "docs" / "results.md.jinja", ROOT / "docs" / "results.md"
+
+
+def page() -> str:
+    """The whole document. Raises jinja2.UndefinedError where the template names a figure that there is not."""
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    known = {
+        "printed": printed,
+        "with_command": with_command,
+        "table": {name: made() for name, made in TABLES.items()},
+        "studies": studies(),
+    }
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**known, **facts()})
+
+
+if __name__ == "__main__":
+    write_text(PAGE, page())

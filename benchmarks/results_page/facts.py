@@ -1,0 +1,92 @@
+"""Figures in the sentences of docs/results.md, as they stand there, from the committed JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from benchmarks.results_page.tables import result
+
+
+def standard_error(score: dict[str, float]) -> float:
+    """Of an accuracy."""
+    return math.sqrt(score["accuracy"] * (1 - score["accuracy"]) / score["n"])
+
+
+def facts() -> dict[str, str]:
+    """Name in the template → what stands in its place."""
+    return {**classifiers(), **language_models(), **bundles(), **estimates(), **serving()}
+
+
+def classifiers() -> dict[str, str]:
+    """Of SST-2 runs."""
+    runs = {(run["recipe"], run["split"]): run for run in result("2026-11-21-sst2")}
+    light, baseline = runs["recurrent_sst2_fast", "random-split"], runs["baseline_sst2_fast", "random-split"]
+    honest = runs["recurrent_sst2_fast", "glue-dev"]["tests"]
+    return {
+        "random_split_error": f"{standard_error(light['tests']['random-split']):.4f}",
+        "glue_dev_error": f"{standard_error(honest['glue-dev']):.3f}",
+        "sst_test_error": f"{standard_error(honest['sst-test']):.3f}",
+        "times_the_parameters": f"{baseline['parameters'] / light['parameters']:.1f}",
+    }
+
+
+def language_models() -> dict[str, str]:
+    """Of the run under the published protocol."""
+    padded = next(run for run in result("2026-11-21-language") if run["score_padding"])
+    padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
+    return {"scored_padding": f"{100 * padding:.1f} %"}
+
+
+def bundles() -> dict[str, str]:
+    """Of exported artifacts."""
+    artifacts = {artifact["id"]: artifact for artifact in result("2026-11-21-bundle-recurrent-sst2-fast")["artifacts"]}
+    vocabulary = artifacts["onnx-int8-trim"]["vocabulary"]
+    deep = {
+        artifact["id"]: artifact["size_bytes"] / 1e6 for artifact in result("2026-11-21-bundle-crt-deep")["artifacts"]
+    }
+    return {
+        "validation_rows": f"{artifacts['onnx-fp32']['validation']['n']:,}",
+        "kept_tokens": f"{vocabulary['kept']:,}",
+        "all_tokens": f"{vocabulary['original']:,}",
+        "kept_coverage": f"{100 * vocabulary['coverage']:.2f} %",
+        "scored_tokens": f"{result('2026-11-21-bundle-crt-mini')['artifacts'][0]['validation']['n']:,}",
+        "step_bundle_mb": f"{deep['onnx-fp16-step']:.1f} MB",
+        "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
+    }
+
+
+def estimates() -> dict[str, str]:
+    """Of times that were estimated."""
+    found = result("2026-11-21-estimator")
+    uncalibrated = found["uncalibrated"]
+    return {
+        "median_log2": f"{found['median_log2']:.2f}",
+        "worst_log2": f"{found['worst_log2']:.2f}",
+        "estimated_cases": f"{len(found['cases'])}",
+        "held": f"{uncalibrated['hold_the_measurement']} of {uncalibrated['cases']}",
+        "range_width": f"{uncalibrated['median_width']:.1f}",
+    }
+
+
+def serving() -> dict[str, str]:
+    """Of serve under load. Raises ValueError where an answer was lost or mixed up: that is no result to write down."""
+    document = result("2026-11-22-serve-load")
+    blocks, overload, stopped = document["blocks"], document["overload"], document["stopped"]
+    mixed_up = [found["mixed_up"] for found in (*blocks, overload, stopped)]
+    if any(mixed_up) or stopped["half"] or any(set(block["statuses"]) != {"200"} for block in blocks):
+        raise ValueError("serve-load: answers were lost or mixed up")
+    most = max(block["clients"] for block in blocks)
+    return {
+        "most_clients": f"{most}",
+        "served_to_most": f"{sum(block['statuses']['200'] for block in blocks if block['clients'] == most):,}",
+        "refused": f"{overload['statuses']['503']:,}",
+        "came_at_once": f"{sum(overload['statuses'].values()):,}",
+        "answered_at_stop": f"{stopped['arrived_whole']:,}",
+    }
+
+
+def minutes() -> dict[str, Any]:
+    """Run → minutes of its training; README quotes two."""
+    runs = (*result("2026-11-21-sst2"), *result("2026-11-21-language"))
+    return {run["run"]: run["seconds"] / 60 for run in runs}

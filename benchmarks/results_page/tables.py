@@ -1,0 +1,130 @@
+"""Tables of docs/results.md: what a script of benchmarks/ prints, or rows of a JSON whose script prints none."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
+GIB = 2**30
+
+
+@cache
+def result(name: str) -> Any:
+    """A committed JSON by its name without the ending."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def printed(command: str) -> str:
+    """What ``python benchmarks/SCRIPT …`` prints, run in this process from the repository's root."""
+    _, script, *arguments = shlex.split(command)
+    paths = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in arguments]
+    before, output = sys.argv, StringIO()
+    sys.argv = [script, *paths]
+    try:
+        with redirect_stdout(output):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+    finally:
+        sys.argv = before
+    return output.getvalue().rstrip()
+
+
+def with_command(command: str) -> str:
+    """The command line as a block, and what it prints."""
+    return f"    {command}\n\n{printed(command)}"
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
+    """One table, its cells as they are."""
+    return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
+
+
+def spread(value: dict[str, float]) -> str:
+    """A ratio with its range."""
+    return f"{value['median']:.2f}× ({value['low']:.2f}–{value['high']:.2f})"
+
+
+def decode() -> str:
+    """What the cache and the exits buy in torch, beside paper B's figures."""
+    found = result("2026-11-21-decode")
+    rows = [["cached against uncached, all 8 loops", spread(found["uncached_over_cached"]), "–"]]
+    claimed = {"2": "4.0×", "4": "2.0×", "6": "1.33×"}
+    ratios = found["last_exit_over_exit"]
+    rows += [[f"exit {n} against all 8 loops", spread(ratios[n]), claimed[n]] for n in claimed]
+    return markdown(["", "measured", "paper B claims"], rows)
+
+
+def onnx_decode() -> str:
+    """Decode graph and step graphs in ONNX Runtime."""
+    found = result("2026-11-21-onnx-decode")
+    rows = [
+        ["torch against the decode graph", spread(found["torch_over_decode_graph"])],
+        ["torch against the step graphs, all loops", spread(found["torch_over_step_graphs"])],
+        ["step graphs against the decode graph", spread(found["step_graphs_over_decode_graph"])],
+    ]
+    rows += [[f"decode graph against exit {n}", spread(found["decode_graph_over_exit"][n])] for n in "246"]
+    return markdown(["ratio of times per token", "measured"], rows)
+
+
+def drift() -> str:
+    """Of crt_mini's artifacts, loop by loop."""
+    artifacts = result("2026-11-21-bundle-crt-mini")["artifacts"]
+    kept = {artifact["id"]: artifact["drift"]["loops"] for artifact in artifacts if artifact["drift"]}
+    loops = max(map(len, kept.values()))
+    rows = [[name, *(f"{loop['rms_error']:.1e}" for loop in found)] for name, found in kept.items()]
+    return markdown(["artifact", *(f"loop {number + 1}" for number in range(loops))], rows)
+
+
+def int8() -> str:
+    """Methods of making INT8."""
+
+    def cells(name: str, found: dict[str, float]) -> list[str]:
+        names = {"median": "over_fp32", "low": "low", "high": "high"}
+        times = [{key: found[f"{name} {shape}"] for key, name in names.items()} for shape in ("1x16", "16x64")]
+        counts = [f"{found['bytes']:,}", f"{found['accuracy']:.4f}", f"{found['changed_answers']}"]
+        return [name, *counts, *map(spread, times)]
+
+    header = ["method", "bytes", "accuracy", "changed answers", "time of FP32, 1×16", "time of FP32, 16×64"]
+    return markdown(
+        header, [cells(name, found) for name, found in result("2026-11-21-int8-methods")["methods"].items()]
+    )
+
+
+def estimator() -> str:
+    """Measured and estimated times of three models at six shapes."""
+
+    def cell(case: dict[str, float]) -> str:
+        return f"{case['measured_ms']:.3g} / {case['estimated_ms']:.3g} ({case['log2']:+.2f})"
+
+    cases = result("2026-11-21-estimator")["cases"]
+    groups = {name: [*found] for name, found in groupby(cases, key=lambda case: case["run"])}
+    shapes = [f"{case['batch']}×{case['seq']}" for case in next(iter(groups.values()))]
+    return markdown(["run", *shapes], [[name, *map(cell, found)] for name, found in groups.items()])
+
+
+def plan() -> str:
+    """Predicted and measured peaks of training."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        sizes = (f"{row[key] / GIB:.3f}" for key in ("predicted_bytes", "measured_bytes"))
+        return [row["size"], *sizes, f"{row['ratio']:.3f}"]
+
+    header = ["recipe and changes", "predicted GiB", "measured GiB", "ratio"]
+    return markdown(header, map(cells, result("2026-11-21-plan-accuracy")["rows"]))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table for table in (decode, onnx_decode, drift, int8, estimator, plan)
+}

@@ -1,0 +1,188 @@
+"""docs/claims.yaml: complete, and every verdict is what the committed results say by its rule."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
+from benchmarks.claims.figures import calculate
+from benchmarks.claims.page import page, tally
+from benchmarks.claims.schema import Claim, Claims, read_claims
+from benchmarks.claims.verdicts import holds
+from edgeformer.formats.errors import InputError
+
+DECODE = "cpu-2core/2026-11-21-decode.json"
+
+
+@pytest.fixture(scope="module")
+def claims() -> Claims:
+    """As judged now."""
+    return judged(CLAIMS, RESULTS)
+
+
+def small(tmp_path: Path, **changes: Any) -> Path:
+    """A file with one claim, whose figure is in ``results/figures.json``."""
+    claim: dict[str, Any] = {
+        "text": "an accuracy of 0.9",
+        "where": {"a": "Table 1"},
+        "study": "one",
+        "published": {"accuracy": 0.9},
+        "unit": "share",
+        "ours": {"kind": "json", "file": "figures.json", "path": ["runs", {"name": "light"}, "$figure"]},
+        "rule": {"kind": "reached", "absolute": 0.01},
+    }
+    claim |= changes
+    content = {
+        "texts": {"a": {"title": "A text", "paper": "A"}},
+        "studies": {"one": "a study"},
+        "sources": {},
+        "claims": {"first": {key: value for key, value in claim.items() if value is not None}},
+    }
+    (tmp_path / "results" / "studies").mkdir(parents=True, exist_ok=True)
+    measured = {"runs": [{"name": "light", "accuracy": 0.895}, {"name": "heavy", "accuracy": 0.7}]}
+    (tmp_path / "results" / "figures.json").write_text(json.dumps(measured), encoding="utf-8")
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def verdict(path: Path) -> str:
+    (claim,) = judged(path, path.parent / "results").claims.values()
+    assert claim.result is not None
+    return claim.result.verdict
+
+
+def test_what_is_committed_is_what_the_results_say(claims: Claims) -> None:
+    assert CLAIMS.read_text(encoding="utf-8") == dump(claims), "run: make results"
+    assert PAGE.read_text(encoding="utf-8") == page(claims), "run: make results"
+
+
+def test_all_five_texts_are_covered(claims: Claims) -> None:
+    assert len(claims.claims) >= 60
+    assert {text for claim in claims.claims.values() for text in claim.where} == {*claims.texts} and len(
+        claims.texts
+    ) == 5
+    assert all(claim.result is not None for claim in claims.claims.values())
+    number, *verdicts = tally([*claims.claims.values()])
+    assert number == sum(verdicts)
+    assert {claim.study for claim in claims.claims.values()} == {*claims.studies}
+
+
+def test_what_decides_nothing_is_not_there(claims: Claims) -> None:
+    used = CLAIMS.read_text(encoding="utf-8").partition("\nclaims:\n")[2]
+    assert [name for name in claims.sources if name not in used] == []
+
+
+def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(RESULTS, results)
+    measured = json.loads((results / DECODE).read_text(encoding="utf-8"))
+    measured["last_exit_over_exit"]["6"]["median"] = 0.9
+    (results / DECODE).write_text(json.dumps(measured), encoding="utf-8")
+    now = judged(CLAIMS, results).claims
+    assert [name for name, claim in now.items() if claim != claims.claims[name]] == ["b-speedup-6"]
+    before, after = claims.claims["b-speedup-6"].result, now["b-speedup-6"].result
+    assert before is not None and after is not None
+    assert (before.verdict, after.verdict) == ("reproduced", "not reproduced")
+    assert after.ours == {"value": 0.9} and after.why == "not within 10 % of it"
+
+
+def test_a_study_is_taken_as_soon_as_it_is_committed(tmp_path: Path) -> None:
+    path = small(tmp_path, ours={"kind": "study", "study": "one", "run": "light", "at": "test"})
+    assert verdict(path) == "not tested yet"
+    hopeless = small(
+        tmp_path / "other", ours={"kind": "study", "study": "one", "run": "light", "at": "x"}, without="no card"
+    )
+    assert verdict(hopeless) == "not testable as published"
+    cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9}
+    row = {"run": "light", "label": "Light", "at": "test", "cells": {"accuracy": cell}, "origin": "here"}
+    target = tmp_path / "results" / "studies" / "one.json"
+    target.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert verdict(path) == "reproduced"
+    cell["mean"] = None
+    target.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert verdict(path) == "not tested yet"
+
+
+@pytest.mark.parametrize(
+    ("rule", "ours", "published", "right"),
+    [
+        ({"kind": "within"}, 3, 3, True),
+        ({"kind": "within"}, 3, 3.1, False),
+        ({"kind": "within", "absolute": 0.1}, 3, 3.1, True),
+        ({"kind": "within", "share": 0.1}, 89, 100, False),
+        ({"kind": "within", "absolute": 0.01}, 0.46, [0.4, 0.45], True),
+        ({"kind": "within", "absolute": 0.01}, 0.38, [0.4, 0.45], False),
+        ({"kind": "reached", "absolute": 0.01}, 0.95, 0.9, True),
+        ({"kind": "reached", "absolute": 0.01}, 0.88, 0.9, False),
+        ({"kind": "reached", "lower": True}, 0.95, 0.9, False),
+        ({"kind": "direction", "noise": 0.01}, -0.02, -0.5, True),
+        ({"kind": "direction", "noise": 0.01}, 0.02, -0.5, False),
+        ({"kind": "direction", "noise": 0.01}, -0.005, -0.5, False),
+    ],
+)
+def test_rules(rule: dict[str, Any], ours: float, published: Any, right: bool) -> None:
+    claim = Claim.model_validate(
+        {
+            "text": "x",
+            "where": {"a": "1"},
+            "study": "s",
+            "published": {"value": published},
+            "unit": "",
+            "ours": "s",
+            "rule": rule,
+        }
+    )
+    assert holds(claim.rule, ours, published) is right
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"unit": None}, "claims.first.unit: Field required"),
+        ({"ours": None}, "how is our figure found"),
+        ({"study": "two"}, "claims.first.study: 'two' is none of one"),
+        ({"where": {"b": "Table 1"}}, "claims.first.where: must name texts of a"),
+        ({"ours": "elsewhere"}, "there is no source 'elsewhere'"),
+        ({"rule": {"kind": "about"}}, "claims.first.rule: Input tag 'about'"),
+        ({"text": "word " * 26}, "at most 25 words, not 26"),
+        ({"published": {"accuracy": [2, 1]}}, "a range is [from, to]"),
+        ({"published": {}}, "at least one figure"),
+        ({"ours": {"kind": "each", "of": {"f1": "x"}}}, "must have accuracy"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    path = small(tmp_path, **changes)
+    with pytest.raises(InputError) as refused:
+        read_claims(path)
+    assert says in str(refused.value) and str(refused.value).startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (["runs", {"name": "lite"}, "accuracy"], "nothing at {'name': 'lite'}"),
+        (["runs", {"name": "light"}, "f1"], "nothing at 'f1'"),
+        (["runs", 0, "name"], "no number at"),
+        (["runs", 7], "nothing at 7"),
+    ],
+)
+def test_a_pointer_that_leads_nowhere_is_refused(tmp_path: Path, path: list[Any], says: str) -> None:
+    file = small(tmp_path, ours={"kind": "json", "file": "figures.json", "path": path})
+    with pytest.raises(InputError, match=r"figures\.json: ") as refused:
+        judged(file, tmp_path / "results")
+    assert says in str(refused.value)
+
+
+def test_formulas_are_arithmetic_alone() -> None:
+    values = {"a": 3, "b": 4.0}
+    assert calculate("-(a + b) * 2 ** 2 / max(a, 1) - log(exp(1))", values) == pytest.approx(-28 / 3 - 1)
+    for wrong in ("c + 1", "__import__('os')", "a.real", "[a]", "a +"):
+        with pytest.raises(InputError, match="formula"):
+            calculate(wrong, values)
