@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -193,6 +194,32 @@ def test_killed_midway_it_leaves_no_file_of_that_name(tmp_path: Path) -> None:
     )
     assert b"1 rows in" in after.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to one process")
+@pytest.mark.parametrize("given", [b"", b"good film\n" * (3 * WINDOW_ROWS)])
+def test_interrupted_while_it_waits_for_standard_input_it_ends_at_once(tmp_path: Path, given: bytes) -> None:
+    command = [sys.executable, "-m", "edgeformer", "predict", str(OLD / "classifier-v1"), "--file", "-"]
+    child = subprocess.Popen(
+        [*command, "--output", "out.jsonl"], cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin is not None and child.stderr is not None
+    child.stdin.write(given)
+    child.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not (found := [path.stat().st_size for path in tmp_path.glob(".out.jsonl.*.tmp*")]) or (
+        given and not any(found)
+    ):
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.5)  # its threads wait by now
+    child.send_signal(signal.SIGINT)
+    try:
+        assert child.wait(10) == 130
+    finally:
+        child.kill()
+        said = child.communicate()[1].decode()
+    assert "Fatal" not in said and not list(tmp_path.iterdir()), said
 
 
 class Watched:
