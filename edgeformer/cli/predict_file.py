@@ -148,11 +148,12 @@ def _texts(location: Location, options: FileOptions, confidence: float | None) -
 
     if len(options.pair) > 1:
         raise InputError("--pair: with --file it is the one column of the second texts")
-    check(location, confidence, pairs=bool(options.pair))
+    check(location, confidence, pairs=True if options.pair else None)
     owner = location.open_bundle() if location.bundle is not None else location.open_run()
     columns = Columns(text=options.text, text_pair=next(iter(options.pair), None))
     how = Reading(owner.data.parts, columns, options.input_format, single=predicts_vectors(location))
     with unlabelled(options.path, sys.stdin.buffer, how) as given:
+        check(location, confidence, pairs=given.pairs)
         yield given
 
 

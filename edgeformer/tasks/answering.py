@@ -55,6 +55,33 @@ class Window:
         return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
 
 
+def reads_pairs(task: Task, data: DataSection) -> bool | None:
+    """Whether a model reads two texts at a time: where its own data are pairs. None: both, or nothing is known of them.
+
+    Args:
+        task: the model's.
+        data: the model's.
+    """
+    if task.predicts == "vectors":
+        return False  # it is trained with pairs, and reads each of their texts by itself
+    found = {getattr(source, "text_pair", None) is not None for sources in data.parts.values() for source in sources}
+    return found.pop() if len(found) == 1 else None
+
+
+def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
+    """Why a model does not answer such texts: ``pairs``, or else single ones. None: it does.
+
+    Arguments are those of :func:`reads_pairs`.
+    """
+    if reads_pairs(task, data) in (None, pairs):
+        return None
+    if not pairs:
+        return f"this {task.noun} was trained on pairs of texts; give each text its second one"
+    if task.predicts == "vectors":
+        return f"this {task.noun} reads each text by itself; give both as texts"
+    return f"this {task.noun} was trained on single texts; leave out the second ones"
+
+
 class Answering:
     """How one model answers texts.
 
@@ -66,6 +93,10 @@ class Answering:
 
     def __init__(self, task: Task, reader: TextReader, data: DataSection) -> None:
         self._task, self._reader, self._data = task, reader, data
+
+    def pairs_problem(self, *, pairs: bool) -> str | None:
+        """See :func:`pairs_problem`."""
+        return pairs_problem(self._task, self._data, pairs=pairs)
 
     def read(self, texts: Sequence[Text]) -> Window:
         """Texts as tokens. One with nothing to read in it has an error instead. For one thread at a time."""

@@ -35,6 +35,7 @@ from edgeformer.machine.host import code_version, now
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
 from edgeformer.stages.publishing.parts import PageFolder, can_publish
+from edgeformer.tasks.answering import reads_pairs
 
 _PACKAGE = "edgeformer.stages.publishing"
 _SITE = "site"
@@ -166,7 +167,7 @@ def _fill(
         cautions=tuple(cautions(manifest)),
         labels=manifest.labels if answers else None,
         thresholds=_thresholds(bundle) if answers else None,
-        pairs=_reads_pairs(bundle),
+        pairs=reads_pairs(task, bundle.data) is True,
         silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
         readers={one.companions: page.reader(one, answers=answers) for one in chosen},
         artifacts=artifacts,
@@ -201,12 +202,6 @@ def _thresholds(bundle: Bundle) -> dict[str, float] | None:
         return None
     found: dict[str, float] | None = bundle.data.thresholds
     return found or dict.fromkeys(bundle.manifest.labels, USUAL_THRESHOLD)
-
-
-def _reads_pairs(bundle: Bundle) -> bool:
-    """Whether the model was trained on two texts at a time."""
-    sources = (source for part in bundle.data.parts.values() for source in part)
-    return any(getattr(source, "text_pair", None) is not None for source in sources)
 
 
 def _rules() -> dict[str, object]:

@@ -91,7 +91,7 @@ class Application:
             if self._running > self._limits.connections:
                 raise OverloadedError(f"{self._limits.connections:,} requests are in work", 1)
             body = await self._body_in_time(request)
-            texts = read_request(body, self._limits, pairs=self._served.predicts == "labels")
+            texts = read_request(body, self._limits, self._served.answering)
             future = asyncio.wrap_future(self._engine.submit(texts))
             answers = await asyncio.wait_for(future, self._limits.timeout_s)
         except RefusedError as error:
