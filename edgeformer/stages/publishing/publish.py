@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -43,8 +44,6 @@ _TEMPLATE = "index.html"
 # Threads need a page that no other can look into; hosts that read this file (Netlify, Cloudflare Pages) send them.
 _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
 DEFAULT_SHAPES = ((1, 16), (1, 128))
-USUAL_THRESHOLD = 0.5
-"""Of a model whose texts can have several labels, where training found no thresholds."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,7 @@ def _fill(
     bundle = page.bundle
     manifest, task = bundle.manifest, bundle.task
     answers = task.predicts == "labels"
+    limits: Any = task.answer_config(bundle.data).get("thresholds")
     artifacts = tuple(page.artifact(one) for one in chosen)
     known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in chosen}
     return PageManifest(
@@ -166,7 +166,7 @@ def _fill(
         leaks=manifest.leaks,
         cautions=tuple(cautions(manifest)),
         labels=manifest.labels if answers else None,
-        thresholds=_thresholds(bundle) if answers else None,
+        thresholds=limits if answers else None,
         pairs=reads_pairs(task, bundle.data) is True,
         silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
         readers={one.companions: page.reader(one, answers=answers) for one in chosen},
@@ -194,14 +194,6 @@ def _provider(page: PageFolder, runtime: WebRuntime) -> PageProvider:
         binary=page.library(runtime.binary),
         counts_threads=facts.counts_threads,
     )
-
-
-def _thresholds(bundle: Bundle) -> dict[str, float] | None:
-    """Label → probability from which on it is given. None: a text has one label, and the data no thresholds."""
-    if not hasattr(bundle.data, "thresholds"):
-        return None
-    found: dict[str, float] | None = bundle.data.thresholds
-    return found or dict.fromkeys(bundle.manifest.labels, USUAL_THRESHOLD)
 
 
 def _rules() -> dict[str, object]:
