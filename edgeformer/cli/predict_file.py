@@ -204,7 +204,7 @@ def _tell(location: Location, found: Answered, options: FileOptions, *, as_json:
     where = f" → {options.target}" if options.target is not None else ""
     parts = [f"{found.rows:,} rows in {found.seconds:.1f} s ({found.rows_per_s:,.0f} rows/s)"]
     if found.errors:
-        parts.append(f"{found.errors:,} without an answer, because nothing is in their text")
+        parts.append(f"{found.errors:,} without an answer, each with its error")
     if found.truncated:
         parts.append(f"{found.truncated:,} longer than the model reads")
     say(f"{location.name} · {found.artifact}: {', '.join(parts)}{where}", err=True)

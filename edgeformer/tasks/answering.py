@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import Int64s, collate
 from edgeformer.data.encoding import Encoded, encode_texts
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Text, Unreadable
 from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.prediction import Answer, Unanswered
@@ -100,7 +100,7 @@ class Answering:
 
     def read(self, texts: Sequence[Text]) -> Window:
         """Texts as tokens. One with nothing to read in it has an error instead. For one thread at a time."""
-        errors = {place: EMPTY for place, text in enumerate(texts) if _is_blank(text)}
+        errors = {place: problem for place, text in enumerate(texts) if (problem := _problem(text)) is not None}
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
         tokenizer = self._reader.tokenizer
         given = [texts[place] for place in places.tolist()] if errors else texts
@@ -150,8 +150,13 @@ class Answering:
         return answers
 
 
-def _is_blank(text: Text) -> bool:
-    return not text or text.isspace() if isinstance(text, str) else any(map(_is_blank, text))
+def _problem(text: Text) -> str | None:
+    """Why a text has no answer, before it is read."""
+    if not isinstance(text, str):
+        return _problem(text[0]) or _problem(text[1])
+    if isinstance(text, Unreadable):
+        return text.problem
+    return EMPTY if not text or text.isspace() else None
 
 
 def _only(encoded: Encoded, numbers: Int64s) -> Encoded:

@@ -71,10 +71,12 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         "tokenizer": {"kind": "trained"},
         "model": {
-            "kind": "encoder", "vocab_size": 60, "hidden_size": 16, "layers": 1, "iterations": 1, "heads": 2,
-            "ffn_size": 24,
+            "kind": "encoder", "vocab_size": 41, "hidden_size": 16, "layers": 1, "iterations": 1, "heads": 2,
+            "ffn_size": 24, "residual_scale": 0.5,
         },
-        "training": {"epochs": 1, "batch_size": 16},
+        "training": {
+            "epochs": 1, "batch_size": 16, "optimizer": {"lr": 1.0e-3}, "schedule": {"kind": "one-cycle"},
+        },
     }  # fmt: skip
     (folder / "several.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     run = edgeformer.train(folder / "several.yaml", artifacts=folder / "artifacts")

@@ -29,7 +29,7 @@ from edgeformer.stages.evaluating import predict_file as module
 from edgeformer.stages.evaluating.ahead import ahead
 from edgeformer.stages.evaluating.predict import Model, opened, predict
 from edgeformer.stages.evaluating.predict_file import predict_file
-from edgeformer.tasks.prediction import Unanswered
+from edgeformer.tasks.prediction import Answer, Unanswered
 from tests.cli.run_cli import Outcome, edgeformer
 
 OLD = Path(__file__).parents[1] / "old_format"
@@ -172,6 +172,27 @@ def test_a_file_that_breaks_later_leaves_no_output(folder: Path) -> None:
     document = edgeformer("predict", "small", "--file", "broken.csv", "--json", cwd=folder)
     assert json.loads(document.out)["exit_code"] == 2
     assert not [path for path in folder.iterdir() if "b.jsonl" in path.name]
+
+
+def test_a_cell_that_is_no_text_has_its_own_error_and_a_long_one_an_answer(folder: Path) -> None:
+    values = ["good film", 7, None, [1], "\ud800x", "dull"]
+    (folder / "odd.jsonl").write_text("\n".join(json.dumps({"text": value}) for value in values), encoding="utf-8")
+    with unlabelled(folder / "odd.jsonl", io.BytesIO(), Reading({})) as given:
+        found = [answer.as_dict() for answer in predict_texts(given)]
+    assert ["label" in row for row in found] == [True, False, False, False, False, True]
+    assert found[1] == {"text": "7", "error": "column 'text' holds an int; it must hold text"}
+    assert found[2]["error"] == "the text is empty" and "holds a list" in str(found[3]["error"])
+    assert found[4]["text"] == '"\\ud800x"' and "surrogate" in str(found[4]["error"])
+    (folder / "long.csv").write_text(f"id,text\n1,good film\n2,{'very ' * 30_000}\n3,dull\n", encoding="utf-8")
+    with unlabelled(folder / "long.csv", io.BytesIO(), Reading({})) as given:
+        answers = predict_texts(given)
+    assert [answer.as_dict()["truncated"] for answer in answers] == [False, True, False]
+
+
+def predict_texts(given: Unlabelled) -> list[Answer]:
+    with opened(locate(str(OLD / "classifier-v1"), OLD)) as model:
+        window = model.answering.read(list(given.texts()))
+        return model.answering.answers(window, model.answering.run(model.run, window))
 
 
 def test_killed_midway_it_leaves_no_file_of_that_name(tmp_path: Path) -> None:
