@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 from edgeformer.cli.options import print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, ToldElsewhere
 
 if TYPE_CHECKING:
     from edgeformer.data.unlabelled import Unlabelled
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from edgeformer.stages.evaluating.predict_file import Answered
 
 _STREAM = "-"
+_BROKEN_PIPE = 141
+"""As shells say it: 128 and the number of SIGPIPE."""
 _TABLE = "table"
 _INPUTS = ("text", "csv", "tsv", "jsonl", "parquet")
 
@@ -186,15 +189,20 @@ def _stream(target: Path | None, *, whole: bool) -> Generator[BinaryIO]:
         with replacing_alone(target) as temporary, temporary.open("wb") as file:
             yield file
         return
-    sys.stdout.flush()
-    if whole:
-        with tempfile.TemporaryFile() as spooled:
-            yield spooled
-            spooled.seek(0)
-            shutil.copyfileobj(spooled, sys.stdout.buffer)
-    else:
-        yield sys.stdout.buffer
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.flush()
+        if whole:
+            with tempfile.TemporaryFile() as spooled:
+                yield spooled
+                spooled.seek(0)
+                shutil.copyfileobj(spooled, sys.stdout.buffer)
+        else:
+            yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Its reader, head for instance, has enough. What is not written yet would be said to be lost at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ToldElsewhere("nobody reads the answers any more", _BROKEN_PIPE) from None
 
 
 def _tell(location: Location, found: Answered, options: FileOptions, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.prediction import Answer, Unanswered
 from edgeformer.tasks.reading import TextReader
-from edgeformer.tasks.running import cut_batches
+from edgeformer.tasks.running import answer_batches, cut_batches
 
 if TYPE_CHECKING:
     from edgeformer.formats.data_config import DataSection
@@ -126,13 +126,8 @@ class Answering:
             window: the rows.
             batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
         """
-        outputs: dict[str, NDArray[Any]] = {}
-        for numbers in window.batches() if batches is None else batches:
-            for name, output in run(self.inputs(window, numbers)).items():
-                if name not in outputs:
-                    outputs[name] = np.empty((len(window.encoded), *output.shape[1:]), dtype=output.dtype)
-                outputs[name][numbers] = output
-        return outputs
+        chosen = window.batches() if batches is None else batches
+        return answer_batches(run, window.encoded, self._reader.pad, chosen)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
         """What each text gets, in their order."""

@@ -243,6 +243,19 @@ def test_interrupted_while_it_waits_for_standard_input_it_ends_at_once(tmp_path:
     assert "Fatal" not in said and not list(tmp_path.iterdir()), said
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"good film\n" * (3 * WINDOW_ROWS))
+    command = [sys.executable, "-m", "edgeformer", "predict", str(OLD / "classifier-v1"), "--file", "in.txt"]
+    child = subprocess.Popen(
+        [*command, "--format", "jsonl"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline().startswith(b'{"text": "good film"')
+    child.stdout.close()
+    assert child.stderr is not None and child.stderr.read() == b"" and child.wait(60) == 141
+    child.stderr.close()
+
+
 class Watched:
     """Texts and answers that know how far apart they are."""
 

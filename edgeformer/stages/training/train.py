@@ -272,6 +272,8 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
         progress.message(finding.message)
     for name, rows_cut in manifest.data.truncated_rows.items():
         if rows_cut:
-            progress.message(f"{name}: {rows_cut:,} texts were cut to the recipe's length")
+            progress.message(
+                f"{name}: {rows_cut:,} {'text was' if rows_cut == 1 else 'texts were'} cut to the recipe's length"
+            )
     if loop.position.step:
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
