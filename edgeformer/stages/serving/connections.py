@@ -28,8 +28,7 @@ def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self._wait()
             if len(self._waiting) > limits.waiting:
-                oldest = next(iter(self._waiting))
-                oldest._came()
+                self._waiting.pop(oldest := next(iter(self._waiting))).cancel()
                 oldest.transport.abort()
 
         def data_received(self, data: bytes) -> None:
@@ -41,7 +40,7 @@ def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._taking = self._limit()
+            self._taking = _later(limits.timeout_s, self.transport)
 
         def resume_writing(self) -> None:
             super().resume_writing()
@@ -54,15 +53,16 @@ def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
 
         def _wait(self) -> None:
             if self not in self._waiting:
-                self._waiting[self] = self._limit()
+                self._waiting[self] = _later(limits.timeout_s, self.transport)
 
         def _came(self) -> None:
             _cancel(self._waiting.pop(self, None))
 
-        def _limit(self) -> asyncio.TimerHandle:
-            return asyncio.get_running_loop().call_later(limits.timeout_s, self.transport.abort)
-
     return Protocol
+
+
+def _later(seconds: float, transport: asyncio.Transport) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, transport.abort)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
