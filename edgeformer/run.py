@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import Self
 
@@ -63,6 +63,12 @@ class Run:
 
         return read_recipe_of(self.folder)
 
+    @cached_property
+    def settled(self) -> Recipe:
+        """The recipe with what its task decided on the validation set, unless that stands there. Raises RecipeError."""
+        found = self.manifest.validation
+        return self.recipe if found is None else cast("Recipe", self.task.settled(self.recipe, found))
+
     @property
     def task(self) -> Task:
         """What its model is for."""
@@ -77,8 +83,8 @@ class Run:
 
     @property
     def data(self) -> DataSection:
-        """How to find its data again."""
-        return self.recipe.data
+        """How to find its data again, and how to read its answers."""
+        return self.settled.data
 
     @property
     def trained_on(self) -> Mapping[str, str]:

@@ -135,7 +135,7 @@ def resolve_recipe(
     from edgeformer.formats.data_config import FileTokenizer
     from edgeformer.tasks import task_named
 
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(name, overrides, progress.message)
     if data is not None:
         section, notes = task_named(recipe.task).local_data(recipe.data, data)
         recipe = recipe.model_copy(update={"data": section})

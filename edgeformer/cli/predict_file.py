@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 from edgeformer.cli.options import print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, ToldElsewhere
 
 if TYPE_CHECKING:
     from edgeformer.data.unlabelled import Unlabelled
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from edgeformer.stages.evaluating.predict_file import Answered
 
 _STREAM = "-"
+_BROKEN_PIPE = 141
+"""As shells say it: 128 and the number of SIGPIPE."""
 _TABLE = "table"
 _INPUTS = ("text", "csv", "tsv", "jsonl", "parquet")
 
@@ -148,11 +151,12 @@ def _texts(location: Location, options: FileOptions, confidence: float | None) -
 
     if len(options.pair) > 1:
         raise InputError("--pair: with --file it is the one column of the second texts")
-    check(location, confidence, pairs=bool(options.pair))
+    check(location, confidence, pairs=True if options.pair else None)
     owner = location.open_bundle() if location.bundle is not None else location.open_run()
     columns = Columns(text=options.text, text_pair=next(iter(options.pair), None))
     how = Reading(owner.data.parts, columns, options.input_format, single=predicts_vectors(location))
     with unlabelled(options.path, sys.stdin.buffer, how) as given:
+        check(location, confidence, pairs=given.pairs)
         yield given
 
 
@@ -185,15 +189,20 @@ def _stream(target: Path | None, *, whole: bool) -> Generator[BinaryIO]:
         with replacing_alone(target) as temporary, temporary.open("wb") as file:
             yield file
         return
-    sys.stdout.flush()
-    if whole:
-        with tempfile.TemporaryFile() as spooled:
-            yield spooled
-            spooled.seek(0)
-            shutil.copyfileobj(spooled, sys.stdout.buffer)
-    else:
-        yield sys.stdout.buffer
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.flush()
+        if whole:
+            with tempfile.TemporaryFile() as spooled:
+                yield spooled
+                spooled.seek(0)
+                shutil.copyfileobj(spooled, sys.stdout.buffer)
+        else:
+            yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Its reader, head for instance, has enough. What is not written yet would be said to be lost at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ToldElsewhere("nobody reads the answers any more", _BROKEN_PIPE) from None
 
 
 def _tell(location: Location, found: Answered, options: FileOptions, *, as_json: bool) -> None:
@@ -203,7 +212,7 @@ def _tell(location: Location, found: Answered, options: FileOptions, *, as_json:
     where = f" → {options.target}" if options.target is not None else ""
     parts = [f"{found.rows:,} rows in {found.seconds:.1f} s ({found.rows_per_s:,.0f} rows/s)"]
     if found.errors:
-        parts.append(f"{found.errors:,} without an answer, because nothing is in their text")
+        parts.append(f"{found.errors:,} without an answer, each with its error")
     if found.truncated:
         parts.append(f"{found.truncated:,} longer than the model reads")
     say(f"{location.name} · {found.artifact}: {', '.join(parts)}{where}", err=True)

@@ -23,11 +23,13 @@ def command(
         int, typer.Option(min=1, help="Texts of one call of the model. 1: every text by itself.")
     ] = 32,
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are refused with 503.")] = 1024,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="From a request to its answer.")] = "30s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="From a request to its answer; also for a head to come.")
+    ] = "30s",
     max_texts: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 128,
     max_characters: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of one request.")] = "1MiB",
-    max_connections: Annotated[int, typer.Option(min=2, help="Connections that are open at once.")] = 256,
+    max_connections: Annotated[int, typer.Option(min=2, help="Requests at once; more are refused with 503.")] = 256,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A name by which it may be asked for, of a proxy in front. May be repeated."),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgeformer.data.rows import Record
+from edgeformer.data.rows import Record, a_kind
 from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_table, tsv_records
 from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
 from edgeformer.formats.data_config import FileSource, HubSource
@@ -241,7 +241,7 @@ def _jsonl(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not valid JSON: {error}; JSONL has one JSON object per line") from None
         if not isinstance(values, dict):
-            raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not a {type(values).__name__}')
+            raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {a_kind(values)}')
         yield where, values
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError
@@ -19,6 +21,18 @@ Record = tuple[str, Mapping[str, object]]
 
 Text = str | tuple[str, str]
 """What one row is about: a text, or a pair of texts, which a tokenizer joins by its own template."""
+
+
+class Unreadable(str):
+    """What stands where a text should be, as JSON has it, and ``problem``: why it is none."""
+
+    def __new__(cls, shown: str, problem: str) -> Self:
+        made = super().__new__(cls, shown)
+        made.problem = problem
+        return made
+
+    problem: str
+
 
 MOST_LABELS = 62
 """Where a row can have several: the set of them is one number, a bit for each."""
@@ -47,7 +61,7 @@ def rows_of(
 
     Args:
         separator: rows have none, one or several labels, and this stands between them; None: one each.
-        blanks: a text that is not there (null) is an empty one.
+        blanks: a text that is not there (null) is an empty one, and what is no text is :class:`Unreadable`.
 
     Raises:
         DataError: a column is missing, a text is not text, or a row has no label and may not be skipped.
@@ -116,8 +130,7 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
         return int(value)
     if isinstance(value, (str, int, float)):
         return int(value) if isinstance(value, bool) else value
-    kind = type(value).__name__
-    raise DataError(f"{where}: column {source.label!r} holds a {kind}; a label is a name or a number")
+    raise DataError(f"{where}: column {source.label!r} holds {a_kind(value)}; a label is a name or a number")
 
 
 def _labels(
@@ -146,18 +159,34 @@ def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -
     text = values[column]
     if text is None and blanks:
         return ""
-    if not isinstance(text, str):
-        kind = "nothing" if text is None else f"a {type(text).__name__}"
-        raise DataError(f"{where}: column {column!r} holds {kind}; it must hold text")
-    if not text.isascii():
+    problem = _no_text(text, column)
+    if problem is not None:
+        if blanks:
+            return Unreadable(json.dumps(text, default=str), problem)
+        raise DataError(f"{where}: {problem}")
+    return str(text)
+
+
+def _no_text(value: object, column: str) -> str | None:
+    """Why a value is no text; None: it is one."""
+    if not isinstance(value, str):
+        kind = "nothing" if value is None else a_kind(value)
+        return f"column {column!r} holds {kind}; it must hold text"
+    if not value.isascii():
         try:
-            text.encode("utf-8")
+            value.encode("utf-8")
         except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-            raise DataError(
-                f"{where}: character {error.start + 1} is half of a surrogate pair "
-                f"(U+{ord(text[error.start]):04X}), not text; repair or remove this row"
-            ) from None
-    return text
+            return (
+                f"character {error.start + 1} is half of a surrogate pair "
+                f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
+            )
+    return None
+
+
+def a_kind(value: object) -> str:
+    """What a value is, for a message: "an int", "a list"."""
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def read(
     Args:
         labels: the recipe's label names, used where a hub data set names its own classes in another order.
         separator: between the labels of a row, which can have several; None: it has one.
-        blanks: a text that is not there (null) is an empty one.
+        blanks: as in :func:`~edgeformer.data.rows.rows_of`.
 
     Raises:
         DataError: anything about the file, its columns or its rows; it holds no (labelled) row.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.data.rows import Record, listed
+from edgeformer.data.unpacking import MOST_LINE_BYTES
 from edgeformer.formats.errors import DataError
 
 Line = tuple[int, str]
@@ -122,6 +123,7 @@ def _rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[Cells]:
             last = number
             yield line
 
+    csv.field_size_limit(MOST_LINE_BYTES)  # as any line; Python's own 128 KiB are less than some texts have
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
     while True:
         before = last

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from edgeformer.data.records import check_file, format_of
 from edgeformer.data.rows import Text
@@ -33,12 +34,14 @@ class Unlabelled:
         pairs: they are pairs.
         expected: about how many there are; None: nobody knows.
         texts: reads them from the start. Raises DataError.
+        leave: ends the reading; true: a thread waits for what may never come, and cannot be waited for.
     """
 
     name: str
     pairs: bool
     expected: int | None
     texts: Callable[[], Iterator[Text]]
+    leave: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,9 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
         raise InputError("--pair COL: name the column of the first texts, too: --text COL --pair COL")
     if path is None and how.format in (None, PLAIN):
         _refuse_columns(how, STANDARD_INPUT)
-        yield Unlabelled(STANDARD_INPUT, False, None, lambda: _lines(Path(STANDARD_INPUT), stdin))
+        raw = _Left(stdin)
+        texts = lambda: _lines(Path(STANDARD_INPUT), io.BufferedReader(raw))  # noqa: E731
+        yield Unlabelled(STANDARD_INPUT, False, None, texts, raw.leave)
         return
     if path is not None:
         yield _of_file(path, how)
@@ -104,6 +109,35 @@ def windows(
             window, size = [], 0
     if window:
         yield window
+
+
+class _Left(io.RawIOBase):
+    """Standard input for a thread that can be left while it waits.
+
+    The stream itself is locked by who waits in it, and an interpreter that ends aborts where it cannot have that lock.
+    """
+
+    def __init__(self, stdin: BinaryIO) -> None:
+        self._raw: Any = getattr(stdin, "raw", stdin)
+        self._waits = self._left = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._waits = True
+        try:
+            found: int | None = None if self._left else self._raw.readinto(buffer)
+        finally:
+            self._waits = False
+        if self._left:
+            raise InterruptedError("nobody reads it any more")
+        return found
+
+    def leave(self) -> bool:
+        """From now on nothing can be read; true: somebody waits right now."""
+        self._left = True
+        return self._waits
 
 
 def _of_file(path: Path, how: Reading) -> Unlabelled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,9 @@ def recipe_type(task: str, kind: str) -> Any:
     return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(_named(kind).config_type, ...))
 
 
-def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+def load_recipe(
+    name: str, overrides: list[str] | None = None, note: Callable[[str], None] = lambda note: None
+) -> Recipe:
     """Find, read, override and validate a recipe, by its ``task`` and its model's ``kind``. Raises RecipeError.
 
     Its paths come out absolute: see :func:`~edgeformer.formats.recipe_paths.resolve_paths`.
@@ -56,6 +58,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     Args:
         name: a path, or a shipped recipe's name.
         overrides: ``key=value`` each.
+        note: is told of paths that were found elsewhere than beside the recipe.
     """
     path = find("recipes", name)
     document = read_yaml(path)
@@ -73,7 +76,8 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     family = families[kind or next(iter(families))]
     made = recipe_type(task.name, family.kind)
     sections = {section: made.model_fields[section].annotation.folders for section in ("model", "training")}
-    resolve_paths(document, path.parent.resolve(), sections)
+    for found in resolve_paths(document, path.parent.resolve(), sections):
+        note(found)
     if isinstance(document.content, dict):
         family.complete(document.content)
     recipe: Recipe = validate(made, document)

@@ -29,7 +29,7 @@ def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes:
         sizes: ``layers`` that a text goes through, ``heads``, ``hidden_size``, and ``iterations``: how often a host
             runs the loop graph of a step bundle.
     """
-    known = ("id2label", "label2id")
+    known = ("id2label", "label2id", "thresholds")
     return {
         "model_type": CLIENT_TYPE,
         "architectures": config["architectures"],

@@ -9,7 +9,7 @@ from typing import Any
 from edgeformer.formats.yaml_text import KeyPath, YamlDocument
 
 
-def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Sequence[str]]) -> None:
+def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Sequence[str]]) -> list[str]:
     """Make the paths in a recipe absolute, in place.
 
     A relative path starts at the recipe's folder; where nothing is found there, at the folder that edgeformer was
@@ -20,14 +20,26 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
         document: as it was written, not validated yet; it may hold anything.
         folder: of the recipe.
         folders: section → its keys that name a folder, or something else.
+
+    Returns:
+        What the user should know: paths that were not found beside the recipe, but where edgeformer was started.
     """
+    notes = []
     for path, holder, is_path in _places(document.content, folders):
         key = str(path[-1])
         value = holder.get(key)
         if isinstance(value, str) and value:
             typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
             starts = [Path.cwd()] if typed else [folder, Path.cwd()]
-            holder[key] = _absolute(value, starts, is_path=is_path)
+            holder[key] = found = _absolute(value, starts, is_path=is_path)
+            if not typed and not Path(value).is_absolute() and _elsewhere(found, value, folder):
+                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {found}")
+    return notes
+
+
+def _elsewhere(found: str, value: str, folder: Path) -> bool:
+    """Whether a path was found, and not from the recipe's folder."""
+    return found != value and Path(found).exists() and found != str((folder / value).resolve())
 
 
 def _places(content: Any, folders: Mapping[str, Sequence[str]]) -> Iterator[tuple[KeyPath, dict[str, Any], bool]]:

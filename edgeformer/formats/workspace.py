@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,12 +84,17 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
     return folder
 
 
-def resume_command(folder: Path) -> str:
+def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:
     """What to type so that the unfinished run in ``folder`` goes on, quoted for this system's shell.
 
     Several processes go on together where their launcher stands in front of it.
+
+    Args:
+        folder: of the run.
+        flags: that it was started with, and that its recipe does not hold.
     """
     words = ["edgeformer", "train", str(folder / RECIPE_FILE), "--resume", "--name", folder.name]
     if folder.parent != Path("artifacts"):
         words += ["--artifacts", str(folder.parent)]
+    words += flags
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)

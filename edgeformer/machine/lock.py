@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from edgeformer.formats.errors import ArtifactError
 
 LOCK_FILE = ".lock"
 _SAME_START_S = 2.0  # processes start at whole clock ticks, and a boot's moment is known to the second
+_SILENT_S = 24 * 3600.0
+"""A run on another host that wrote nothing for so long was killed: training logs much more often."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -69,17 +72,37 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
 def owned(folder: Path) -> bool:
     """Whether a living process works in ``folder``, by what its lock file says; nothing is locked to find out.
 
-    A process on another host counts as alive: nobody here can know.
+    A process on another host counts as alive for as long as some file in the folder is not older than a day: nobody
+    here can know. Only what is shown goes by that; no lock is taken over for it.
     """
+    owner = _owner(folder)
+    return _lives(owner) and (_is_here(owner) or _written(folder) > time.time() - _SILENT_S)
+
+
+def owner_elsewhere(folder: Path) -> str | None:
+    """The host whose process works in ``folder``, and since when; None: nobody does, or a process of this host."""
+    owner = _owner(folder)
+    return None if not owner or _is_here(owner) else f"{owner.get('host')}, since {owner.get('since')}"
+
+
+def _owner(folder: Path) -> dict[str, Any]:
     try:
         handle = os.open(folder / LOCK_FILE, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except OSError:
-        return False
+        return {}
     try:
-        owner = _read(handle)
+        return _read(handle)
     finally:
         os.close(handle)
-    return _lives(owner)
+
+
+def _is_here(owner: dict[str, Any]) -> bool:
+    return bool(owner.get("host") == platform.node())
+
+
+def _written(folder: Path) -> float:
+    """When a file in a folder was last written, in seconds."""
+    return max((file.stat().st_mtime for file in folder.iterdir() if file.is_file()), default=0.0)
 
 
 @contextlib.contextmanager
@@ -157,7 +180,7 @@ def _lives(owner: dict[str, Any]) -> bool:
     """Whether the process that the file names is alive; on another host nobody here can know."""
     if not owner:
         return False
-    if owner.get("host") != platform.node():  # in containers, which have a name each, many are process 1
+    if not _is_here(owner):  # in containers, which have a name each, many are process 1
         return True
     import psutil
 

@@ -14,6 +14,7 @@ from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
+from edgeformer.machine.lock import owner_elsewhere
 from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import Run, bundle_in, run_folders
 from edgeformer.tasks import task_named
@@ -73,6 +74,7 @@ def run_records(artifacts: Path) -> list[Record]:
                 "run": folder.name,  # what commands take, whatever it was trained as
                 "status": run.status,
                 "started": manifest.started,
+                **({"locked_by": owner} if (owner := owner_elsewhere(folder)) is not None else {}),
                 "steps": manifest.steps,
                 **{key: getattr(manifest.data, key) for key in ("split", "synthetic")},
                 "parameters": manifest.parameters,
@@ -120,6 +122,7 @@ def run_table(rows: Sequence[Record]) -> Table:
         ]
     )
     problems = [row["status"] for row in rows if "started" not in row]
+    problems += [f"{row['run']}: locked by {row['locked_by']}" for row in rows if "locked_by" in row]
     table = columns.terminal("runs", rows, caption=Text("\n".join(problems)) if problems else None)
     table.columns[0].no_wrap = True
     return table

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from edgeformer.data.batching import Int64s, collate
 from edgeformer.data.encoding import Encoded, encode_texts
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Text, Unreadable
 from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.prediction import Answer, Unanswered
 from edgeformer.tasks.reading import TextReader
-from edgeformer.tasks.running import cut_batches
+from edgeformer.tasks.running import answer_batches, cut_batches
 
 if TYPE_CHECKING:
     from edgeformer.formats.data_config import DataSection
@@ -55,6 +55,33 @@ class Window:
         return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
 
 
+def reads_pairs(task: Task, data: DataSection) -> bool | None:
+    """Whether a model reads two texts at a time: where its own data are pairs. None: both, or nothing is known of them.
+
+    Args:
+        task: the model's.
+        data: the model's.
+    """
+    if task.predicts == "vectors":
+        return False  # it is trained with pairs, and reads each of their texts by itself
+    found = {getattr(source, "text_pair", None) is not None for sources in data.parts.values() for source in sources}
+    return found.pop() if len(found) == 1 else None
+
+
+def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
+    """Why a model does not answer such texts: ``pairs``, or else single ones. None: it does.
+
+    Arguments are those of :func:`reads_pairs`.
+    """
+    if reads_pairs(task, data) in (None, pairs):
+        return None
+    if not pairs:
+        return f"this {task.noun} was trained on pairs of texts; give each text its second one"
+    if task.predicts == "vectors":
+        return f"this {task.noun} reads each text by itself; give both as texts"
+    return f"this {task.noun} was trained on single texts; leave out the second ones"
+
+
 class Answering:
     """How one model answers texts.
 
@@ -67,9 +94,13 @@ class Answering:
     def __init__(self, task: Task, reader: TextReader, data: DataSection) -> None:
         self._task, self._reader, self._data = task, reader, data
 
+    def pairs_problem(self, *, pairs: bool) -> str | None:
+        """See :func:`pairs_problem`."""
+        return pairs_problem(self._task, self._data, pairs=pairs)
+
     def read(self, texts: Sequence[Text]) -> Window:
         """Texts as tokens. One with nothing to read in it has an error instead. For one thread at a time."""
-        errors = {place: EMPTY for place, text in enumerate(texts) if _is_blank(text)}
+        errors = {place: problem for place, text in enumerate(texts) if (problem := _problem(text)) is not None}
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
         tokenizer = self._reader.tokenizer
         given = [texts[place] for place in places.tolist()] if errors else texts
@@ -95,13 +126,8 @@ class Answering:
             window: the rows.
             batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
         """
-        outputs: dict[str, NDArray[Any]] = {}
-        for numbers in window.batches() if batches is None else batches:
-            for name, output in run(self.inputs(window, numbers)).items():
-                if name not in outputs:
-                    outputs[name] = np.empty((len(window.encoded), *output.shape[1:]), dtype=output.dtype)
-                outputs[name][numbers] = output
-        return outputs
+        chosen = window.batches() if batches is None else batches
+        return answer_batches(run, window.encoded, self._reader.pad, chosen)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
         """What each text gets, in their order."""
@@ -119,8 +145,13 @@ class Answering:
         return answers
 
 
-def _is_blank(text: Text) -> bool:
-    return not text or text.isspace() if isinstance(text, str) else any(map(_is_blank, text))
+def _problem(text: Text) -> str | None:
+    """Why a text has no answer, before it is read."""
+    if not isinstance(text, str):
+        return _problem(text[0]) or _problem(text[1])
+    if isinstance(text, Unreadable):
+        return text.problem
+    return EMPTY if not text or text.isspace() else None
 
 
 def _only(encoded: Encoded, numbers: Int64s) -> Encoded:

@@ -28,14 +28,19 @@ def answer_rows(run: Run, encoded: Encoded, pad: int, batch: int) -> dict[str, N
         pad: the token that fills them up.
         batch: rows per call, which are of similar length, longest first.
     """
+    if not len(encoded):
+        raise ValueError("no rows to run")
+    return answer_batches(run, encoded, pad, ordered_batches(encoded.lengths, batch))
+
+
+def answer_batches(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s]) -> dict[str, NDArray[Any]]:
+    """As :func:`answer_rows`, in these batches; empty without any. ``batches``: row numbers of each, every row once."""
     answers: dict[str, NDArray[Any]] = {}
-    for numbers in ordered_batches(encoded.lengths, batch):
+    for numbers in batches:
         for name, output in run(collate(encoded, numbers, pad)).items():
             if name not in answers:
                 answers[name] = np.empty((len(encoded), *output.shape[1:]), dtype=output.dtype)
             answers[name][numbers] = output
-    if not answers:
-        raise ValueError("no rows to run")
     return answers
 
 

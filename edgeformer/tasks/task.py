@@ -177,7 +177,7 @@ class Task(OwnData, TextCalls, ABC):
         """
 
     def settled(self, recipe: Any, validation: Any) -> Any:
-        """The recipe with what the task decides by ``validation``, the kept weights' score; most decide nothing."""
+        """The recipe with what the task decides by ``validation``, the kept weights' score, where it is left out."""
         return recipe
 
     def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
@@ -278,6 +278,10 @@ class Task(OwnData, TextCalls, ABC):
     @abstractmethod
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """The task's keys of a run's config.json."""
+
+    def answer_config(self, data: Any) -> dict[str, object]:
+        """A config.json's keys that say how answers are read; ``data``: the model's own section."""
+        return {}
 
     @abstractmethod
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:

@@ -219,7 +219,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(parts, tmp_path, monkey
         ('{"text": "cut', r"train\.jsonl, line 601: not valid JSON"),
         ('{"text": "good", "label": "great"}', r"train\.jsonl, line 601: label 'great' is not in the set"),
         ('{"text": "good"}', r"train\.jsonl, line 601: no column 'label'"),
-        ('{"text": 7, "label": 1}', r"train\.jsonl, line 601: column 'text' holds a int"),
+        ('{"text": 7, "label": 1}', r"train\.jsonl, line 601: column 'text' holds an int"),
     ],
 )
 def test_a_broken_row_is_named_before_anything_is_tokenized(parts, tmp_path, line, message, tokenizer):

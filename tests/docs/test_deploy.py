@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+import edgeformer
 from edgeformer.families.network import count_parameters
 from edgeformer.families.saving import load_model
 from edgeformer.run import locate, read_run
@@ -48,6 +49,39 @@ TOO_LONG = "the food was good and " * 60 + "the staff was rude"
 @pytest.fixture(scope="module")
 def bundle(finished_run: Path) -> Path:
     return finished_run / "bundle"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose texts can have several labels, one of which is given at a low threshold."""
+    folder = tmp_path_factory.mktemp("several")
+    data = folder / "topics.csv"
+    data.write_text("text,label\n" + 'the food,"food"\nthe staff,"staff"\nfood and staff,"food,staff"\nwell,\n' * 20)
+    part = [{"kind": "file", "path": str(data), "label": "label"}]
+    recipe = {
+        "name": "several",
+        "task": "multi-label-classification",
+        "data": {
+            "parts": {"train": part, "validation": part, "test": part},
+            "split": "given",
+            "labels": ["food", "staff"],
+            "label_separator": ",",
+            "thresholds": {"food": 0.2, "staff": 0.5},
+            "max_length": 16,
+        },
+        "tokenizer": {"kind": "trained"},
+        "model": {
+            "kind": "encoder", "vocab_size": 41, "hidden_size": 16, "layers": 1, "iterations": 1, "heads": 2,
+            "ffn_size": 24, "residual_scale": 0.5,
+        },
+        "training": {
+            "epochs": 1, "batch_size": 16, "optimizer": {"lr": 1.0e-3}, "schedule": {"kind": "one-cycle"},
+        },
+    }  # fmt: skip
+    (folder / "several.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    run = edgeformer.train(folder / "several.yaml", artifacts=folder / "artifacts")
+    export(run.folder, ExportOptions())
+    return run.folder / "bundle"
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +128,13 @@ def same(found: list[dict[str, object]], wanted: list[Answer]) -> None:
     assert [row["probability"] for row in found] == pytest.approx([p.probability for p in wanted], abs=PROBABILITY)
 
 
+def same_labels(found: list[dict[str, object]], bundle: Path) -> None:
+    wanted = [answer.as_dict() for answer in expected(bundle, SENTENCES[:4])]
+    assert [row["label"] for row in found] == [answer["label"] for answer in wanted]
+    assert all("food" in str(answer["label"]) for answer in wanted)  # the low threshold is reached, 0.5 may not be
+    assert [row["probability"] for row in found] == pytest.approx([p["probability"] for p in wanted], abs=PROBABILITY)
+
+
 def test_every_program_of_the_document_is_run_here() -> None:
     assert set(PROGRAMS) == {"client.py", "client.mjs", "pipeline.mjs", "weights.py"}
     assert len(SENTENCES) == 20 == len(set(SENTENCES))
@@ -108,6 +149,19 @@ def test_python(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(PROGRAMS["client.py"], encoding="utf-8")
     texts = [*SENTENCES, TOO_LONG]
     same(run(sys.executable, "client.py", bundle, *texts, cwd=tmp_path), expected(bundle, texts))
+
+
+def test_python_of_several_labels(several: Path, tmp_path: Path) -> None:
+    config = json.loads((several / "config.json").read_text(encoding="utf-8"))
+    manifest = json.loads((several / "bundle.json").read_text(encoding="utf-8"))
+    assert config["thresholds"] == manifest["data"]["thresholds"] == {"food": 0.2, "staff": 0.5}
+    (tmp_path / "client.py").write_text(PROGRAMS["client.py"], encoding="utf-8")
+    same_labels(run(sys.executable, "client.py", several, *SENTENCES[:4], cwd=tmp_path), several)
+
+
+@pytest.mark.node
+def test_onnxruntime_node_of_several_labels(several: Path, node: Path) -> None:
+    same_labels(run("node", "client.mjs", several, *SENTENCES[:4], cwd=node), several)
 
 
 def test_torch(finished_run: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from edgeformer.stages.evaluating import predict_file as module
 from edgeformer.stages.evaluating.ahead import ahead
 from edgeformer.stages.evaluating.predict import Model, opened, predict
 from edgeformer.stages.evaluating.predict_file import predict_file
-from edgeformer.tasks.prediction import Unanswered
+from edgeformer.tasks.prediction import Answer, Unanswered
 from tests.cli.run_cli import Outcome, edgeformer
 
 OLD = Path(__file__).parents[1] / "old_format"
@@ -173,6 +174,27 @@ def test_a_file_that_breaks_later_leaves_no_output(folder: Path) -> None:
     assert not [path for path in folder.iterdir() if "b.jsonl" in path.name]
 
 
+def test_a_cell_that_is_no_text_has_its_own_error_and_a_long_one_an_answer(folder: Path) -> None:
+    values = ["good film", 7, None, [1], "\ud800x", "dull"]
+    (folder / "odd.jsonl").write_text("\n".join(json.dumps({"text": value}) for value in values), encoding="utf-8")
+    with unlabelled(folder / "odd.jsonl", io.BytesIO(), Reading({})) as given:
+        found = [answer.as_dict() for answer in predict_texts(given)]
+    assert ["label" in row for row in found] == [True, False, False, False, False, True]
+    assert found[1] == {"text": "7", "error": "column 'text' holds an int; it must hold text"}
+    assert found[2]["error"] == "the text is empty" and "holds a list" in str(found[3]["error"])
+    assert found[4]["text"] == '"\\ud800x"' and "surrogate" in str(found[4]["error"])
+    (folder / "long.csv").write_text(f"id,text\n1,good film\n2,{'very ' * 30_000}\n3,dull\n", encoding="utf-8")
+    with unlabelled(folder / "long.csv", io.BytesIO(), Reading({})) as given:
+        answers = predict_texts(given)
+    assert [answer.as_dict()["truncated"] for answer in answers] == [False, True, False]
+
+
+def predict_texts(given: Unlabelled) -> list[Answer]:
+    with opened(locate(str(OLD / "classifier-v1"), OLD)) as model:
+        window = model.answering.read(list(given.texts()))
+        return model.answering.answers(window, model.answering.run(model.run, window))
+
+
 def test_killed_midway_it_leaves_no_file_of_that_name(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgeformer", "predict", str(OLD / "classifier-v1"), "--file", "-"]
     child = subprocess.Popen(
@@ -193,6 +215,45 @@ def test_killed_midway_it_leaves_no_file_of_that_name(tmp_path: Path) -> None:
     )
     assert b"1 rows in" in after.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to one process")
+@pytest.mark.parametrize("given", [b"", b"good film\n" * (3 * WINDOW_ROWS)])
+def test_interrupted_while_it_waits_for_standard_input_it_ends_at_once(tmp_path: Path, given: bytes) -> None:
+    command = [sys.executable, "-m", "edgeformer", "predict", str(OLD / "classifier-v1"), "--file", "-"]
+    child = subprocess.Popen(
+        [*command, "--output", "out.jsonl"], cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin is not None and child.stderr is not None
+    child.stdin.write(given)
+    child.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not (found := [path.stat().st_size for path in tmp_path.glob(".out.jsonl.*.tmp*")]) or (
+        given and not any(found)
+    ):
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.5)  # its threads wait by now
+    child.send_signal(signal.SIGINT)
+    try:
+        assert child.wait(10) == 130
+    finally:
+        child.kill()
+        said = child.communicate()[1].decode()
+    assert "Fatal" not in said and not list(tmp_path.iterdir()), said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"good film\n" * (3 * WINDOW_ROWS))
+    command = [sys.executable, "-m", "edgeformer", "predict", str(OLD / "classifier-v1"), "--file", "in.txt"]
+    child = subprocess.Popen(
+        [*command, "--format", "jsonl"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline().startswith(b'{"text": "good film"')
+    child.stdout.close()
+    assert child.stderr is not None and child.stderr.read() == b"" and child.wait(60) == 141
+    child.stderr.close()
 
 
 class Watched:
@@ -291,9 +352,9 @@ def test_columns_are_those_of_the_models_own_data(tmp_path: Path) -> None:
 
 
 def test_an_unanswered_text_is_said_in_python_too() -> None:
-    found = predict(locate(str(OLD / "classifier-v1"), OLD), [" ", ("a", ""), ("a", "b")])[1]
-    assert [isinstance(answer, Unanswered) for answer in found] == [True, True, False]
-    assert np.isfinite(found[2].probability)  # type: ignore[attr-defined]
+    found = predict(locate(str(OLD / "classifier-v1"), OLD), [" ", "a"])[1]
+    assert [isinstance(answer, Unanswered) for answer in found] == [True, False]
+    assert np.isfinite(found[1].probability)  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(

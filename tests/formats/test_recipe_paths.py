@@ -28,6 +28,17 @@ training: {epochs: 1, batch_size: 8, optimizer: {lr: 1.0e-3}, schedule: {kind: c
 """
 
 
+def test_what_is_not_beside_the_recipe_is_told(place: Path) -> None:
+    notes: list[str] = []
+    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
+    assert not notes
+    own = place / "project" / "data" / "reviews.csv"
+    own.rename(place / "elsewhere" / "data" / "reviews.csv")
+    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
+    (note,) = notes
+    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not beside the recipe; taken: ")
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with ``project/mine.yaml``, its data beside it; commands are started in ``elsewhere``."""

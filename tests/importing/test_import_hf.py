@@ -261,7 +261,6 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
     for number, (config, said) in enumerate(
         (
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
-            ({"problem_type": "multi_label_classification"}, "is a model for multi_label_classification"),
             ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
             ({"architectures": ["BertForTokenClassification"]}, "is a BertForTokenClassification, whose head"),
             ({"architectures": ["BertLMHeadModel"]}, "is a BertLMHeadModel, whose head"),
@@ -272,6 +271,24 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
         with pytest.raises(InputError, match=said):
             import_hf(str(changed(shared_model, tmp_path / str(number), **config)), options)
     assert not options.artifacts.exists()
+
+
+def test_a_model_of_several_labels_answers_with_each_by_itself(shared_model: Path, tmp_path: Path) -> None:
+    source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
+    data = tmp_path / "own.jsonl"
+    said = Told()
+    run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), said))
+    labels = run.recipe.data.labels  # type: ignore[attr-defined]
+    assert run.task.name == "multi-label-classification" and "0.5" in " ".join(said.messages)
+    data.write_text(
+        json.dumps({"text": "a", "label": [labels[0]]}) + "\n" + json.dumps({"text": "b", "label": []}) + "\n"
+    )
+    other = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts", "other", data)))
+    assert other.manifest.data.rows["test"] == 2
+    (found,) = predict(locate(str(run.folder), tmp_path), ["a warm film"], "torch")[1]
+    logits = answers(run.folder, ["a warm film"])[0]
+    assert [*found.probabilities.values()] == pytest.approx((1 / (1 + np.exp(-logits))).tolist(), abs=1e-5)  # type: ignore[union-attr]
+    assert set(found.labels) == {name for name, value in zip(labels, logits, strict=True) if value >= 0}  # type: ignore[union-attr]
 
 
 def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: Path) -> None:

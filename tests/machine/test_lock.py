@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ import pytest
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.machine import lock
-from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming, locked
+from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming, locked, owned, owner_elsewhere
 
 
 def hold(folder: Path, ready: Connection) -> None:
@@ -254,3 +255,12 @@ def test_an_owner_lives_on_when_the_clock_is_set(tmp_path: Path, monkeypatch: py
         assert psutil.boot_time() == boot + seconds
         with pytest.raises(LockedError, match=f"process {process.pid} on"):
             locked(without_locks, "x").__enter__()
+
+
+def test_a_lock_of_another_host_counts_for_a_day_after_its_last_file(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text(json.dumps({"pid": 1, "host": "far", "since": "2026-01-02"}), encoding="utf-8")
+    assert owned(tmp_path) and owner_elsewhere(tmp_path) == "far, since 2026-01-02"
+    os.utime(tmp_path / LOCK_FILE, (0, time.time() - 25 * 3600))
+    assert not owned(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    assert owned(tmp_path)

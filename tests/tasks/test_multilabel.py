@@ -191,7 +191,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_a_file_to_labels(trained: Path) -> None:
     run = Run.open(trained)
-    thresholds = run.recipe.data.thresholds  # type: ignore[attr-defined]
+    assert run.recipe.data.thresholds is None  # training that recipe with other data finds others
+    thresholds = run.data.thresholds  # type: ignore[attr-defined]
     assert set(thresholds) == set(LABELS) and run.manifest.validation.thresholds == thresholds  # type: ignore[union-attr]
     assert run.recipe.fingerprint() == run.manifest.recipe_sha256  # thresholds decide nothing of the weights
     assert run.manifest.test is not None and run.manifest.test.f1 > 0.9  # type: ignore[attr-defined]
@@ -212,7 +213,7 @@ def test_its_bundle_says_the_same(trained: Path, tmp_path: Path) -> None:
     bundle = edgeformer.open(trained).export(int8=True)  # type: ignore[union-attr]
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
-    thresholds = Run.open(trained).recipe.data.thresholds  # type: ignore[attr-defined]
+    thresholds = Run.open(trained).data.thresholds  # type: ignore[attr-defined]
     for found in (both, none):
         given = {name for name in LABELS if found.probabilities[name] >= thresholds[name]}
         assert set(found.as_dict()["labels"]) == given

@@ -17,6 +17,7 @@ from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.formats.progress import Silent
+from edgeformer.formats.workspace import resume_command
 from edgeformer.machine import host
 from edgeformer.run import read_run
 from edgeformer.stages.training.train import TrainOptions, train
@@ -260,3 +261,12 @@ def test_a_removed_folder_is_said_and_does_not_come_back(tmp_path: Path, recipe:
     with pytest.raises(EdgeformerError, match="was removed while it was being trained"):
         train(recipe, TrainOptions(tmp_path, name="run"), Removes(2))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_to_go_on_has_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
+    flags = TrainOptions(tmp_path, accelerator="cpu", max_steps=9, ignore_memory=True).flags
+    assert flags == ["--accelerator", "cpu", "--max-steps", "9", "--ignore-memory"]
+    assert resume_command(Path("artifacts/a"), flags).endswith(
+        "--name a --accelerator cpu --max-steps 9 --ignore-memory"
+    )
+    assert TrainOptions(tmp_path).flags == []

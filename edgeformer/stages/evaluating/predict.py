@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
-from edgeformer.run import Location
+from edgeformer.run import Location, Run
 from edgeformer.stages.evaluating.choice import choose
-from edgeformer.tasks import Task
-from edgeformer.tasks.answering import Answering
-from edgeformer.tasks.calls import Run
+from edgeformer.tasks import calls
+from edgeformer.tasks.answering import Answering, pairs_problem
 from edgeformer.tasks.prediction import Answer
 
 
 def predicts_vectors(location: Location) -> bool:
     """Whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    return _task_of(location).predicts == "vectors"
+    return _owner_of(location).task.predicts == "vectors"
 
 
-def _task_of(location: Location) -> Task:
-    return (location.open_bundle() if location.bundle is not None else location.open_run()).task
+def _owner_of(location: Location) -> Bundle | Run:
+    return location.open_bundle() if location.bundle is not None else location.open_run()
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Model:
 
     id: str
     answering: Answering
-    run: Run
+    run: calls.Run
 
 
 def predict(
@@ -56,7 +56,8 @@ def predict(
 
     Raises:
         InputError: no text, an unknown artifact, a language model, ``confidence`` without a step artifact, or either
-            of ``confidence`` and pairs for an embedding model.
+            of ``confidence`` and pairs for an embedding model; pairs for a model of single texts, or these for one of
+            pairs.
     """
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
@@ -87,12 +88,14 @@ def opened(location: Location, artifact: str | None = None, confidence: float | 
         yield Model(chosen.id, answering, session.run)
 
 
-def check(location: Location, confidence: float | None, *, pairs: bool) -> None:
-    """Raises InputError for what such a model does not answer."""
-    name, task = location.name, _task_of(location)
+def check(location: Location, confidence: float | None, *, pairs: bool | None) -> None:
+    """Raises InputError for what such a model does not answer; ``pairs``: or else single texts; None: not known yet."""
+    owner = _owner_of(location)
+    name, task = location.name, owner.task
     if task.predicts is None:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and not task.has_confidence:
         raise InputError(f"--confidence: {name} is a {task.noun}; its answers have no one probability to stop at")
-    if pairs and task.predicts != "labels":
-        raise InputError(f"--pair: {name} is a {task.noun}, which reads each text by itself; give both as texts")
+    problem = None if pairs is None else pairs_problem(task, owner.data, pairs=pairs)
+    if problem is not None:
+        raise InputError(f"--pair: {name}: {problem}")

@@ -113,7 +113,9 @@ Done = tuple[Window, Arrays]
 
 def _answered(answering: Answering, given: Unlabelled, run: Run) -> Generator[Done]:
     """All texts with their answers; one thread reads, another one runs the model."""
-    return ahead(_run(answering, ahead(_read(answering, given)), run))
+    stopped = threading.Event()
+    read = ahead(_read(answering, given), taker=stopped, leave=given.leave)
+    return ahead(_run(answering, read, run), stopped=stopped)
 
 
 def _read(answering: Answering, given: Unlabelled) -> Generator[Window]:

@@ -46,7 +46,9 @@ def write_companions(folder: Path, run: Path, manifest: RunManifest, subject: Ex
         if not source.is_file():
             raise ArtifactError(f"{source}: missing; train the run again")
         shutil.copyfile(source, folder / name)
-    write_json(folder / CONFIG_FILE, read_json(run / MODEL_FOLDER / CONFIG_FILE, subject.family.client_config))
+    told = subject.task.answer_config(subject.recipe.data)  # as bundle.json: the recipe may say more than training did
+    config = read_json(run / MODEL_FOLDER / CONFIG_FILE, lambda found: subject.family.client_config({**found, **told}))
+    write_json(folder / CONFIG_FILE, config)
     card = run / MODEL_FOLDER / CARD_FILE
     if card.is_file():
         shutil.copyfile(card, folder / CARD_FILE)
@@ -171,7 +173,7 @@ def complete_trimmed(folder: Path, run: Path, made: TrimmedSubject, artifacts: S
         return
     order: tuple[Precision, ...] = ("int8", "fp16", "fp32")
     trimmed_companions(run / MODEL_FOLDER, made.trimmed, folder)
-    config = read_json(folder / CONFIG_FILE, dict)
+    config = read_json(folder / CONFIG_FILE, dict) | made.subject.task.answer_config(made.subject.recipe.data)
     write_json(folder / CONFIG_FILE, made.subject.family.client_config(config, min(built, key=order.index)))
     write_golden(folder, made.subject.golden)
 

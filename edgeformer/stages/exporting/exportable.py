@@ -120,7 +120,7 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
             "export it all the same, marked as leaking, with --allow-leak"
         )
     inputs, right = ({name: arrays[name] for name in which} for which in (names, answers))
-    return with_references(run.recipe, model, inputs, right, leaks=leaks)
+    return with_references(run.settled, model, inputs, right, leaks=leaks)
 
 
 def with_references(

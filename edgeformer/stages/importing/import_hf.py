@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgeformer.backends.torch.session import TorchSession
 from edgeformer.data.encoding import Encoded, Prepared, encode, encode_texts
 from edgeformer.data.english import SENTENCES
 from edgeformer.data.imported import imported_data
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import LabelledTexts, Text, label_sets
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families import family_of, recipe_type
 from edgeformer.families.network import Network, Place
@@ -43,6 +43,12 @@ MOST_TOKENS = 512
 """Tokens that a text is cut to, where neither the user nor the source says it, of models that take more."""
 
 _BATCH, _PAIRS = 32, 16
+_SEVERAL, _MULTI_LABEL = "multi-label-classification", "multi_label_classification"
+"""As the task is called here, and in a config.json."""
+_THRESHOLDS = (
+    "a text can have several of its labels, each from a probability of 0.5 on; state others as data.thresholds in the "
+    "run's recipe.yaml before it is exported"
+)
 _BUILT_IN = "from a short built-in English text, not from the model's own data"
 _TRAINING: Mapping[str, Any] = {
     "epochs": 3,
@@ -89,9 +95,12 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         load_profile(options.target, own_profiles(options.artifacts))
     embeds = source.pooling is not None or not source.classifies
     _check(source, options, embeds=embeds)
-    task = task_named("embedding" if embeds else "classification")
+    task = task_named("embedding" if embeds else _SEVERAL if _gives_several(source) else "classification")
     labels = None if embeds else _labels(source, options.labels)
     data, notes = imported_data(options.data, labels, _length(source, options))
+    if task.name == _SEVERAL:
+        data["label_separator"] = ","
+        notes.append(_THRESHOLDS)
     recipe = _recipe(called, source, options, task, data)
     model, attention = _model(source, recipe)
     reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
@@ -121,9 +130,14 @@ def _check(source: Source, options: HfOptions, *, embeds: bool) -> None:
     if not embeds and options.pooling is not None:
         raise InputError(f"--pooling: {source.name} is a classifier, which reads its text in its own way; leave it out")
     kind = source.config.get("problem_type")
-    if not embeds and (kind not in (None, "single_label_classification") or len(source.labels) == 1):
+    known = (None, "single_label_classification", _MULTI_LABEL)
+    if not embeds and (kind not in known or len(source.labels) == 1):
         kind = kind or "regression"
-        raise InputError(f"{source.name}: is a model for {kind}; only one label of several can be answered here")
+        raise InputError(f"{source.name}: is a model for {kind}; only some of several labels can be answered here")
+
+
+def _gives_several(source: Source) -> bool:
+    return source.config.get("problem_type") == _MULTI_LABEL
 
 
 def _labels(source: Source, asked: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -225,6 +239,9 @@ def _prepared(recipe: Recipe, reader: TextReader, network: Network, model: nn.Mo
     length = recipe.data.tokens_at_once
     if "validation" in sets:
         rows, golden = encode(sets["validation"], reader.tokenizer, length), "from the validation set"
+        if recipe.task == _SEVERAL:
+            data: Any = recipe.data
+            rows = replace(rows, labels=label_sets(rows.labels, len(data.labels)))
     else:
         rows, golden = _built_in(recipe, reader, network, model), _BUILT_IN
         if task.golden_names[1]:
@@ -241,7 +258,8 @@ def _built_in(recipe: Recipe, reader: TextReader, network: Network, model: nn.Mo
     scorer: Any = network.scorer(model)
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
         answers = answer_rows(session.run, encoded, reader.pad, _BATCH)["logits"]
-    return Encoded(encoded.ids, encoded.offsets, answers.argmax(-1).astype(np.int64), encoded.truncated)
+    right = answers > 0 if recipe.task == _SEVERAL else answers.argmax(-1)  # above 0: a probability above 0.5
+    return Encoded(encoded.ids, encoded.offsets, right.astype(np.int64), encoded.truncated)
 
 
 def _summary(sets: Mapping[str, LabelledTexts]) -> DataSummary:

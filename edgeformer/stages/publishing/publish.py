@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -35,6 +36,7 @@ from edgeformer.machine.host import code_version, now
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
 from edgeformer.stages.publishing.parts import PageFolder, can_publish
+from edgeformer.tasks.answering import reads_pairs
 
 _PACKAGE = "edgeformer.stages.publishing"
 _SITE = "site"
@@ -42,8 +44,6 @@ _TEMPLATE = "index.html"
 # Threads need a page that no other can look into; hosts that read this file (Netlify, Cloudflare Pages) send them.
 _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
 DEFAULT_SHAPES = ((1, 16), (1, 128))
-USUAL_THRESHOLD = 0.5
-"""Of a model whose texts can have several labels, where training found no thresholds."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ def _fill(
     bundle = page.bundle
     manifest, task = bundle.manifest, bundle.task
     answers = task.predicts == "labels"
+    limits: Any = task.answer_config(bundle.data).get("thresholds")
     artifacts = tuple(page.artifact(one) for one in chosen)
     known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in chosen}
     return PageManifest(
@@ -165,8 +166,8 @@ def _fill(
         leaks=manifest.leaks,
         cautions=tuple(cautions(manifest)),
         labels=manifest.labels if answers else None,
-        thresholds=_thresholds(bundle) if answers else None,
-        pairs=_reads_pairs(bundle),
+        thresholds=limits if answers else None,
+        pairs=reads_pairs(task, bundle.data) is True,
         silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
         readers={one.companions: page.reader(one, answers=answers) for one in chosen},
         artifacts=artifacts,
@@ -193,20 +194,6 @@ def _provider(page: PageFolder, runtime: WebRuntime) -> PageProvider:
         binary=page.library(runtime.binary),
         counts_threads=facts.counts_threads,
     )
-
-
-def _thresholds(bundle: Bundle) -> dict[str, float] | None:
-    """Label → probability from which on it is given. None: a text has one label, and the data no thresholds."""
-    if not hasattr(bundle.data, "thresholds"):
-        return None
-    found: dict[str, float] | None = bundle.data.thresholds
-    return found or dict.fromkeys(bundle.manifest.labels, USUAL_THRESHOLD)
-
-
-def _reads_pairs(bundle: Bundle) -> bool:
-    """Whether the model was trained on two texts at a time."""
-    sources = (source for part in bundle.data.parts.values() for source in part)
-    return any(getattr(source, "text_pair", None) is not None for source in sources)
 
 
 def _rules() -> dict[str, object]:

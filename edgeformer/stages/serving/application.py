@@ -45,6 +45,7 @@ class Application:
 
     def __init__(self, served: Served, engine: Engine, limits: Limits, metrics: Metrics) -> None:
         self._served, self._engine, self._limits, self._metrics = served, engine, limits, metrics
+        self._running = 0
 
     def asgi(self, hosts: Sequence[str], origins: Sequence[str]) -> Starlette:
         """The application.
@@ -72,6 +73,7 @@ class Application:
     async def _predict(self, request: Request) -> Response:
         started = time.perf_counter()
         self._metrics.began()
+        self._running += 1
         status = 500
         try:
             response = await self._answer(request)
@@ -80,13 +82,16 @@ class Application:
             status = 499  # what proxies note where the client has gone; nobody reads the response
             response = Response(status_code=400)
         finally:
+            self._running -= 1
             self._metrics.ended(status, time.perf_counter() - started)
         return response
 
     async def _answer(self, request: Request) -> Response:
         try:
+            if self._running > self._limits.connections:
+                raise OverloadedError(f"{self._limits.connections:,} requests are in work", 1)
             body = await self._body_in_time(request)
-            texts = read_request(body, self._limits, pairs=self._served.predicts == "labels")
+            texts = read_request(body, self._limits, self._served.answering)
             future = asyncio.wrap_future(self._engine.submit(texts))
             answers = await asyncio.wait_for(future, self._limits.timeout_s)
         except RefusedError as error:

@@ -12,11 +12,12 @@ class Limits:
     Attributes:
         batch: texts of one call of the model; 1: every text by itself.
         queue: texts that wait; more are refused, with the time after which to try again.
-        timeout_s: from a whole request to its answer.
+        timeout_s: from a whole request to its answer; as long may a head, a body, or the taking of an answer need.
         texts: of one request.
         characters: of one text.
         body_bytes: of one request.
-        connections: open at once.
+        connections: with a request for predictions; more are refused.
+        waiting: connections that have sent no whole head; where there are more, the oldest of them is closed.
     """
 
     batch: int = 32
@@ -26,6 +27,7 @@ class Limits:
     characters: int = 20_000
     body_bytes: int = 1 << 20
     connections: int = 256
+    waiting: int = 512
 
     @property
     def window(self) -> int:

@@ -13,6 +13,7 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.stages.serving.limits import Limits
+from edgeformer.tasks.answering import Answering
 
 
 class PredictRequest(BaseModel):
@@ -80,16 +81,16 @@ class RefusedError(InputError):
         self.status = status
 
 
-def read_request(body: bytes, limits: Limits, *, pairs: bool) -> list[Text]:
+def read_request(body: bytes, limits: Limits, answering: Answering) -> list[Text]:
     """The texts of a request.
 
     Args:
         body: JSON.
         limits: of the server.
-        pairs: the model takes pairs of texts.
+        answering: the model, which may read single texts only, or pairs only.
 
     Raises:
-        RefusedError: it is not what is expected, too much, or pairs for a model that takes none.
+        RefusedError: it is not what is expected, too much, or not what the model reads.
     """
     try:
         rows = PredictRequest.model_validate_json(body).rows()
@@ -97,9 +98,10 @@ def read_request(body: bytes, limits: Limits, *, pairs: bool) -> list[Text]:
         raise RefusedError(422, "; ".join(map(_problem, error.errors()[:5]))) from None
     if len(rows) > limits.texts:
         raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
+    problem = answering.pairs_problem(pairs=not isinstance(rows[0], str))
+    if problem is not None:
+        raise RefusedError(422, f"pairs: {problem}")
     for number, row in enumerate(rows):
-        if not pairs and not isinstance(row, str):
-            raise RefusedError(422, "pairs: this model reads each text by itself; give both as texts")
         for part in (row,) if isinstance(row, str) else row:
             if len(part) > limits.characters:
                 many = f"{len(part):,} characters, but at most {limits.characters:,}"

@@ -20,7 +20,6 @@ class Served:
     Attributes:
         name: of the run.
         artifact: its id.
-        predicts: ``labels`` or ``vectors``.
         labels: the labels; empty: it has none.
         answering: how it answers.
         run: its session's.
@@ -28,7 +27,6 @@ class Served:
 
     name: str
     artifact: str
-    predicts: str
     labels: tuple[str, ...]
     answering: Answering
     run: Run
@@ -58,7 +56,7 @@ def served(bundle: Bundle, wanted: str | None) -> Generator[Served]:
     with bundle.session(entry) as session:
         example = answering.read(["a text"])  # the first call pays for every allocation, before anybody waits
         answering.run(session.run, example)
-        yield Served(bundle.name, entry.id, task.predicts, labels, answering, session.run)
+        yield Served(bundle.name, entry.id, labels, answering, session.run)
 
 
 def _entry(bundle: Bundle, wanted: str | None) -> ArtifactManifest:

@@ -15,6 +15,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
 from edgeformer.machine.switching import switching_often
 from edgeformer.stages.serving.application import Application
+from edgeformer.stages.serving.connections import protocol_within
 from edgeformer.stages.serving.engine import Engine
 from edgeformer.stages.serving.limits import Limits
 from edgeformer.stages.serving.metrics import Metrics
@@ -74,7 +75,8 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Served, str], 
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=options.limits.connections,
+            http=protocol_within(options.limits),
+            ws="none",
             timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
         )
         ready(model, _address(listening))

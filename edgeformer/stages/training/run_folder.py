@@ -214,11 +214,8 @@ class RunRecord:
                 self._write(self._progressed().model_copy(update=update))
 
     def _settle(self, validation: Score) -> None:
-        """Decide what the task decides on the validation set; the recipe says it from now on."""
-        settled = self._objective.task.settled(self._recipe, validation)
-        if settled != self._recipe:
-            self._recipe = self._objective.recipe = settled
-            write_text(self.folder / RECIPE_FILE, _HEADER + settled.to_yaml())
+        """Decide what the task decides on the validation set. recipe.yaml goes on saying what was asked for."""
+        self._objective.recipe = self._objective.task.settled(self._recipe, validation)
 
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
@@ -251,6 +248,6 @@ class RunRecord:
         }
         final = trained.model_copy(update=update)
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
-            save_model(folder, model, self._recipe, objective.prepared)
-            write_text(folder / CARD_FILE, model_card(final, self._recipe))
+            save_model(folder, model, objective.recipe, objective.prepared)
+            write_text(folder / CARD_FILE, model_card(final, objective.recipe))
         self._write(final)

@@ -56,6 +56,15 @@ class TrainOptions:
     ignore_memory: bool = False
     sharded: bool = False
 
+    @property
+    def flags(self) -> list[str]:
+        """Those of the command line that a run needs again to go on as it was started; a recipe holds the others."""
+        said: dict[str, object] = {"--accelerator": self.accelerator if self.accelerator != "auto" else None}
+        said |= {"--max-steps": self.max_steps, "--as-device": self.as_device and self.as_device.name}
+        switches = {"--ignore-memory": self.ignore_memory, "--shard": self.sharded}
+        pairs = [word for flag, value in said.items() if value is not None for word in (flag, str(value))]
+        return [*pairs, *(flag for flag, given in switches.items() if given)]
+
 
 def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) -> Path:
     """Train ``recipe`` and return the folder of its finished run.
@@ -109,7 +118,7 @@ def _train(
         record.resume(resumed, progress)
     if processes.main:
         _announce(record.manifest, loop, progress)
-    _run(record, loop, signals, progress, options.max_steps)
+    _run(record, loop, signals, progress, options)
     return record.folder
 
 
@@ -131,18 +140,19 @@ def _begin(record: RunRecord, options: TrainOptions, memory: MemoryUse, held: Ex
 
 
 def _run(
-    record: RunRecord, loop: TrainingLoop, signals: StopSignals, progress: Progress, max_steps: int | None
+    record: RunRecord, loop: TrainingLoop, signals: StopSignals, progress: Progress, options: TrainOptions
 ) -> None:
     """Train to the end, and write down how it ended."""
-    folder, processes = record.folder, loop.processes
+    folder, processes, max_steps = record.folder, loop.processes, options.max_steps
+    again = resume_command(folder, options.flags)
     try:
-        then = f"the run goes on from its last checkpoint with: {resume_command(folder)}"
+        then = f"the run goes on from its last checkpoint with: {again}"
         written = closing(MetricsLog(folder, loop.position, progress.message) if processes.main else NoLog())
         with signals.deferred() as stop, processes.connected(then), written as log:
             finished = loop.run(stop, log, progress, max_steps)
         step = loop.position.step
         if not finished:
-            raise InterruptedRun(f"interrupted after step {step}; go on with: {resume_command(folder)}")
+            raise InterruptedRun(f"interrupted after step {step}; go on with: {again}")
         if not processes.main:  # one is enough to score it
             return
         cut = step == max_steps and step < loop.total_steps
@@ -151,7 +161,7 @@ def _run(
         record.stop("interrupted", "stopped by the user")
         if not processes.main:
             raise ToldElsewhere(str(error), InterruptedRun.exit_code) from None
-        hint = f"interrupted; go on from the last checkpoint with: {resume_command(folder)}"
+        hint = f"interrupted; go on from the last checkpoint with: {again}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
         if not folder.is_dir():
@@ -262,6 +272,8 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
         progress.message(finding.message)
     for name, rows_cut in manifest.data.truncated_rows.items():
         if rows_cut:
-            progress.message(f"{name}: {rows_cut:,} texts were cut to the recipe's length")
+            progress.message(
+                f"{name}: {rows_cut:,} {'text was' if rows_cut == 1 else 'texts were'} cut to the recipe's length"
+            )
     if loop.position.step:
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")

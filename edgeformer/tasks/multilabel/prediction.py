@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeformer.data.rows import Text
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.multilabel.recipe import MultiLabelData
-from edgeformer.tasks.multilabel.scoring import USUAL, probabilities
+from edgeformer.tasks.multilabel.scoring import probabilities
 from edgeformer.tasks.prediction import Prediction, said
 
 
@@ -42,7 +42,7 @@ def labels_predictions(
     texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
 ) -> list[LabelsPrediction]:
     """One prediction per text; the arguments are those of :meth:`Task.predictions`."""
-    thresholds = data.thresholds or dict.fromkeys(data.labels, USUAL)
+    thresholds = data.limits
     predictions = []
     for text, found, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):
         by_label = dict(zip(data.labels, found, strict=True))

@@ -11,6 +11,7 @@ from edgeformer.data.rows import MOST_LABELS
 from edgeformer.formats.data_config import DataConfig, Probability
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 
+USUAL = 0.5
 Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
@@ -23,12 +24,18 @@ class MultiLabelData(DataConfig):
     )
     thresholds: dict[str, Threshold] | None = Field(
         None,
-        description="label → probability from which on it is given; found on the validation set at the end of training",
+        description="label → probability from which on it is given; left out: found on the validation set at the end "
+        "of training, and kept in run.json",
     )
 
     @property
     def separator(self) -> str | None:
         return self.label_separator
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Label → probability from which on it is given, also where none was found or stated."""
+        return {**self.thresholds} if self.thresholds is not None else dict.fromkeys(self.labels, USUAL)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

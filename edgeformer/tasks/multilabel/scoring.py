@@ -12,10 +12,10 @@ from pydantic import Field
 from edgeformer.formats.scores import Score
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.multilabel.recipe import USUAL
 
 FEWEST = 5
 """Rows with a label, and without it, that a threshold is found by; of fewer it would be chance."""
-USUAL = 0.5
 
 Floats = NDArray[np.floating]
 Bools = NDArray[np.bool_]

@@ -134,15 +134,18 @@ class MultiLabel(TextLabels):
         return labels_predictions(texts, answers, cut, data)
 
     def client_config(self, prepared: Prepared[Encoded], recipe: MultiLabelRecipe) -> dict[str, object]:
-        thresholds = recipe.data.thresholds
         return {
             **super().client_config(prepared, recipe),
             "problem_type": "multi_label_classification",
-            **({"thresholds": thresholds} if thresholds is not None else {}),
+            **self.answer_config(recipe.data),
         }
 
+    def answer_config(self, data: MultiLabelData) -> dict[str, object]:
+        """Label → probability from which on it is given."""
+        return {"thresholds": data.limits}
+
     def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
-        thresholds = recipe.data.thresholds or {}
+        thresholds = recipe.data.limits
         told = (f"{markdown(label)} from {thresholds[label]:.3f} on" for label in thresholds)
         return [*super().card_lines(recipe), f"**Given at a probability:** {', '.join(told)}"]
 
