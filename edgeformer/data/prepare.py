@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
 from edgeformer.data.overlap import count_overlaps
+from edgeformer.data.parts import load_part, part_rows
 from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
-from edgeformer.data.sources import Columns, load_part, own_file, part_rows, read, with_text
+from edgeformer.data.sources import Columns, own_file, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
@@ -140,7 +141,9 @@ def class_stream(data: DataConfig, empties: Empties | None = None) -> Stream:
         found = labelled(part_rows(data, "train", counted.add), data.labels)
         return ((str(text), label) for text, label in found)  # pairs of texts are never streamed: DataConfig sees to it
 
-    settings = {"labels": data.labels, "empty": "left out"}
+    settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
+    if data.sampled("train"):
+        settings["split_seed"] = data.split_seed
     return Stream(data.parts["train"], settings, pairs, len(data.labels), partial(check_classes, data))
 
 

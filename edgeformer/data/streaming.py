@@ -27,6 +27,7 @@ from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig
+from edgeformer.formats.data_sources import stated
 from edgeformer.formats.errors import ArtifactError, DataError
 from edgeformer.formats.files import sha256_of, write_text
 from edgeformer.formats.manifest import DataFinding, OverlapCount
@@ -106,7 +107,7 @@ class Streaming:
         self._survey: _Survey | None = None
 
     def _identified(self, source: Source) -> dict[str, object]:
-        known = source.model_dump(mode="json")
+        known = stated(source.model_dump(mode="json"))
         if source.kind == "file":
             path = Path(source.path)
             known |= {"path": sha256_of(path), "format": format_of_source(source), "packed": path.suffix.lower()}

@@ -62,7 +62,7 @@ class TextLabels(OneAnswer):
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
     def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
-        from edgeformer.data.sources import load_parts
+        from edgeformer.data.parts import load_parts
         from edgeformer.data.splits import draw, set_parts
 
         parts = load_parts(data)
