@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.data.cleaning import clean
+from edgeformer.data.cleaning import clean_at_first
 from edgeformer.data.lengths import count_words
 from edgeformer.data.overlap import contained_pairs, number_words
 from edgeformer.data.rows import LabelledTexts, alike, in_one, label_counts
@@ -225,7 +225,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
         Row numbers of the training rows and of the held-out rows, each in file order.
     """
     target = len(texts) // 10
-    cleaned = [clean(text) for text in texts]
+    cleaned = [clean_at_first(text) for text in texts]
     numbers: dict[str, int] = {}
     distinct = np.array([numbers.setdefault(text, len(numbers)) for text in cleaned], dtype=np.int64)
     ranks = _release_ranks(list(numbers), np.random.default_rng(seed))[distinct]

@@ -55,6 +55,10 @@ def loaded(path: Path) -> EncoderClassifier:
         ("recurrent_sst2", 3, 10_972_419),
         ("recurrent_wide_sst2", 2, 18_817_538),
         ("recurrent_sst2_fast", 2, 10_972_162),
+        ("recurrent_wide_sst2_fast", 2, 18_817_538),
+        ("recurrent_domains_fast", 3, 10_972_419),
+        ("baseline_domains_fast", 3, 25_913_091),
+        ("baseline_yelp_fast", 2, 25_912_706),
         ("baseline_sst2_fast", 2, 25_912_706),
     ],
 )
