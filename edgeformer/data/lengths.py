@@ -48,10 +48,12 @@ def tally_tokens(rows: TrainingRows) -> Counter[int]:
     return counts
 
 
-def edges_of(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """Bins of equal, round width for nearly all texts of a set; those of other sets can be put into them, too."""
-    lengths, until = np.array(sorted(counts)), np.cumsum([counts[length] for length in sorted(counts)])
-    most = int(lengths[np.searchsorted(until, _SHOWN * until[-1])]) + 1
+def edges_of(sets: Iterable[Mapping[int, int]]) -> tuple[int, ...]:
+    """Bins of equal, round width for nearly all texts of each set, so that pictures of them can be compared."""
+    most = 1
+    for counts in sets:
+        lengths, until = sorted(counts), np.cumsum([counts[length] for length in sorted(counts)])
+        most = max(most, lengths[int(np.searchsorted(until, _SHOWN * until[-1]))] + 1)
     widths = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
     width = next(width for width in widths if width * _BINS >= most)
     return tuple(range(0, most + width, width))
@@ -81,9 +83,7 @@ def lengths_of(counts: Mapping[int, int], edges: tuple[int, ...]) -> Lengths:
 
 
 def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Lengths]:
-    """Set → what is said of it, in the bins of the first one; sets of which nothing was counted are left out."""
+    """Set → what is said of it, all in the same bins; sets of which nothing was counted are left out."""
     known = {name: found for name, found in counts.items() if found}
-    if not known:
-        return {}
-    edges = edges_of(next(iter(known.values())))
+    edges = edges_of(known.values())
     return {name: lengths_of(found, edges) for name, found in known.items()}

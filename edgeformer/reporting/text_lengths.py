@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.lengths import Lengths
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.reporting.canvas import BLUE, GREY, INK, ORANGE, can_draw, drawing
+from edgeformer.reporting.canvas import BLUE, GREY, ORANGE, can_draw, drawing
 from edgeformer.reporting.panels import named, plain
 from edgeformer.run import read_run
 
 _MOST_SETS = 5
 _LABELS = 4
 """Of which shares are written over a panel."""
+_CHARACTERS = 44
+"""Of a line over a panel."""
 
 
 def draw_text_lengths(run: Path) -> Path | None:
@@ -29,35 +32,34 @@ def draw_text_lengths(run: Path) -> Path | None:
         return None
     path = run / "plots" / "text_lengths.png"
     title = " · ".join((manifest.run, "words of a text, once cleaned", *cautions(manifest)))
-    with drawing(path, plain(title), len(sets), (3.6 * len(sets) + 0.6, 3.7)) as axes:
+    with drawing(path, plain(title), len(sets), (3.6 * len(sets) + 0.6, 4.0)) as axes:
         for axis, (name, lengths) in zip(axes, sets, strict=True):
             _draw(axis, lengths)
-            axis.set_title(
-                f"{plain(named(name))} · {sum(lengths.texts):,} texts{_labels(manifest.data, name)}", fontsize=9
-            )
+            axis.set_title("\n".join(_lines(manifest.data, name, lengths)), fontsize=8.5, va="bottom")
         axes[0].set_ylabel("texts")
     return path
 
 
 def _draw(axis: Any, lengths: Lengths) -> None:
+    """Bars around whole numbers: that of one word alone reaches from 0.5 to 1.5."""
     width = lengths.edges[1] - lengths.edges[0]
-    colours = [BLUE] * len(lengths.texts)
+    lefts = [edge - 0.5 for edge in lengths.edges[:-1]]
+    bars = axis.bar(lefts, lengths.texts, width=width, align="edge", color=BLUE, linewidth=0)
     if lengths.max >= lengths.edges[-1]:
-        colours[-1] = GREY  # it holds all longer texts, too
-        axis.annotate(
-            f"≥ {lengths.edges[-2]:,}", (lengths.edges[-1], lengths.texts[-1]), ha="right", va="bottom", fontsize=8,
-            color=GREY,
-        )  # fmt: skip
-    axis.bar(lengths.edges[:-1], lengths.texts, width=width, align="edge", color=colours, linewidth=0)
+        bars[-1].set_color(GREY)  # it holds all longer texts, too
+        place = (lengths.edges[-1] - 0.5, lengths.texts[-1])
+        axis.annotate(f"≥ {lengths.edges[-2]:,}", place, ha="right", va="bottom", fontsize=8, color=GREY)
     axis.axvline(lengths.median, color=ORANGE, linewidth=1.2)
-    note = f"median {lengths.median:g}\nmean {lengths.mean:.1f}\n{lengths.min:,} to {lengths.max:,}"
-    axis.text(0.97, 0.97, note, transform=axis.transAxes, ha="right", va="top", fontsize=8, color=INK)
-    axis.set(xlabel=f"words (bins of {width})", xlim=(0, lengths.edges[-1]))
+    axis.set(xlabel=f"words (bins of {width})" if width > 1 else "words", xlim=(-0.5, lengths.edges[-1] - 0.5))
 
 
-def _labels(data: DataSummary, name: str) -> str:
-    """The shares of the labels in a line of their own, where they are few."""
+def _lines(data: DataSummary, name: str, lengths: Lengths) -> list[str]:
+    """What stands over a panel: the set, its lengths, and the shares of its labels where they are few."""
     counts, rows = data.label_rows.get(name, {}), max(data.rows[name], 1)
-    if not 0 < len(counts) <= _LABELS:
-        return ""
-    return "\n" + ", ".join(f"{plain(named(label))} {count / rows:.2%}" for label, count in counts.items())
+    shares = [f"{plain(named(label))} {count / rows:.2%}" for label, count in counts.items()]
+    told = textwrap.wrap(", ".join(shares), _CHARACTERS, break_on_hyphens=False) if len(shares) <= _LABELS else []
+    return [
+        f"{plain(named(name))} · {sum(lengths.texts):,} texts",
+        f"{lengths.min:,} to {lengths.max:,} words, median {lengths.median:g}, mean {lengths.mean:.1f}",
+        *told,
+    ]
