@@ -153,6 +153,11 @@ def test_training_and_evaluation_agree_on_every_set(protocol, mixed, tmp_path):
     keys = {"longest": 0.9, "balance": "label", "rows": {"train": 0.5, "validation": 3, "hotels": 10}}
     made = recipe(parts, protocol, vocab_size=VOCABULARY, labels=LABELS, **keys)
     data = prepare(made.data, made.tokenizer, made.model.vocab_size, tmp_path / "cache")
+    (tmp_path / "again.yaml").write_text(made.to_yaml(), encoding="utf-8")
+    same = load_recipe(str(tmp_path / "again.yaml"))
+    assert same == made, "what --resume compares"
+    resumed = prepare(same.data, same.tokenizer, same.model.vocab_size, tmp_path / "cache")
+    assert resumed.summary == data.summary
     assert data.summary.label_rows["hotels"] == dict.fromkeys(LABELS, 3), "ten of them, of which equal thirds are nine"
     for name in [name for name in set_parts(made.data) if name != "train"]:
         again = prepare_test(made.data, data.tokenizer, 32, None, name, data.summary.fingerprints)
