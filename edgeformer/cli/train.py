@@ -92,9 +92,11 @@ def command(
     from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.learning_curve import draw_learning_curve
     from edgeformer.reporting.tables import run_table
+    from edgeformer.reporting.text_lengths import draw_text_lengths
     from edgeformer.run import read_run
 
     manifest, curve = read_run(folder), draw_learning_curve(folder)
+    draw_text_lengths(folder)
     if as_json:
         keys = {"run", "status", "parameters", "steps", "seconds", "test", "tests", "validation"}
         print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})

@@ -40,6 +40,11 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
         raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_LABELLED)})")
     known = next(iter(config.parts.values()), (None,))
     parts = {part: (file_source(path, config.parts.get(part, known)[0]),) for part, path in files.items()}
+    whole = ((part, path) for part, path in files.items() if config.sampled(part))
+    notes += [
+        f"part {part}: all rows of {path.name} are read; rows: of the recipe's sources is theirs"
+        for part, path in whole
+    ]
     protocol = config.split
     if protocol == "imported" and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for validation and test would be selected by and reported.

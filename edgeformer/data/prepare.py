@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,11 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
+from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_tokens
 from edgeformer.data.overlap import count_overlaps
+from edgeformer.data.parts import load_part, part_rows
 from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
-from edgeformer.data.sources import Columns, load_part, own_file, part_rows, read, with_text
+from edgeformer.data.sources import Columns, own_file, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
@@ -46,6 +49,8 @@ def prepare(
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
+        words = {name: tally(count_words(found.texts, data.cleaning)) for name, found in sets.items()}
+    tokens = {name: tally_tokens(rows) for name, rows in {"train": train.rows, **encoded}.items()}
     trained = dict(zip(data.labels, train.labels, strict=True))
     counts = {"train": trained, **rows_per_label(data, sets)}
     return Prepared(
@@ -62,6 +67,8 @@ def prepare(
             split=data.split,
             label_rows=counts,
             findings=(*train.findings, *label_findings(data, counts)),
+            text_words=lengths_of_sets({"train": train.text_words, **words}),
+            text_tokens=lengths_of_sets(tokens),
         ),
     )
 
@@ -96,7 +103,9 @@ def _in_memory(
     overlap = count_overlaps(map(in_one, train.texts), others, "test sets", progress)
     labels = label_counts(train.labels, len(data.labels), several=data.separator is not None)
     known = train.fingerprint()
-    return TrainingSet(tokenizer, rows, len(train), known, labels, overlap, findings=(*findings,)), sets
+    words = tally(count_words(train.texts, data.cleaning))
+    found = TrainingSet(tokenizer, rows, len(train), known, labels, overlap, findings=(*findings,), text_words=words)
+    return found, sets
 
 
 def _streamed(
@@ -122,7 +131,7 @@ def _streamed(
         trained_by = {"cleaning": data.cleaning, "vocab_size": vocab_size}
         tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
         others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
-        encoder = ClassEncoder(tokenizer, data.max_length, empties)
+        encoder = ClassEncoder(tokenizer, data, empties)
         train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others)
         return replace(train, findings=(*train.findings, *findings)), sets
 
@@ -140,26 +149,31 @@ def class_stream(data: DataConfig, empties: Empties | None = None) -> Stream:
         found = labelled(part_rows(data, "train", counted.add), data.labels)
         return ((str(text), label) for text, label in found)  # pairs of texts are never streamed: DataConfig sees to it
 
-    settings = {"labels": data.labels, "empty": "left out"}
+    settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
+    if data.sampled("train"):
+        settings["split_seed"] = data.split_seed
     return Stream(data.parts["train"], settings, pairs, len(data.labels), partial(check_classes, data))
 
 
 class ClassEncoder:
-    """Makes rows of a classifier's texts, each of at most ``max_length`` tokens."""
+    """Makes rows of a classifier's texts, each of at most ``data.max_length`` tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, empties: Empties) -> None:
-        self._tokenizer, self._max_length, self._empties = tokenizer, max_length, empties
+    def __init__(self, tokenizer: Tokenizer, data: DataConfig, empties: Empties) -> None:
+        self._tokenizer, self._data, self._empties = tokenizer, data, empties
         self._truncated = 0
+        self._words: Counter[int] = Counter()
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
         """One row for each text."""
-        encoded, _ = encode_texts(self._tokenizer, texts, self._max_length)
+        encoded, _ = encode_texts(self._tokenizer, texts, self._data.max_length)
         self._truncated += encoded.truncated
+        self._words += tally(count_words(texts, self._data.cleaning))
         return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
 
-    def facts(self) -> dict[str, int]:
-        """Rows that were cut, and those that had no text."""
-        return {"truncated": self._truncated, "empty": self._empties.rows}
+    def facts(self) -> dict[str, object]:
+        """Rows that were cut, those that had no text, and how many words the others have."""
+        words = {str(number): texts for number, texts in self._words.items()}
+        return {"truncated": self._truncated, "empty": self._empties.rows, "text_words": words}
 
     def build(self, pieces: Pieces) -> Encoded:
         """Some rows in memory."""

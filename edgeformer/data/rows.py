@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,10 @@ class Row:
     text: Text
     label: Label | None
     where: str
+
+
+Told = Callable[[Row], None]
+"""Is told of a row that is left out."""
 
 
 def rows_of(
@@ -191,17 +195,40 @@ def a_kind(value: object) -> str:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """``texts`` [n] as the source has them, not cleaned; ``labels`` int64 [n], indices into data.labels."""
+    """``texts`` [n] as the source has them, not cleaned; ``labels`` int64 [n], indices into data.labels.
+
+    ``sources`` int64 [n]: the number of each row's source; None where nobody asks for it.
+    """
 
     texts: list[Text]
     labels: NDArray[np.int64]
+    sources: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, indices: NDArray[np.int64]) -> LabelledTexts:
         """The rows at ``indices``, in that order."""
-        return LabelledTexts([self.texts[i] for i in indices.tolist()], self.labels[indices])
+        sources = None if self.sources is None else self.sources[indices]
+        return LabelledTexts([self.texts[i] for i in indices.tolist()], self.labels[indices], sources)
+
+    @classmethod
+    def joined(cls, sets: Sequence[LabelledTexts], *, apart: bool = False) -> LabelledTexts:
+        """All rows, one set behind the other.
+
+        Args:
+            apart: number the sources, those of each set by themselves; a set without numbers is one source.
+        """
+        texts = [text for found in sets for text in found.texts]
+        labels = np.concatenate([np.empty(0, np.int64), *(found.labels for found in sets)])
+        if not apart:
+            return cls(texts, labels)
+        numbers, first = [np.empty(0, np.int64)], 0
+        for found in sets:
+            own = np.zeros(len(found), np.int64) if found.sources is None else found.sources
+            numbers.append(own + first)
+            first += int(own.max(initial=-1)) + 1
+        return cls(texts, labels, np.concatenate(numbers))
 
     @classmethod
     def unlabelled(cls, texts: Sequence[Text]) -> LabelledTexts:

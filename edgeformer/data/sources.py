@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.data.records import check_file, file_records, format_of_source, hub_records, suffix_format
-from edgeformer.data.rows import LabelledTexts, Record, Row, is_empty, label_rows, listed, rows_of
+from edgeformer.data.rows import Record, Row, Told, is_empty, listed, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tables import Layout
 from edgeformer.formats.data_config import (
-    DataConfig,
     FileSource,
     HubSource,
     Source,
@@ -28,10 +27,6 @@ PAIR_COLUMNS = (
 )  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "sentiment")
 SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
-
-
-Told = Callable[[Row], None]
-"""Is told of a row that is left out."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +76,6 @@ def with_text(rows: Iterable[Row], empty: Told = lambda row: None) -> Iterator[R
             empty(row)
         else:
             yield row
-
-
-def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
-    """Rows of all sources of one part, one after the other, as :func:`with_text` has them."""
-    return with_text(
-        (row for source in config.parts[part] for row in read(source, config.labels, config.separator)), empty
-    )
-
-
-def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:
-    """Read :func:`part_rows`. Raises DataError, MissingDependencyError."""
-    return label_rows(part_rows(config, part, empty), config.labels)
-
-
-def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
-    """Read every part of the config. Raises DataError, MissingDependencyError."""
-    return {part: load_part(config, part) for part in config.parts}
 
 
 def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:

@@ -7,9 +7,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.data.cleaning import clean
+from edgeformer.data.cleaning import clean_at_first
+from edgeformer.data.lengths import count_words
 from edgeformer.data.overlap import contained_pairs, number_words
 from edgeformer.data.rows import LabelledTexts, alike, in_one, label_counts
+from edgeformer.data.selection import count_of, equal, extreme, sample
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 
@@ -118,14 +120,15 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
             raise DataError(unknown_set(name))
     cuts: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
-        pooled = _pool(parts, sources["train"])
+        pooled = _pool(config, parts, sources["train"])
         if len(pooled) < MIN_ROWS:
             raise DataError(
                 f"data.parts {' + '.join(sources['train'])}: {len(pooled)} rows; split {config.split!r} needs at least "
                 f"{MIN_ROWS} of them"
             )
         cuts = _cuts(config, pooled)
-    sets = {name: pooled.take(cuts[name]) if name in cuts else _pool(parts, sources[name]) for name in names}
+    drawn = {name: pooled.take(cuts[name]) if name in cuts else _pool(config, parts, sources[name]) for name in names}
+    sets = {name: _balanced(config, _some(config, name, rows)) for name, rows in drawn.items()}
     for name, rows in sets.items():
         if not len(rows):
             raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
@@ -180,11 +183,32 @@ def _rarest(label_sets_: Int64s, classes: int) -> Int64s:
     return found
 
 
-def _pool(parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
-    if len(names) == 1:
-        return parts[names[0]]
-    texts = [text for name in names for text in parts[name].texts]
-    return LabelledTexts(texts, np.concatenate([parts[name].labels for name in names]))
+def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
+    """The rows of some parts that sets are drawn from: the longest or shortest of them, balanced."""
+    found, apart = [parts[name] for name in names], config.balance is not None
+    pooled = found[0] if len(found) == 1 else LabelledTexts.joined(found, apart=apart)
+    share = config.longest or config.shortest
+    if share is not None:
+        words = count_words(pooled.texts, config.cleaning)
+        pooled = pooled.take(extreme(words, share, longest=config.longest is not None))
+    return _balanced(config, pooled)
+
+
+def _some(config: DataConfig, name: str, rows: LabelledTexts) -> LabelledTexts:
+    """As many rows of a set as ``data.rows`` says. Raises DataError."""
+    amount = config.rows.get(name)
+    if amount is None:
+        return rows
+    return rows.take(sample(rows.labels, count_of(amount, len(rows), f"data.rows.{name}"), config.split_seed))
+
+
+def _balanced(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
+    """As ``data.balance`` says. Of a set that was drawn of balanced rows too: chance left it nearly balanced."""
+    if config.balance is None:
+        return rows
+    labels, sources = rows.labels, np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
+    groups = {"label": labels, "source": sources, "label-and-source": sources * len(config.labels) + labels}
+    return rows.take(equal(groups[config.balance], config.split_seed))
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
@@ -201,7 +225,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
         Row numbers of the training rows and of the held-out rows, each in file order.
     """
     target = len(texts) // 10
-    cleaned = [clean(text) for text in texts]
+    cleaned = [clean_at_first(text) for text in texts]
     numbers: dict[str, int] = {}
     distinct = np.array([numbers.setdefault(text, len(numbers)) for text in cleaned], dtype=np.int64)
     ranks = _release_ranks(list(numbers), np.random.default_rng(seed))[distinct]

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Generic
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from edgeformer.data.encoding import RowsT
 from edgeformer.formats.base import Frozen
@@ -38,7 +39,8 @@ class StoredFacts(Frozen):
     """``facts.json`` beside the arrays: what they are of, and what is known of all of it.
 
     ``tokens`` (to be predicted), ``words`` and ``paragraphs`` are a language model's, ``label_rows`` a classifier's
-    (rows of each class), as is ``empty`` (rows without a text, which were left out).
+    (rows of each class), as are ``empty`` (rows without a text, which were left out) and ``text_words`` (number
+    of words → texts that have so many).
     """
 
     key: str
@@ -51,6 +53,7 @@ class StoredFacts(Frozen):
     paragraphs: int = 0
     label_rows: tuple[int, ...] = ()
     empty: int = 0
+    text_words: dict[str, int] = Field({})
 
 
 class DiskArray:

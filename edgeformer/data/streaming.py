@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
@@ -27,6 +27,7 @@ from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig
+from edgeformer.formats.data_sources import stated
 from edgeformer.formats.errors import ArtifactError, DataError
 from edgeformer.formats.files import sha256_of, write_text
 from edgeformer.formats.manifest import DataFinding, OverlapCount
@@ -47,6 +48,7 @@ class TrainingSet(Generic[RowsT]):
         texts: how many there are.
         labels: rows of each class; empty: it has none.
         tokens, words: of a language model: to be predicted, and what they spell.
+        text_words: number of words → texts that have so many; empty: not counted.
         findings: what its owner should know of it.
     """
 
@@ -59,6 +61,7 @@ class TrainingSet(Generic[RowsT]):
     tokens: int = 0
     words: int = 0
     findings: tuple[DataFinding, ...] = ()
+    text_words: Mapping[int, int] = field(default_factory=dict)
 
 
 class Encoder(Protocol[RowsT]):
@@ -67,7 +70,7 @@ class Encoder(Protocol[RowsT]):
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
         """The rows that are complete with these texts. ``last``: no more follow."""
 
-    def facts(self) -> Mapping[str, int]:
+    def facts(self) -> Mapping[str, object]:
         """What StoredFacts says of all rows so far, beyond what is counted here."""
 
     def build(self, pieces: Pieces) -> RowsT:
@@ -106,7 +109,7 @@ class Streaming:
         self._survey: _Survey | None = None
 
     def _identified(self, source: Source) -> dict[str, object]:
-        known = source.model_dump(mode="json")
+        known = stated(source.model_dump(mode="json"))
         if source.kind == "file":
             path = Path(source.path)
             known |= {"path": sha256_of(path), "format": format_of_source(source), "packed": path.suffix.lower()}
@@ -189,7 +192,8 @@ class Streaming:
             overlap = tuple(map(OverlapCount.model_validate, json.loads(kept.read_bytes())))
         facts = rows.facts
         count, found = facts.paragraphs or facts.rows, tuple(empty_texts("train", facts.empty))
-        counted = (facts.tokens, facts.words, found)
+        words = {int(number): texts for number, texts in facts.text_words.items()}
+        counted = (facts.tokens, facts.words, found, words)
         return TrainingSet(tokenizer, rows, count, facts.fingerprint, facts.label_rows, overlap, *counted)
 
     def _opened(self, folder: Path, key: str, encoder: Encoder[RowsT]) -> StoredRows[RowsT] | None:

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tokenizers.normalizers import Sequence
+from tokenizers.normalizers import Normalizer, Sequence
 
-from edgeformer.data.cleaning import normalizers
+from edgeformer.data.cleaning import RULES, VERSIONS, normalizers
 from edgeformer.data.records import check_file, first_line
 from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer, train_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
@@ -58,12 +58,31 @@ def load_tokenizer(
     front = normalizers() if cleaning == "paper" else []
     tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
     own = tokenizer.normalizer
-    stored = json.loads(own.__getstate__()).get("normalizers", []) if own is not None else []
-    wanted = json.loads(Sequence(front).__getstate__())["normalizers"]
-    if stored[: len(wanted)] != wanted:
+    if front and not _cleans(_steps(own)):
         tokenizer.normalizer = Sequence([*front, own] if own is not None else front)
     special_ids(tokenizer, name)
     return tokenizer
+
+
+def _steps(normalizer: Normalizer | None) -> list[object]:
+    stored = json.loads(normalizer.__getstate__()).get("normalizers", []) if normalizer is not None else []
+    return list(stored)
+
+
+def _cleans(steps: list[object]) -> bool:
+    """Whether a tokenizer's normalizer begins with the cleaning, of this version or an earlier one."""
+    fronts = [_steps(Sequence(normalizers(rules))) for rules in VERSIONS]
+    return any(steps[: len(front)] == front for front in fronts)
+
+
+def cleaning_as_now(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, with the present cleaning in place of that of an earlier version, if it has one."""
+    document = json.loads(tokenizer.to_str())
+    steps = _steps(tokenizer.normalizer)
+    if not _cleans(steps):
+        return tokenizer
+    document["normalizer"]["normalizers"] = [*_steps(Sequence(normalizers())), *steps[len(RULES) :]]
+    return Tokenizer.from_str(json.dumps(document))
 
 
 def load_language_tokenizer(

@@ -6,6 +6,7 @@ import yaml
 from tabulate import tabulate
 
 from edgeformer.families import family_of
+from edgeformer.families.data_card import data_tables
 from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.escaping import markdown, markdown_line
 from edgeformer.formats.manifest import RunManifest
@@ -50,6 +51,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"{markdown_line(recipe.description)}.\n\n"
         f"{_warnings(manifest)}{items}\n"
         f"## Scores\n\n{_scores(manifest, task)}\n"
+        f"{data_tables(data)}"
         f"## Seen in training\n\n{''.join(seen)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file
+from edgeformer.data.tokenization import cleaning_as_now, fingerprint, special_ids, tokenizer_from_file
 from edgeformer.families import family_of, read_recipe_of
 from edgeformer.families.network import Batch, Loss, Losses, Place
 from edgeformer.families.saving import MODEL_FOLDER, WEIGHTS, load_weights
@@ -103,7 +103,7 @@ class _Teaching:
         self._known: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokens = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
-            if fingerprint(tokens) != fingerprint(prepared.tokenizer):
+            if fingerprint(cleaning_as_now(tokens)) != fingerprint(prepared.tokenizer):
                 raise RecipeError(f"{self._where}: reads other tokens; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
             self._known = {}

@@ -6,6 +6,12 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import Self
 
 from edgeformer.formats.base import Frozen, Recognised
+from edgeformer.formats.data_sources import Amount
+from edgeformer.formats.data_sources import ColumnName as ColumnName
+from edgeformer.formats.data_sources import FileSource as FileSource
+from edgeformer.formats.data_sources import HubSource as HubSource
+from edgeformer.formats.data_sources import Source as Source
+from edgeformer.formats.data_sources import SyntheticSource as SyntheticSource
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
@@ -13,81 +19,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-def _called(column: object) -> object:
-    return str(column) if type(column) is int and column > 0 else column
-
-
-ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str | int)]
-"""A column by its name, or by its number from 1 in a file whose first line names none."""
-
-
-class HubSource(Frozen):
-    """A split of a hub data set, read with the ``datasets`` library (a local data set folder works too)."""
-
-    kind: Literal["hub"]
-    name: str = Field(description="hub name (nyu-mll/glue) or the folder of a local data set")
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    text: str = "text"
-    text_pair: str | None = Field(None, description="column of the second text, where rows are pairs of texts")
-    label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
-    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
-
-
-class FileSource(Frozen):
-    """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
-
-    kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the recipe; else to the folder edgeformer is started in")
-    format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
-        None, description="read from the file's suffix when absent"
-    )
-    delimiter: Literal[",", ";", "\t", "|"] | None = Field(
-        None, description="between the columns of a CSV file; seen in its first lines when absent"
-    )
-    header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
-    text: ColumnName = "text"
-    text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
-    label: ColumnName | None = Field("label", description="column of the label, or of a pair's similarity score")
-    label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
-
-    @model_validator(mode="after")
-    def _is_a_table(self) -> Self:
-        for key, stated in (("delimiter", self.delimiter is not None), ("header", not self.header)):
-            if stated and self.format in ("jsonl", "parquet", "text"):
-                raise ValueError(f"{key}: is for tables of text, and format is {self.format}; set format: csv")
-        if self.format == "tsv" and self.delimiter not in (None, "\t"):
-            raise ValueError("delimiter: the columns of format: tsv are parted by tabs; set format: csv")
-        return self
-
-    @model_validator(mode="after")
-    def _columns_have_numbers(self) -> Self:
-        label = self.label if self.label_value is None else None
-        named = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
-        if not self.header and named:
-            raise ValueError(
-                f"header: false: such a file names no columns, so they are given by their numbers from 1 (text: 1, "
-                f"label: 2), not as {named[0]!r}; label: null where there is none"
-            )
-        return self
-
-
-class SyntheticSource(Frozen):
-    """The built-in generator of synthetic product reviews (seeded). Not real text; for trying things out."""
-
-    kind: Literal["synthetic-reviews"]
-    rows: PositiveInt
-    seed: Seed = 0
-
-
-Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
-
-
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Parts = dict[Name, Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]]
 
 
@@ -139,6 +71,17 @@ class DataSection(Recognised):
         """Whether any of the text is made up by the built-in generator."""
         return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
 
+    def sampled(self, part: str) -> bool:
+        """Whether only some rows of a source of the part are taken; a generator makes as many as are wanted."""
+        wanted = [source.rows for source in self.parts.get(part, ()) if source.kind != "synthetic-reviews"]
+        return any(amount is not None for amount in wanted)
+
+    def _whole_sources(self, instead: str) -> None:
+        """Raise ValueError where a source says ``rows``, which needs labels to draw by."""
+        part = next((part for part in self.parts if self.sampled(part)), None)
+        if part is not None:
+            raise ValueError(f"parts.{part}: rows: is for texts with labels; {instead}")
+
 
 SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "given", "imported"]
 
@@ -156,6 +99,10 @@ class DataConfig(DataSection):
                       vocabulary is trimmed), ``validation`` and ``test``, of which each stands in for the other
 
     A part that the protocol does not use is scored as a further test set under its own name.
+
+    Fewer rows, in this order: ``rows`` of a source, when it is read; ``longest`` or ``shortest``, then ``balance``, of
+    all rows that sets are drawn from (parts that are pooled as one, every other part by itself); ``rows`` of a set,
+    once the protocol has drawn it.
     """
 
     length_key: ClassVar[str] = "max_length"
@@ -167,6 +114,14 @@ class DataConfig(DataSection):
 
     split: SplitProtocol
     split_seed: Seed = 42
+    rows: dict[Name, Amount] = Field(
+        {}, description="set → count or fraction of its rows, drawn as a source's: train: 0.1 leaves test sets whole"
+    )
+    longest: Share | None = Field(None, description="only this share of the texts: those of most words, once cleaned")
+    shortest: Share | None = Field(None, description="the same, those of fewest words; ties in the order of the rows")
+    balance: Literal["label", "source", "label-and-source"] | None = Field(
+        None, description="as many rows of each label, of each source, or of each label of each source, in every set"
+    )
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     cleaning: Literal["paper", "none"] = "paper"
     max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
@@ -175,6 +130,17 @@ class DataConfig(DataSection):
     def test_set(self) -> str:
         """What the protocol's own test set is called."""
         return "test" if self.split in ("imported", "stratified") else self.split
+
+    @model_validator(mode="after")
+    def _fewer_rows(self) -> Self:
+        if self.longest is not None and self.shortest is not None:
+            raise ValueError("longest and shortest: leave one of them out")
+        others = (part for part in self.parts if (self.split, part) != ("given", "test"))  # its set is called given
+        sets = dict.fromkeys(("train", "validation", self.test_set, *others))
+        unknown = next((name for name in self.rows if name not in sets), None)
+        if unknown is not None:
+            raise ValueError(f"rows: no set is called {unknown!r}; split {self.split!r} has {', '.join(sets)}")
+        return self
 
     @field_validator("labels")
     @classmethod
@@ -200,6 +166,13 @@ class DataConfig(DataSection):
 
     @model_validator(mode="after")
     def _streams_whole_parts(self) -> Self:
+        cut = [key for key in ("longest", "shortest", "balance") if getattr(self, key) is not None]
+        cut += ["rows.train"] if "train" in self.rows else []
+        if self.stream and cut:
+            raise ValueError(
+                f"stream: true reads the part train once from beginning to end, and {cut[0]} needs all of its texts in "
+                "memory; set stream: false, or take fewer rows of a source (its rows:), which can be streamed"
+            )
         whole = self.split == "sst-test" or (self.split in ("given", "imported") and "validation" in self.parts)
         pairs = any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ()))
         if self.stream and pairs:
@@ -238,6 +211,11 @@ class TextConfig(DataSection):
             raise ValueError(f"needs the parts train and validation; missing: {', '.join(missing)}")
         return parts
 
+    @model_validator(mode="after")
+    def _reads_whole_sources(self) -> Self:
+        self._whole_sources("a language model takes the first paragraphs of its training text with data.first_n")
+        return self
+
 
 class PairsConfig(DataSection):
     """Texts for an embedding model, and pairs of texts with a score of how similar people found them.
@@ -260,6 +238,11 @@ class PairsConfig(DataSection):
         if stream:
             raise ValueError("an embedding model is not trained here, so there is no training set to stream")
         return stream
+
+    @model_validator(mode="after")
+    def _reads_whole_sources(self) -> Self:
+        self._whole_sources("pairs with a score are all read; leave it out")
+        return self
 
 
 AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(DataSection.recognise)]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import AnyData
+from edgeformer.formats.lengths import Lengths
 from edgeformer.formats.scores import AnyScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
@@ -49,6 +50,8 @@ class DataSummary(Frozen):
     overlap: tuple[OverlapCount, ...] = Field((), strict=False)
     findings: tuple[DataFinding, ...] = Field((), strict=False, description="what the owner of the data should know")
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
+    text_words: dict[str, Lengths] = Field({}, description="classification: words of each set's texts, once cleaned")
+    text_tokens: dict[str, Lengths] = Field({}, description="the same in tokens, as the model reads them: cut")
 
 
 class AttentionUse(Frozen):

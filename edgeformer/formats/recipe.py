@@ -17,6 +17,7 @@ from edgeformer.formats.data_config import (
     Seed,
     TokenizerConfig,
 )
+from edgeformer.formats.data_sources import stated
 
 
 class OptimizerConfig(Frozen):
@@ -162,5 +163,5 @@ class Recipe(Frozen):
     def fingerprint(self) -> str:
         """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
         decisive = self.model_dump(mode="json", exclude={"training": {"checkpoint_minutes"}, "data": {"thresholds"}})
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps({**decisive, "data": stated(decisive["data"])}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

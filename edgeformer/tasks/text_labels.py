@@ -23,6 +23,7 @@ from edgeformer.tasks.task import Int64s, Origin, TextReader
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Trimmed
+    from edgeformer.formats.data_config import DataConfig
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
 """What an artifact of each precision may lose of the task's metric against FP32 on the same rows."""
@@ -34,6 +35,17 @@ TRIMMED_LOSS = 0.005
 def most_lost(precision: Precision, rows: int, *, trimmed: bool) -> float:
     """Of the metric, on so many rows: one row more or less is no loss that could be told from chance."""
     return max(TRIMMED_LOSS if trimmed else LOSS[precision], 1.5 / rows)
+
+
+def _fewer_rows(data: DataConfig) -> list[str]:
+    """What the recipe leaves out of its data, in words."""
+    found = [f"some rows of a source of the part {part}" for part in data.parts if data.sampled(part)]
+    for key in ("longest", "shortest"):
+        if (share := getattr(data, key)) is not None:
+            found.append(f"the {key} {share:.4g} of the texts, by words")
+    if data.balance is not None:
+        found.append(f"equal numbers of each {data.balance.replace('-and-', ' of each ')}")
+    return found + [f"of the {name} set {amount:,}" for name, amount in data.rows.items()]
 
 
 class TextLabels(OneAnswer):
@@ -62,7 +74,7 @@ class TextLabels(OneAnswer):
         return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
 
     def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
-        from edgeformer.data.sources import load_parts
+        from edgeformer.data.parts import load_parts
         from edgeformer.data.splits import draw, set_parts
 
         parts = load_parts(data)
@@ -123,7 +135,9 @@ class TextLabels(OneAnswer):
         }
 
     def card_lines(self, recipe: Any) -> list[str]:
-        return [f"**Labels:** {', '.join(map(markdown, recipe.data.labels))}; at most {recipe.data.max_length} tokens"]
+        labels = f"**Labels:** {', '.join(map(markdown, recipe.data.labels))}; at most {recipe.data.max_length} tokens"
+        fewer = "; ".join(_fewer_rows(recipe.data))
+        return [labels, *([f"**Only some rows:** {markdown(fewer)}"] if fewer else [])]
 
     def selected_by(self, training: TrainingConfig) -> str:
         return str(getattr(training, "select_by", "loss"))

@@ -1,6 +1,7 @@
 import itertools
 import json
 import shutil
+import string
 import subprocess
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import Sequence
 
-from edgeformer.data.cleaning import RULES, clean, normalizers
+from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_at_first, normalizers
 
 NORMALIZER = Sequence(normalizers())
 
@@ -20,7 +21,7 @@ _PIECES = st.sampled_from(
         "http://x.org/a?b=c", "HTTPS://X.ORG.", "www.x.de)", "www.", "awww.so", "ftp://", "http://", "(https://a.b/)",
         "!!!", "?!?!", "...", "--", "``", "''", "[[", "]]", "\\\\", "^^", "~~", "{{", " ", "\n", "\r\n", "\t", "\u00a0",
         "\u2028", "\u3000", "\ufeff", "\x1c", "\x85", "ΟΔΟΣ", "Σ", "İstanbul", "ẞ", "ǅ", "é", "e\u0301", "日本",
-        "🙂", "‘", "a", "Not",
+        "🙂", "‘", "a", "Not", "……", "！！", "。。。", "——", "»»", "؟؟", "ーー", "\ufe13\ufe13", "\uff5e\uff5e",
     ]
 )  # fmt: skip
 AWKWARD = st.lists(_PIECES | st.text(_ANY, max_size=5), max_size=12).map("".join)
@@ -39,6 +40,8 @@ AWKWARD = st.lists(_PIECES | st.text(_ANY, max_size=5), max_size=12).map("".join
         ("`` quoted '' -- (( twice ))", "` quoted ' - ( twice )"),
         (" \t many\u00a0\u2003 kinds\r\n of   space\ufeff ", "many kinds of space"),
         ("aaa bbb", "aaa bbb"),
+        ("so…… 好！！！ はい。。。 «« ¿¿ —— ―― ・・ ؟؟ ।। ‼‼", "so… 好！ はい。 « ¿ — ― ・ ؟ । ‼"),
+        ("スーーパー €€ ££ ♥♥ ¡!", "スーーパー €€ ££ ♥♥ ¡!"),
         ("ΟΔΟΣ", "οδοσ"),
         ("İ", "i\u0307"),
         ("  <br> ", ""),
@@ -61,7 +64,14 @@ def test_the_tokenizer_cleans_exactly_as_training_does(text):
 def test_cleaned_text_holds_no_runs_and_no_odd_space(text):
     cleaned = clean(text)
     assert cleaned == " ".join(cleaned.split())
-    assert not any(a == b and a in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" for a, b in itertools.pairwise(cleaned))
+    marks = string.punctuation + "…！。—»؟～"
+    assert not any(a == b and a in marks for a, b in itertools.pairwise(cleaned))
+
+
+def test_earlier_versions_collapsed_marks_of_ascii_only():
+    """What splits were drawn by, and what tokenizers of models from then go on doing."""
+    text = "so…… BAD!!! <br/>！！"
+    assert clean_at_first(text) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
 
 
 def test_long_unfinished_tags_do_not_take_forever():

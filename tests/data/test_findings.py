@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgeformer.data.findings import label_findings
+from edgeformer.data.parts import load_part, part_rows
 from edgeformer.data.prepare import encode_file, look, prepare
 from edgeformer.data.rows import is_empty
-from edgeformer.data.sources import load_part, part_rows
 from edgeformer.formats.data_config import DataConfig, TrainedTokenizer
 from edgeformer.formats.manifest import DataFinding
 from tests.tasks.test_embedding import tiny_tokenizer

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from edgeformer.data.encoding import encode
 from edgeformer.data.imported import imported_data
+from edgeformer.data.parts import load_part
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import file_source, load_part, read
+from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import split
 from edgeformer.formats.data_config import DataConfig, FileSource, TrainedTokenizer
 from edgeformer.formats.errors import DataError

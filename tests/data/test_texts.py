@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from edgeformer.data.parts import load_parts
 from edgeformer.data.rows import LabelledTexts, Row, label_rows
-from edgeformer.data.sources import load_parts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 

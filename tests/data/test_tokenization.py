@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from edgeformer.data.cleaning import clean
+from edgeformer.data.cleaning import VERSIONS, clean
+from edgeformer.data.cleaning import normalizers as cleaning_steps
 from edgeformer.data.encoding import encode, encode_texts
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import fingerprint, load_tokenizer, special_ids
+from edgeformer.data.tokenization import cleaning_as_now, fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.formats.errors import DataError
 
@@ -133,6 +134,18 @@ def test_cleaning_is_put_in_front_once(tmp_path):
     again = load(saved(cleaning, tmp_path))
     assert fingerprint(again) == fingerprint(cleaning)
     assert fingerprint(load(saved(plain, tmp_path), cleaning="none")) == fingerprint(plain)
+
+
+def test_the_cleaning_of_an_earlier_version_stays(tmp_path):
+    """A model reads as it was trained to; beside a new model, it is compared as if it were new."""
+    plain, now = trained(cleaning="none"), trained()
+    earlier = Tokenizer.from_str(plain.to_str())
+    earlier.normalizer = normalizers.Sequence([*cleaning_steps(VERSIONS[1]), plain.normalizer])
+    found = load(saved(earlier, tmp_path))
+    assert fingerprint(found) == fingerprint(earlier) != fingerprint(load(saved(plain, tmp_path)))
+    assert found.normalizer.normalize_str("no！！") == "no！！" and now.normalizer.normalize_str("no！！") == "no！"
+    assert fingerprint(cleaning_as_now(found)) == fingerprint(load(saved(plain, tmp_path)))
+    assert fingerprint(cleaning_as_now(plain)) == fingerprint(plain)
 
 
 def test_a_tokenizer_without_normalizer_gets_the_cleaning(tmp_path):

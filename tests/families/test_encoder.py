@@ -55,12 +55,24 @@ def loaded(path: Path) -> EncoderClassifier:
         ("recurrent_sst2", 3, 10_972_419),
         ("recurrent_wide_sst2", 2, 18_817_538),
         ("recurrent_sst2_fast", 2, 10_972_162),
+        ("recurrent_wide_sst2_fast", 2, 18_817_538),
+        ("recurrent_domains_fast", 3, 10_972_419),
+        ("baseline_domains_fast", 3, 25_913_091),
         ("baseline_sst2_fast", 2, 25_912_706),
     ],
 )
 def test_parameter_counts_are_the_papers(name: str, classes: int, parameters: int) -> None:
     labels = ["a", "b", "c"][:classes]
     assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
+
+
+@pytest.mark.parametrize("data", ["yelp", "domains"])
+def test_architectures_are_compared_on_the_same_data_by_the_same_training(data: str) -> None:
+    light, wide, stacked = (load_recipe(f"{name}_{data}_fast") for name in ("recurrent", "recurrent_wide", "baseline"))
+    assert light.data == wide.data == stacked.data and light.training == wide.training == stacked.training
+    assert light.training == load_recipe("recurrent_wide_sst2_fast").training
+    for ours, published in ((light, "recurrent_sst2"), (wide, "recurrent_wide_sst2"), (stacked, "baseline_sst2")):
+        assert ours.model == load_recipe(published, ["model.dropout=0.15"]).model
 
 
 def test_offline_count_is_the_built_models() -> None:

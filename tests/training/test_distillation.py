@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.data.sources import load_parts
+from edgeformer.data.parts import load_parts
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.families import family_of, load_recipe, read_recipe_of
 from edgeformer.families.network import Place, count_parameters

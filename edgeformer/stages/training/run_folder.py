@@ -169,8 +169,8 @@ class RunRecord:
         known = old.tokenizer_fingerprint  # earlier versions recorded none
         if known is not None and known != fingerprint(self._objective.prepared.tokenizer):
             raise InputError(
-                f"{folder}: the tokenizer changed since this run began; restore {self._tokenizer_file()}, or train "
-                "again without --resume"
+                f"{folder}: the tokenizer changed since this run began, or the version of edgeformer and its cleaning; "
+                f"restore {self._tokenizer_file()}, or train again without --resume"
             )
         if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
             raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")

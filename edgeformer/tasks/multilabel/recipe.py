@@ -41,6 +41,8 @@ class MultiLabelData(DataConfig):
     def _possible(self) -> Self:
         if self.stream:
             raise ValueError("stream: is not possible with several labels per text; leave it out")
+        if self.balance in ("label", "label-and-source"):
+            raise ValueError("balance: a text with several labels counts for each of them; balance: source is possible")
         if len(self.labels) > MOST_LABELS:
             raise ValueError(f"labels: at most {MOST_LABELS} where a text can have several, not {len(self.labels)}")
         if self.thresholds is not None and set(self.thresholds) != set(self.labels):
