@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import Text
 from edgeformer.data.tokenization import boundary_id, fingerprint
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import replacing

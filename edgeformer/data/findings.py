@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.data.labelled import LabelledTexts, label_counts
 from edgeformer.data.parts import load_part, part_rows
-from edgeformer.data.rows import LabelledTexts, Row, Text, alike, label_counts
+from edgeformer.data.rows import Row, Text, alike
 from edgeformer.data.splits import set_parts
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.manifest import DataFinding

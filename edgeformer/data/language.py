@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.batching import Packer, TextRows, cut_paragraphs, packed_rows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, file_source, read
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet

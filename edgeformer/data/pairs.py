@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.data.rows import LabelledTexts, Row
+from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import Row
 from edgeformer.data.sources import Columns, pairs_source, read
 from edgeformer.data.splits import IMPORTED_SETS, first_of, unknown_set
 from edgeformer.formats.data_config import PairsConfig, Source

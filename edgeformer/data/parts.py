@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeformer.data.rows import LabelledTexts, Row, Told, label_rows
+from edgeformer.data.labelled import LabelledTexts, label_rows
+from edgeformer.data.rows import Row, Told
 from edgeformer.data.selection import sampled_rows
 from edgeformer.data.sources import read, with_text
 from edgeformer.formats.data_config import DataConfig

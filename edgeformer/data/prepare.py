@@ -15,10 +15,11 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
 from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
+from edgeformer.data.labelled import LabelledTexts, label_counts, label_rows, labelled
 from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_tokens
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.parts import load_part, part_rows
-from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
+from edgeformer.data.rows import in_one
 from edgeformer.data.sources import Columns, own_file, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces

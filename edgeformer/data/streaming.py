@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, encode_texts
 from edgeformer.data.findings import empty_texts
+from edgeformer.data.labelled import Fingerprint, LabelledTexts
 from edgeformer.data.overlap import OverlapCounter
 from edgeformer.data.records import check_file, format_of_source, hub_fingerprint
-from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from edgeformer.data.encoding import Encoded, encode
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_part, load_parts
 from edgeformer.data.prepare import class_stream
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.splits import draw, split
 from edgeformer.data.streaming import streamed_tokens
 from edgeformer.formats.data_config import DataConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Rows
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.formats.manifest import DataFinding
 
 if TYPE_CHECKING:  # answering from a bundle reads no data sets

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer
 from edgeformer.formats.escaping import markdown

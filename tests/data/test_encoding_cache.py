@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from edgeformer.data.encoding import cache_key, encode
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
 from edgeformer.formats.data_config import TrainedTokenizer

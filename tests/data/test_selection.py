@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_part, load_parts
 from edgeformer.data.prepare import prepare, prepare_test
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.selection import apportioned, count_of, equal, extreme, sample
 from edgeformer.data.splits import set_parts, split
 from edgeformer.families import load_recipe

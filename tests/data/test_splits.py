@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from edgeformer.data.cleaning import clean
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_parts
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.splits import draw, hold_out, set_parts, split
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from edgeformer.data.encoding import encode
 from edgeformer.data.imported import imported_data
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_part
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import file_source, read
 from edgeformer.data.splits import split
 from edgeformer.formats.data_config import DataConfig, FileSource, TrainedTokenizer

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from edgeformer.data.labelled import LabelledTexts, label_rows
 from edgeformer.data.parts import load_parts
-from edgeformer.data.rows import LabelledTexts, Row, label_rows
+from edgeformer.data.rows import Row
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import DataError
 

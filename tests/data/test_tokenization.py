@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from edgeformer.data.cleaning import VERSIONS, clean
 from edgeformer.data.cleaning import normalizers as cleaning_steps
 from edgeformer.data.encoding import encode, encode_texts
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import cleaning_as_now, fingerprint, load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from edgeformer.data.cleaning import normalizers
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_parts
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.data.tokenizer_training import train_tokenizer

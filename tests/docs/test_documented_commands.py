@@ -17,8 +17,8 @@ import yaml
 
 from edgeformer.cli import main
 from edgeformer.data.english import PARAGRAPHS
+from edgeformer.data.labelled import label_sets
 from edgeformer.data.parts import load_parts
-from edgeformer.data.rows import label_sets
 from edgeformer.data.tokenizer_training import train_language_tokenizer
 from edgeformer.families import load_recipe
 from edgeformer.formats.documents import shipped_folder

@@ -15,8 +15,8 @@ from sklearn import metrics
 
 import edgeformer
 from edgeformer.data.findings import label_findings, rows_per_label
+from edgeformer.data.labelled import label_counts, label_sets
 from edgeformer.data.parts import load_part, load_parts
-from edgeformer.data.rows import label_counts, label_sets
 from edgeformer.data.splits import split
 from edgeformer.families import load_recipe, read_recipe_of
 from edgeformer.formats.data_config import DataSection

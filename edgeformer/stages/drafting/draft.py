@@ -13,8 +13,8 @@ import yaml
 
 from edgeformer.data.findings import label_findings, load_and_look, rows_per_label
 from edgeformer.data.guessing import Guess, guess
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.records import FORMATS
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import tokenizer_from_file

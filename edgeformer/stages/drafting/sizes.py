@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.encoding import encode_texts
-from edgeformer.data.rows import LabelledTexts, in_one
+from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import in_one
 from edgeformer.data.tokenization import tokens_of
 from edgeformer.data.tokenizer_training import SPECIAL_TOKENS, train_tokenizer
 

@@ -21,7 +21,8 @@ from edgeformer.backends.torch.session import TorchSession
 from edgeformer.data.encoding import Encoded, Prepared, encode, encode_texts
 from edgeformer.data.english import SENTENCES
 from edgeformer.data.imported import imported_data
-from edgeformer.data.rows import LabelledTexts, Text, label_sets
+from edgeformer.data.labelled import LabelledTexts, label_sets
+from edgeformer.data.rows import Text
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families import family_of, recipe_type
 from edgeformer.families.network import Network, Place

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, encode
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer, PairsConfig
 from edgeformer.formats.errors import DataError, InputError

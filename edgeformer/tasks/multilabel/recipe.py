@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.data.rows import MOST_LABELS
+from edgeformer.data.labelled import MOST_LABELS
 from edgeformer.formats.data_config import DataConfig, Probability
 from edgeformer.formats.recipe import Recipe, TrainingConfig
 

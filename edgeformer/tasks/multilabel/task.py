@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import Text, label_sets
+from edgeformer.data.labelled import label_sets
+from edgeformer.data.rows import Text
 from edgeformer.data.sources import Columns
 from edgeformer.formats.escaping import markdown
 from edgeformer.formats.manifest import Precision
