@@ -26,7 +26,7 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "rows": Measure("n", 0, "rows, or predicted tokens, of the set"),
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
-    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 each, 2 in FP16, 1 in INT8",
+    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 each, in FP16 2, in INT8 1",
                          False),
     "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of weights beside it", False),
     "accuracy": Measure("accuracy", 4, "share of right answers", True),
@@ -39,7 +39,7 @@ MEASURES: dict[str, Measure] = {
     "ms_per_sample": Measure("ms/sample", 4, "time in the model over the whole set, batched, over its rows", False),
     "latency_ms": Measure("latency ms", 3, "median time of one call, measured in turns with the other rows", False),
     "speedup": Measure("times as fast", 2, "latency of the reference row over this row's, per round: median", True),
-    "loop_ratio": Measure("loops saved ×", 2, "loops of the whole model over those computed: no time was measured", True),
+    "loop_ratio": Measure("loop ratio", 2, "loops of the whole model over those computed: no time is measured", True),
     "mean_loops": Measure("mean loops", 2, "loops that a token takes on average", False),
     "minutes": Measure("min", 1, "wall time of training", False),
     "epochs": Measure("epochs", 0, "epochs trained"),

@@ -1,4 +1,4 @@
-"""What a study keeps of each run and shows in the end: small JSON files, from which it is made again without weights."""
+"""What a study keeps of each run and shows in the end: JSON files, from which it is made again without weights."""
 
 from typing import Annotated, Any, Literal
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.documents import load_local_data, shipped_folder
+from edgeformer.formats.documents import shipped_folder
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.study import LocalData, LocalSource
+from edgeformer.formats.study import LocalData, LocalSource, load_local_data
 
 MAPPING = "local/data.yaml"
 _OF_THE_HUB = {"kind", "name", "config", "split", "revision", "text", "text_pair", "label"}

@@ -1,4 +1,4 @@
-"""Results of finished runs: kept as JSON, found by key here and in folders of results, collected from a run's folder."""
+"""Results of finished runs: kept as JSON, found by key, collected from a run's folder."""
 
 from __future__ import annotations
 

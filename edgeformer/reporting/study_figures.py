@@ -1,0 +1,151 @@
+"""Pictures of a study: what its rows trade, and the curves of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeformer.formats.study import FigureSpec, measure
+from edgeformer.formats.study_result import StudyRow, StudyTable
+from edgeformer.reporting.canvas import GREY, INK, PALETTE, can_draw, drawing
+
+Curves = Mapping[str, Sequence[dict[str, Any]]]
+"""Label of a run → its records, see metrics.jsonl."""
+
+
+def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: Curves) -> list[str]:
+    """Write ``figure1.png``… into a study's folder.
+
+    Returns:
+        Their names; without those for which there is no figure of ours. Empty where matplotlib is not installed.
+    """
+    names: list[str] = []
+    for number, figure in enumerate(figures, 1):
+        name = f"figure{number}.png"
+        (folder / name).unlink(missing_ok=True)
+        if can_draw() and _draw(folder / name, table, figure, curves):
+            names.append(name)
+    return names
+
+
+def _draw(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
+    if figure.kind == "curves":
+        return _draw_curves(path, figure, curves)
+    rows = [row for row in table.rows if figure.at is None or str(figure.at) == row.at]
+    asked = [*figure.y, *([figure.x] if figure.kind != "bars" else []), *([figure.size] if figure.size else [])]
+    rows = [row for row in rows if all(_value(row, name) is not None for name in asked if name)]
+    if not rows:
+        return False
+    draw = {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind]
+    with drawing(path, figure.title, len(figure.y), (7.2 * len(figure.y), 4.4)) as axes:
+        for axis, y in zip(axes, figure.y, strict=True):
+            draw(axis, rows, figure, y)
+    return True
+
+
+def _value(row: StudyRow, name: str) -> float | None:
+    cell = row.cells.get(name)
+    return cell.mean if cell is not None else None
+
+
+def _numbers(rows: Sequence[StudyRow], name: str) -> list[float]:
+    return [value for row in rows if (value := _value(row, name)) is not None]
+
+
+def _spread(row: StudyRow, name: str) -> float:
+    return row.cells[name].sd or 0.0
+
+
+def _named(row: StudyRow, rows: Sequence[StudyRow]) -> str:
+    """A row's name: with its part where the rows differ in that."""
+    return f"{row.label}, {row.at}" if len({other.at for other in rows}) > 1 else row.label
+
+
+def _colours(rows: Sequence[StudyRow]) -> dict[str, str]:
+    runs = list(dict.fromkeys(row.run for row in rows))
+    return {run: PALETTE[number % len(PALETTE)] for number, run in enumerate(runs)}
+
+
+def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """``y`` against ``x``; the area of a bubble is its ``size``, and the paper's own points are crosses."""
+    colours, most = _colours(rows), max(_numbers(rows, figure.size), default=1.0) if figure.size else 1.0
+    ordered = sorted(rows, key=lambda row: _value(row, figure.size) or 0.0, reverse=True)  # small ones on top
+    for row in ordered:
+        at, colour = (_value(row, figure.x), _value(row, y)), colours[row.run]
+        area = 1500 * (_value(row, figure.size) or 0.0) / most + 20 if figure.size else 90
+        axis.errorbar(*at, yerr=_spread(row, y) or None, color=colour, capsize=3, linewidth=1)
+        axis.scatter(*at, s=area, color=colour, alpha=0.35, linewidth=0)
+        axis.scatter(*at, s=9, color=colour)
+    for number, row in enumerate(sorted(rows, key=lambda row: (_value(row, figure.x) or 0.0, _value(row, y) or 0.0))):
+        size = f" ({_value(row, figure.size):,.1f} {measure(figure.size).heading})" if figure.size else ""
+        above = number % 2 == 0
+        place: Any = {"xy": (_value(row, figure.x), _value(row, y)), "xytext": (0, 24 if above else -24)}
+        axis.annotate(_named(row, rows) + size, **place, textcoords="offset points", ha="center", fontsize=8, color=INK,
+                      va="bottom" if above else "top")  # fmt: skip
+        printed = [row.cells[name].published for name in (figure.x, y) if name in row.cells]
+        if len(printed) == 2 and None not in printed:
+            axis.plot(*printed, "x", color=colours[row.run], markersize=7)
+    axis.margins(0.28)
+    best = "higher is better" if measure(y).higher_is_better else "lower is better"
+    axis.set(xlabel=f"{measure(figure.x).heading} (lower is better)", ylabel=f"{measure(y).heading} ({best})")
+    axis.grid(axis="x", alpha=0.3)
+    if any(row.cells.get(y) is not None and row.cells[y].published is not None for row in rows):
+        axis.plot([], [], "x", color=GREY, label="published")
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """A bar per row, with what was published as a tick across."""
+    colours, places = _colours(rows), measure(y).places
+    names = [_named(row, rows) for row in rows]
+    values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
+    own: dict[str, Any] = {"color": [colours[row.run] for row in rows], "height": 0.62}
+    bars = axis.barh(names, values, xerr=spreads if any(spreads) else None, capsize=3, **own)
+    axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
+    printed = [
+        (number, row.cells[y].published) for number, row in enumerate(rows) if row.cells[y].published is not None
+    ]
+    for number, value in printed:
+        axis.plot([value, value], [number - 0.36, number + 0.36], color=INK, linewidth=1.6)
+    if printed:
+        axis.plot([], [], color=INK, linewidth=1.6, label="published")
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.invert_yaxis()
+    axis.margins(x=0.16)
+    axis.set(xlabel=measure(y).heading)
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", alpha=0.4)
+
+
+def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """A line per run over ``x``, its points named by what they are."""
+    colours = _colours(rows)
+    for run, colour in colours.items():
+        own = sorted((row for row in rows if row.run == run), key=lambda row: _value(row, figure.x) or 0.0)
+        axis.plot(_numbers(own, figure.x), _numbers(own, y), "o-", color=colour, label=own[0].label)
+        for row in own:
+            at: Any = (_value(row, figure.x), _value(row, y))
+            axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
+    axis.set(xlabel=measure(figure.x).heading, ylabel=measure(y).heading)
+    axis.margins(0.1)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_curves(path: Path, figure: FigureSpec, curves: Curves) -> bool:
+    """Figures of metrics.jsonl over epochs, a line per run: steps where they tell of it, else epochs."""
+    found = [
+        label for label, records in curves.items() if any(name in record for record in records for name in figure.y)
+    ]
+    if not found:
+        return False
+    with drawing(path, figure.title, len(figure.y), (6.0 * len(figure.y), 4.2)) as axes:
+        for axis, y in zip(axes, figure.y, strict=True):
+            for number, label in enumerate(found):
+                points = [(record["epoch"], record[y]) for record in curves[label] if y in record]
+                mark = "o-" if len(points) < 30 else "-"
+                axis.plot(*zip(*points, strict=True), mark, color=PALETTE[number % len(PALETTE)], label=label,
+                          linewidth=1.2) if points else None  # fmt: skip
+            axis.set(xlabel="epoch", ylabel=y.replace("_", " "))
+            axis.legend(frameon=False, fontsize=8)
+    return True
