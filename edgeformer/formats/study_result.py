@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.caution import cautions
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.scores import Evaluation
 
@@ -51,6 +52,9 @@ class StudyRun(Frozen):
     seconds: float = Field(description="wall time of training with validation")
     rows_per_s: float | None = Field(description="training alone")
     scoring_s: float = Field(0.0, description="wall time of exporting and scoring artifacts")
+    overhead_s: float | None = Field(
+        None, description="of the training's process, beside `seconds`: imports, data, test sets; None: it was resumed"
+    )
     precision: str
     leaks: bool = False
     evaluation: Evaluation
@@ -119,8 +123,14 @@ class StudyRow(Frozen):
     origin: str = Field(description="where its results are from")
     keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
     missing: str | None = Field(None, description="why there are no figures of ours")
-    leaks: bool = False
+    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    synthetic: bool = Field(False, description="trained and tested on generated text")
     note: str = ""
+
+    @property
+    def said(self) -> str:
+        """What must stand beside its figures."""
+        return "; ".join(part for part in (*cautions(self), self.missing or "", self.note) if part)
 
 
 class Picked(Frozen):

@@ -8,7 +8,6 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
-from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.escaping import markdown, markdown_line
 from edgeformer.formats.study import measure
 from edgeformer.formats.study_result import Cell, StudyRow, StudyTable
@@ -25,7 +24,7 @@ def ours(row: StudyRow, name: str) -> str:
     text = f"{cell.mean:,.{places}f}"
     if cell.low is not None and cell.high is not None:
         return f"{text} ({cell.low:.{places}f}–{cell.high:.{places}f})"
-    return text if cell.sd is None or not places else f"{text} ± {cell.sd:.{places}f}"
+    return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
 
 
 def _published(row: StudyRow, name: str) -> str:
@@ -45,10 +44,6 @@ def _of(row: StudyRow, name: str, what: str) -> float | None:
 
 def _seeds(row: StudyRow) -> int:
     return len(row.keys)
-
-
-def _said(row: StudyRow) -> str:
-    return "; ".join(part for part in ((LEAKS if row.leaks else ""), row.missing or "", row.note) if part)
 
 
 def study_columns(table: StudyTable) -> Columns[StudyRow]:
@@ -76,7 +71,7 @@ def study_csv(table: StudyTable) -> str:
         parts = {"": "mean", "_sd": "sd", "_published": "published", "_difference": "difference"}
         columns += [Column(f"{name}{end}", partial(_of, name=name, what=what)) for end, what in parts.items()]
     columns += [Column("seeds", _seeds), Column("source", lambda row: row.source)]
-    columns += [Column("origin", lambda row: row.origin), Column("note", lambda row: _said(row) or None)]
+    columns += [Column("origin", lambda row: row.origin), Column("note", lambda row: row.said or None)]
     return Columns(columns).csv(table.rows)
 
 
@@ -148,7 +143,7 @@ def _picked(table: StudyTable) -> list[str]:
 
 
 def _remarks(table: StudyTable) -> list[str]:
-    rows = [f"{row.label}, {row.at}: {said}" for row in table.rows if (said := _said(row))]
+    rows = [f"{row.label}, {row.at}: {said}" for row in table.rows if (said := row.said)]
     return [*table.notes, *dict.fromkeys(rows)]
 
 

@@ -24,8 +24,8 @@ from edgeformer.studies.working import environment
 
 PROBE_S = 6.0
 """Seconds of training that are timed."""
-_START_S = 15.0
-"""Of a process that trains: imports and data, where only the training's own time was recorded."""
+_STARTS = 2.0
+"""Of a training's process: what it needs to begin, it needs once more to score, draw and write."""
 _EXPORT_S = 20.0
 """To trace and write a graph; scoring it comes on top."""
 
@@ -54,6 +54,7 @@ class _Rate:
 
     seconds: float
     steps: int
+    overhead_s: float
     scoring_s: float
     basis: str
 
@@ -100,7 +101,7 @@ class Estimator:
             return Estimate(job, "unavailable", basis=str(error))
         total = self._steps(job)
         left = 0 if state == "to score" else max(0, total - done)
-        seconds = rate.seconds * left / max(1, rate.steps) + (_START_S if left else 0) + rate.scoring_s
+        seconds = rate.seconds * left / max(1, rate.steps) + (rate.overhead_s if left else 0) + rate.scoring_s
         return Estimate(job, state, seconds, left, rate.basis)
 
     def _steps(self, job: Job) -> int:
@@ -111,9 +112,9 @@ class Estimator:
     def _rate(self, job: Job, progress: Progress) -> _Rate:
         kind = alike(job.written)
         for run in self._known:
-            if run.alike == kind and run.steps:
+            if run.alike == kind and run.steps and run.overhead_s is not None:
                 graphs = run.scoring_s or (self._graphs_s(job, 0) if job.spec.export else 0.0)
-                return _Rate(run.seconds, run.steps, graphs, f"by {run.run}, trained on this machine")
+                return _Rate(run.seconds, run.steps, run.overhead_s, graphs, f"by {run.run}, trained on this machine")
         if kind not in self._probed:
             self._probed[kind] = self._probe(job, kind, progress)
         return self._probed[kind]
@@ -140,7 +141,9 @@ class Estimator:
             raise EdgeformerError(str(found["error"]))
         seconds = found["training_s"] + found["scoring_s"]
         graphs = self._graphs_s(job, found["scoring_s"] / max(1, job.written.training.epochs))
-        return _Rate(seconds, found["steps"], graphs, f"by {found['timed_steps']} timed steps")
+        return _Rate(
+            seconds, found["steps"], _STARTS * found["starting_s"], graphs, f"by {found['timed_steps']} timed steps"
+        )
 
     def _graphs_s(self, job: Job, scoring_s: float) -> float:
         """Exporting and scoring: each graph is traced, and scored on the validation set and on the test sets."""

@@ -85,8 +85,11 @@ def _scores(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Ste
     built = [artifact.id for artifact in run.artifacts if artifact.role == "full" and artifact.status == "built"]
     scored = {(row.artifact, row.split) for row in run.evaluation.rows}
     swept = {row.split for row in run.evaluation.early_exit if row.artifact == TORCH and row.threshold == SWEPT}
+    sets = {row.split for row in run.evaluation.rows if row.artifact == TORCH}
     for split in splits:
-        name = task.set_name(job.written.data, split)
+        name = split if split in sets else task.set_name(job.written.data, split) if split == "test" else None
+        if name is None:  # another row's test set
+            continue
         where = ("--split", split, "--artifacts", str(folder.parent))
         for artifact in built if job.spec.export else []:
             if (artifact, name) not in scored:

@@ -105,8 +105,16 @@ class Results:
         write_json(self.folder / f"{_TIMES}{times.key}.json", times)
 
 
-def collect(job: Job, folder: Path, scoring_s: float = 0.0) -> StudyRun:
-    """The results of a finished run. Raises ArtifactError: unfinished or damaged."""
+def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | None = None) -> StudyRun:
+    """The results of a finished run.
+
+    Args:
+        scoring_s: seconds of exporting and scoring it.
+        training_s: of the process that trained it, from the beginning to the end; None: it was resumed, or is older.
+
+    Raises:
+        ArtifactError: unfinished or damaged.
+    """
     run = Run.open(folder)
     run.require_finished()
     manifest = run.manifest
@@ -127,6 +135,7 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0) -> StudyRun:
         planned_steps=steps,
         rows_per_s=manifest.samples_per_second,
         scoring_s=round(scoring_s, 1),
+        overhead_s=None if training_s is None else round(max(0.0, training_s - manifest.seconds), 1),
         evaluation=read_evaluation(folder),
         artifacts=_artifacts(folder),
         curve=_curve(folder / "metrics.jsonl"),

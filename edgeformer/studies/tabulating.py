@@ -77,6 +77,7 @@ def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) 
                 keys=tuple(run.key for run in runs),
                 missing=missing if len(found) < len(outcomes) else _rejected(runs, table, at),
                 leaks=any(run.leaks for run in runs),
+                synthetic=any(run.data.synthetic for run in runs),
                 note=spec.note,
             )
         )

@@ -61,6 +61,7 @@ class Lane:
     began: float = field(default_factory=time.monotonic)
     step_began: float = 0.0
     scoring_s: float = 0.0
+    training_s: float | None = None
     seen: int = 0
     waiting: bool = False
 
@@ -154,7 +155,7 @@ class _Crew:
             lane.waiting = True
             return False
         if status == "finished":
-            run = collect(job, folder, lane.scoring_s)
+            run = collect(job, folder, lane.scoring_s, lane.training_s)
             step = lacking(job, run, folder, self._place.splits)
             if step is None:
                 self._finish(lane, run)
@@ -197,7 +198,9 @@ class _Crew:
         if lane.process is None or lane.step is None:
             return
         code, step = lane.process.returncode, lane.step
-        if step.kind in ("export", "score"):
+        if step.kind == "train":
+            lane.training_s = time.monotonic() - lane.step_began
+        elif step.kind != "resume":
             lane.scoring_s += time.monotonic() - lane.step_began
         lane.process = lane.step = None
         if code not in (0, 3):  # 3: an artifact was rejected, which its manifest says
