@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 def command(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="A study's file, or the name of a shipped one.")],
     data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="Read local files in place of the hub's data sets and tokenizers."),
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Read local files in place of what recipes take from the hub. May be repeated.",
+        ),
     ] = None,
     results: Annotated[
         list[Path] | None,
@@ -64,13 +68,19 @@ def command(
     from edgeformer.studies.study import StudyOptions, plan_study, run_study
     from edgeformer.studies.writing import write_study
 
-    for folder in [*(results or []), *([data] if data is not None else [])]:
+    for folder in [*(results or []), *(data or [])]:
         if not folder.is_dir():
             raise InputError(f"{folder}: is no folder")
     options = StudyOptions(
-        artifacts, data, tuple(results or ()), tuple(overrides or ()), tuple(only or ()), _seeds(seeds), jobs,
+        artifacts,
+        data=tuple(data or ()),
+        results=tuple(results or ()),
+        overrides=tuple(overrides or ()),
+        only=tuple(only or ()),
+        seeds=_seeds(seeds),
+        jobs=jobs,
         train=not no_train,
-    )  # fmt: skip
+    )
     progress = show_progress()
     plan = plan_study(name, options, progress)
     if dry_run:

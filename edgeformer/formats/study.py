@@ -26,7 +26,7 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "rows": Measure("n", 0, "rows, or predicted tokens, of the set"),
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
-    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 each, in FP16 2, in INT8 1",
+    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1) each",
                          False),
     "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of weights beside it", False),
     "accuracy": Measure("accuracy", 4, "share of right answers", True),
@@ -180,7 +180,7 @@ class LocalSource(Frozen):
     config: str | None = None
     split: str = "train"
     files: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, strict=False)] = Field(
-        description="file sources as in a recipe; path is relative to --data"
+        description="file sources as in a recipe; path is relative to the folder of --data"
     )
     note: str = Field("", description="how they differ from it")
 
@@ -193,7 +193,7 @@ class LocalFile(Frozen):
 
 
 class LocalData(Frozen):
-    """What lies where below ``--data FOLDER``."""
+    """What lies where below ``--data DIR``."""
 
     sources: Annotated[tuple[LocalSource, ...], Field(strict=False)] = ()
     tokenizers: Annotated[tuple[LocalFile, ...], Field(strict=False)] = ()

@@ -77,19 +77,19 @@ class DataReader:
 
     Attributes:
         cache: where encoded sets are kept between runs.
-        folder: local files in place of the hub; None: the hub.
+        folders: local files in place of the hub; none: the hub.
         mapping: which files these are.
     """
 
     cache: Path
-    folder: Path | None
+    folders: Sequence[Path]
     mapping: LocalData
     progress: Progress
     _known: dict[str, Data] = field(default_factory=dict)
 
     def localised(self, recipe: Recipe) -> Recipe:
         """The recipe on local files. Raises DataError."""
-        return recipe if self.folder is None else with_local_data(recipe, self.folder, self.mapping)
+        return with_local_data(recipe, self.folders, self.mapping) if self.folders else recipe
 
     def read(self, recipe: Recipe) -> Data:
         """What a recipe's data is."""
@@ -148,7 +148,7 @@ class _Recipes:
 
 def _job(row: str, seed: int, spec: RunSpec, teacher: Job | None, recipes: _Recipes) -> Job:
     written, reader = recipes.load(row, spec, seed), recipes.reader
-    notes = told(written, reader.mapping if reader.folder is not None else None)
+    notes = told(written, reader.mapping if reader.folders else None)
     try:
         recipe = reader.localised(written)
         data = reader.read(recipe)

@@ -1,8 +1,8 @@
-"""Local files in place of the hub: what ``--data FOLDER`` means for a recipe."""
+"""Local files in place of the hub: what ``--data DIR`` means for a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,27 @@ _OF_THE_HUB = {"kind", "name", "config", "split", "revision", "text", "text_pair
 
 
 def shipped_mapping() -> LocalData:
-    """Which files below ``--data FOLDER`` stand in for which data sets of the hub. Raises RecipeError."""
+    """Which files below ``--data DIR`` stand in for which data sets of the hub. Raises RecipeError."""
     return load_local_data(shipped_folder("recipes/studies") / MAPPING)
 
 
-def with_local_data(recipe: Recipe, folder: Path, mapping: LocalData) -> Recipe:
-    """The recipe on the files below ``folder``.
+def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData) -> Recipe:
+    """The recipe on the files below ``folders``: each from the first that has it.
 
     Raises:
         DataError: the mapping names no file for something that the recipe takes from the hub, or the file is not there.
     """
     content = recipe.model_dump(mode="json")
     content["data"]["parts"] = {
-        part: [found for source in sources for found in _files(recipe.name, source, folder, mapping)]
+        part: [found for source in sources for found in _files(recipe.name, source, folders, mapping)]
         for part, sources in content["data"]["parts"].items()
     }
     changed = {"data": type(recipe.data).model_validate(content["data"], strict=False)}
     tokenizer: Any = recipe.tokenizer
-    if tokenizer.kind == "hub" and (known := _file_of(tokenizer.name, folder, mapping.tokenizers)) is not None:
+    if tokenizer.kind == "hub" and (known := _file_of(tokenizer.name, folders, mapping.tokenizers)) is not None:
         changed["tokenizer"] = FileTokenizer(kind="file", path=str(known))  # type: ignore[assignment]
     source = getattr(recipe.model, "source", None)
-    if source is not None and (known := _file_of(source, folder, mapping.models)) is not None:
+    if source is not None and (known := _file_of(source, folders, mapping.models)) is not None:
         changed["model"] = recipe.model.model_copy(update={"source": str(known)})  # type: ignore[assignment]
     return recipe.model_copy(update=changed)
 
@@ -67,24 +67,29 @@ def _stand_in(source: Mapping[str, Any], mapping: LocalData) -> LocalSource | No
     return next((known for known in mapping.sources if (known.hub, known.config, known.split) == asked), None)
 
 
-def _files(recipe: str, source: dict[str, Any], folder: Path, mapping: LocalData) -> list[dict[str, Any]]:
+def _files(recipe: str, source: dict[str, Any], folders: Sequence[Path], mapping: LocalData) -> list[dict[str, Any]]:
     if source["kind"] != "hub":
         return [source]
     known = _stand_in(source, mapping)
     name = " ".join(str(source[key]) for key in ("name", "config", "split") if source.get(key))
     if known is None:
-        raise DataError(f"--data {folder}: {recipe} reads {name} from the hub, for which no local file is known")
+        raise DataError(f"--data: {recipe} reads {name} from the hub, for which no local file is known")
     kept = {key: value for key, value in source.items() if key not in _OF_THE_HUB}
     found = []
     for file in known.files:
-        path = folder / str(file.get("path"))
-        if not path.is_file():
-            raise DataError(f"--data {folder}: has no {file.get('path')}, which stands in for the hub's {name}")
+        path = _there(str(file.get("path")), folders, f"the hub's {name}")
         found.append({"kind": "file", **kept, **file, "path": str(path.resolve())})
     return found
 
 
-def _file_of(hub: str, folder: Path, known: tuple[Any, ...]) -> Path | None:
-    """The local file or folder of something on the hub; None: it is not there, and the hub's own is taken."""
-    paths = [folder / one.path for one in known if one.hub == hub]
-    return next((path.resolve() for path in paths if path.exists()), None)
+def _there(path: str, folders: Sequence[Path], what: str) -> Path:
+    for folder in folders:
+        if (folder / path).exists():
+            return folder / path
+    raise DataError(f"--data: no {path}, which stands in for {what}, in {' or '.join(map(str, folders))}")
+
+
+def _file_of(hub: str, folders: Sequence[Path], known: tuple[Any, ...]) -> Path | None:
+    """The local file or folder of something on the hub; None: none is known, and the hub's own is taken."""
+    paths = [_there(one.path, folders, f"the hub's {hub}") for one in known if one.hub == hub]
+    return next((path.resolve() for path in paths), None)

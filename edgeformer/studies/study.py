@@ -29,7 +29,7 @@ class StudyOptions:
 
     Attributes:
         artifacts: the folder that holds the runs.
-        data: local files in place of the hub.
+        data: folders with local files in place of the hub.
         results: further folders with results of finished runs.
         overrides: ``key=value`` for every run.
         only: rows of the study; empty: all.
@@ -39,7 +39,7 @@ class StudyOptions:
     """
 
     artifacts: Path
-    data: Path | None = None
+    data: tuple[Path, ...] = ()
     results: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
