@@ -61,7 +61,7 @@ def command(
 
       edgeformer study table6 --data ~/data --jobs 2
 
-      edgeformer study table6 --no-train --results benchmarks/results/studies
+      edgeformer study table6 --no-train --results path/to/results
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.errors import InputError

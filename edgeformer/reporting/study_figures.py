@@ -14,6 +14,9 @@ Curves = Mapping[str, Sequence[dict[str, Any]]]
 """Label of a run → its records, see metrics.jsonl."""
 
 
+_WHISKERS: dict[str, Any] = {"ecolor": GREY, "capsize": 3, "elinewidth": 1.2}
+
+
 def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: Curves) -> list[str]:
     """Write ``figure1.png``… into a study's folder.
 
@@ -70,29 +73,42 @@ def _colours(rows: Sequence[StudyRow]) -> dict[str, str]:
 def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
     """``y`` against ``x``; the area of a bubble is its ``size``, and the paper's own points are crosses."""
     colours, most = _colours(rows), max(_numbers(rows, figure.size), default=1.0) if figure.size else 1.0
-    ordered = sorted(rows, key=lambda row: _value(row, figure.size) or 0.0, reverse=True)  # small ones on top
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: _value(row, figure.size) or 0.0, reverse=True):  # small ones on top
         at, colour = (_value(row, figure.x), _value(row, y)), colours[row.run]
         area = 1500 * (_value(row, figure.size) or 0.0) / most + 20 if figure.size else 90
         axis.errorbar(*at, yerr=_spread(row, y) or None, color=colour, capsize=3, linewidth=1)
         axis.scatter(*at, s=area, color=colour, alpha=0.35, linewidth=0)
         axis.scatter(*at, s=9, color=colour)
-    for number, row in enumerate(sorted(rows, key=lambda row: (_value(row, figure.x) or 0.0, _value(row, y) or 0.0))):
-        size = f" ({_value(row, figure.size):,.1f} {measure(figure.size).heading})" if figure.size else ""
-        above = number % 2 == 0
-        place: Any = {"xy": (_value(row, figure.x), _value(row, y)), "xytext": (0, 24 if above else -24)}
-        axis.annotate(_named(row, rows) + size, **place, textcoords="offset points", ha="center", fontsize=8, color=INK,
-                      va="bottom" if above else "top")  # fmt: skip
-        printed = [row.cells[name].published for name in (figure.x, y) if name in row.cells]
-        if len(printed) == 2 and None not in printed:
+    _name_bubbles(axis, rows, figure, y)
+    known = 0
+    for row in rows:
+        printed = (_printed(row, figure.x), _printed(row, y))
+        if None not in printed:
+            known += 1
             axis.plot(*printed, "x", color=colours[row.run], markersize=7)
+    if known:
+        axis.plot([], [], "x", color=GREY, label="published")
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
     axis.margins(0.28)
     best = "higher is better" if measure(y).higher_is_better else "lower is better"
     axis.set(xlabel=f"{measure(figure.x).heading} (lower is better)", ylabel=f"{measure(y).heading} ({best})")
     axis.grid(axis="x", alpha=0.3)
-    if any(row.cells.get(y) is not None and row.cells[y].published is not None for row in rows):
-        axis.plot([], [], "x", color=GREY, label="published")
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _printed(row: StudyRow, name: str) -> float | None:
+    cell = row.cells.get(name)
+    return cell.published if cell is not None else None
+
+
+def _name_bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """Names above and below in turn, from left to right: neighbours do not cover each other."""
+    ordered = sorted(rows, key=lambda row: (_value(row, figure.x) or 0.0, _value(row, y) or 0.0))
+    for number, row in enumerate(ordered):
+        size = f"\n{_value(row, figure.size):,.1f} {measure(figure.size).heading}" if figure.size else ""
+        above = number % 2 == 0
+        place: Any = {"xy": (_value(row, figure.x), _value(row, y)), "xytext": (0, 20 if above else -20)}
+        look: dict[str, Any] = {"ha": "center", "va": "bottom" if above else "top", "fontsize": 8, "color": INK}
+        axis.annotate(_named(row, rows) + size, **place, textcoords="offset points", **look)
 
 
 def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
@@ -101,7 +117,7 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     names = [_named(row, rows) for row in rows]
     values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
     own: dict[str, Any] = {"color": [colours[row.run] for row in rows], "height": 0.62}
-    bars = axis.barh(names, values, xerr=spreads if any(spreads) else None, capsize=3, **own)
+    bars = axis.barh(names, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
     axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
     printed = [
         (number, row.cells[y].published) for number, row in enumerate(rows) if row.cells[y].published is not None

@@ -29,7 +29,8 @@ _STARTS = 2.0
 _EXPORT_S = 20.0
 """To trace and write a graph; scoring it comes on top."""
 
-State = Literal["done", "to score", "resumable", "missing", "unavailable"]
+State = Literal["done", "to score", "resumable", "missing", "shared", "unavailable"]
+"""``shared``: another row's run, which is made for both."""
 
 
 @dataclass(frozen=True)

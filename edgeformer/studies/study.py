@@ -119,8 +119,8 @@ def _once(estimates: Sequence[Estimate]) -> list[Estimate]:
     told = []
     for estimate in estimates:
         key = estimate.job.key
-        again = key is not None and key in seen and estimate.seconds > 0
-        told.append(Estimate(estimate.job, estimate.state, basis="the same run as above") if again else estimate)
+        again = key is not None and key in seen and estimate.state not in ("done", "unavailable")
+        told.append(Estimate(estimate.job, "shared", basis="the same run as above") if again else estimate)
         seen |= {key} if key is not None else set()
     return told
 
@@ -160,9 +160,7 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
     """
     study, failed = plan.study, dict[str, str]()
     if options.train:
-        todo = [
-            e for e in plan.estimates if e.state in ("to score", "resumable", "missing") and e.basis[:8] != "the same"
-        ]
+        todo = [estimate for estimate in plan.estimates if estimate.state in ("to score", "resumable", "missing")]
         if todo:
             again = f"edgeformer study {shlex.quote(study.name)}, with the same options"
             place = Workplace(options.artifacts, plan.results, splits_of(study), options.jobs, again)

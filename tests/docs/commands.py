@@ -59,7 +59,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
     "edgeformer study table6 --data path/to/data --dry-run": _STUDIES,
     "edgeformer study table6 --data path/to/data": _STUDIES,
-    "edgeformer study table6 --no-train --results benchmarks/results/studies": _STUDIES,
+    "edgeformer study table6 --no-train --results path/to/results": _STUDIES,
     "edgeformer import hf path/to/model": _IMPORTED,
     "edgeformer export --int8": "tests/exporting/test_int8.py runs it",
     "edgeformer init reviews.csv": _OWN,

@@ -81,7 +81,7 @@ def test_its_folder_holds_what_a_reader_needs(place: Path) -> None:
     page = (folder / "README.md").read_text(encoding="utf-8")
     for said in ("SYNTHETIC", "nobody's table", "0.5000", "trained here", "train 320", "Recommended", "figure3.png"):
         assert said in page
-    lines = [*csv.DictReader((folder / "table.csv").open(encoding="utf-8"))]
+    lines = [*csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())]
     assert [line["run"] for line in lines] == ["first", "second"]
     assert float(lines[0]["accuracy_difference"]) == pytest.approx(cell["mean"] - 0.5)
     assert {path.name for path in folder.glob("*.png")} == {"figure1.png", "figure2.png", "figure3.png"}
