@@ -79,12 +79,14 @@ class DataReader:
         cache: where encoded sets are kept between runs.
         folders: local files in place of the hub; none: the hub.
         mapping: which files these are.
+        offline: read nothing from the hub.
     """
 
     cache: Path
     folders: Sequence[Path]
     mapping: LocalData
     progress: Progress
+    offline: bool = False
     _known: dict[str, Data] = field(default_factory=dict)
 
     def localised(self, recipe: Recipe) -> Recipe:
@@ -93,6 +95,8 @@ class DataReader:
 
     def read(self, recipe: Recipe) -> Data:
         """What a recipe's data is."""
+        if self.offline and any(source.kind == "hub" for sources in recipe.data.parts.values() for source in sources):
+            return Data(None, "is on the hub, which is not asked without training")
         asked = {"data": recipe.data, "tokenizer": recipe.tokenizer}
         content = {name: part.model_dump(mode="json") for name, part in asked.items()}
         text = json.dumps({**content, "size": recipe.model.vocab_size, "task": recipe.task}, sort_keys=True)

@@ -63,7 +63,8 @@ def _told(source: Mapping[str, Any], mapping: LocalData | None) -> str:
 
 
 def _stand_in(source: Mapping[str, Any], mapping: LocalData) -> LocalSource | None:
-    asked = (source["name"], source.get("config"), source.get("split"))
+    split = (source.get("split") or "").partition("[")[0]  # train[:1000] is of train
+    asked = (source["name"], source.get("config"), split)
     return next((known for known in mapping.sources if (known.hub, known.config, known.split) == asked), None)
 
 

@@ -28,7 +28,7 @@ from edgeformer.studies.jobs import Job, alike, decisive
 
 COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
 """In a checkout: results that came with it."""
-_TIMES = "times-"
+_TIMES, _DATA = "times-", "data-"
 _CURVE = 200
 """Records of a curve that are kept."""
 
@@ -79,7 +79,7 @@ class Results:
     def _all(self, folder: Path) -> list[StudyRun]:
         found = []
         for path in sorted(folder.glob("*.json")):
-            if path.name.startswith(_TIMES):
+            if path.name.startswith((_TIMES, _DATA)):
                 continue
             try:
                 found.append(read_manifest(StudyRun, path))
@@ -91,6 +91,17 @@ class Results:
         """Write results down."""
         write_json(self.folder / f"{run.key}.json", run)
         return Found(run, "trained here")
+
+    def data_of(self, job: Job) -> tuple[DataSummary, str] | None:
+        """What a recipe's data is, and who counted it: this machine, or results. Raises ArtifactError."""
+        if job.data.summary is not None:
+            write_json(self.folder / f"{_DATA}{job.sha256}.json", _without_texts(job.data.summary))
+            return job.data.summary, "counted here"
+        for folder, origin in self._places:
+            path = folder / f"{_DATA}{job.sha256}.json"
+            if path.is_file():
+                return read_manifest(DataSummary, path), origin
+        return None
 
     def times(self, key: str) -> StudyTimes | None:
         """Times by their key. Raises ArtifactError for a damaged file."""

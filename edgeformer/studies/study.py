@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeformer.formats.errors import InputError
@@ -88,15 +88,14 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     """
     written, place = load_study(name)
     study = _narrowed(written, options)
-    reader = DataReader(options.artifacts / ".cache" / "tokens", options.data, shipped_mapping(), progress)
+    cache, offline = options.artifacts / ".cache" / "tokens", not (options.train or options.data)
+    reader = DataReader(cache, options.data, shipped_mapping(), progress, offline)
     jobs = jobs_of(study, place, options.overrides, reader)
     results = Results(options.artifacts, options.results)
     estimator = Estimator(options.artifacts, results.known(), options.jobs, splits_of(study))
     found = {job.title: results.of(job) for job in jobs}
     if study.table.rows == "labels":
-        estimates = [
-            Estimate(job, "done" if job.data.summary else "unavailable", basis=job.data.reason) for job in jobs
-        ]
+        estimates = [Estimate(job, "done" if results.data_of(job) else "unavailable") for job in jobs]
     elif options.train:
         estimates = [estimator.of(job, found[job.title], progress) for job in jobs]
     else:
@@ -168,6 +167,8 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
             failed = work([estimate.job for estimate in todo], steps, place, progress)
     reasons = {estimate.job.title: estimate.basis for estimate in plan.estimates if estimate.state == "unavailable"}
     outcomes = [_outcome(job, plan.results, failed, reasons) for job in plan.jobs]
+    if study.table.rows == "labels":
+        outcomes = [replace(outcome, data=plan.results.data_of(outcome.job)) for outcome in outcomes]
     times = _times(study, outcomes, plan.results, options, progress)
     rows = rows_of(study, outcomes, times)
     return _table(study, outcomes, rows, times, options)
@@ -230,8 +231,9 @@ def _notes(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _sets(outcome: Outcome) -> dict[str, int]:
-    summary = outcome.found.run.data if outcome.found is not None else outcome.job.data.summary
-    return summary.rows if summary is not None else {}
+    if outcome.found is not None:
+        return outcome.found.run.data.rows
+    return outcome.data[0].rows if outcome.data is not None else {}
 
 
 def _told(times: StudyTimes | None) -> str:

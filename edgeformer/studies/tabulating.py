@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 
+from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.study import Choice, Published, RunSpec, Study, TableSpec, measure
 from edgeformer.formats.study_result import Cell, Picked, StudyRow, StudyRun, StudyTimes
 from edgeformer.studies.jobs import Job
@@ -17,11 +18,12 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one job: its results, or why there are none."""
+    """What became of one job: its results, or why there are none; ``data``: what it reads, and who counted that."""
 
     job: Job
     found: Found | None
     reason: str = ""
+    data: tuple[DataSummary, str] | None = None
 
 
 def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None) -> tuple[StudyRow, ...]:
@@ -87,8 +89,7 @@ def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) 
 def _label_rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], table: TableSpec) -> list[StudyRow]:
     (outcome, *_) = outcomes
     published = [known for known in table.published if known.run == name]
-    summary = outcome.job.data.summary
-    lines: Lines = label_lines(summary.label_rows) if summary is not None else {}
+    lines: Lines = label_lines(outcome.data[0].label_rows) if outcome.data is not None else {}
     ats = [*lines] or [_written(known.at) for known in published] or [NOTHING]
     return [
         StudyRow(
@@ -98,7 +99,7 @@ def _label_rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], table: Ta
             group=spec.group,
             cells=_cells([lines[at]] if at in lines else [], table, _printed(published, at)),
             source="; ".join(dict.fromkeys(known.source for known in published if _fits(known, at))),
-            origin="counted here" if lines else NOTHING,
+            origin=outcome.data[1] if outcome.data is not None else NOTHING,
             missing=None if lines else outcome.job.data.reason,
             note=spec.note,
         )
