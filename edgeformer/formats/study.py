@@ -182,6 +182,7 @@ class LocalSource(Frozen):
     files: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, strict=False)] = Field(
         description="file sources as in a recipe; path is relative to the folder of --data"
     )
+    all_rows: bool = Field(False, description="there are fewer than recipes ask for: a source's rows is left out")
     note: str = Field("", description="how they differ from it")
 
 

@@ -75,7 +75,8 @@ def _files(recipe: str, source: dict[str, Any], folders: Sequence[Path], mapping
     name = " ".join(str(source[key]) for key in ("name", "config", "split") if source.get(key))
     if known is None:
         raise DataError(f"--data: {recipe} reads {name} from the hub, for which no local file is known")
-    kept = {key: value for key, value in source.items() if key not in _OF_THE_HUB}
+    left_out = _OF_THE_HUB | ({"rows"} if known.all_rows else set())
+    kept = {key: value for key, value in source.items() if key not in left_out}
     found = []
     for file in known.files:
         path = _there(str(file.get("path")), folders, f"the hub's {name}")
