@@ -102,7 +102,7 @@ def work(jobs: Sequence[Job], steps: Mapping[str, int], place: Workplace, progre
 class _Crew:
     def __init__(self, place: Workplace, jobs: list[Job], progress: Progress) -> None:
         self.waiting, self.lanes, self.failed = jobs, list[Lane](), dict[str, str]()
-        self._place, self._progress = place, progress
+        self._place, self._progress, self._told = place, progress, set[str]()
 
     def begin(self) -> None:
         """Fill the free places with jobs that nobody else works at and whose teacher is ready."""
@@ -119,8 +119,11 @@ class _Crew:
             try:
                 self._place.results.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(claiming(self._place.results.folder / key))
-            except LockedError:
-                continue  # another study trains it; it is looked for again
+            except LockedError as error:  # another study works at it; it is looked for again
+                if key not in self._told:
+                    self._progress.message(f"{job.title}: waiting for another study: {error}")
+                self._told.add(key)
+                continue
             folder = self._place.artifacts / "studies"
             lane = Lane(job, held, folder / "recipes" / f"{key}.yaml", folder / "logs" / f"{key}.log")
             self.waiting.remove(job)
