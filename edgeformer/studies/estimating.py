@@ -55,9 +55,19 @@ class _Rate:
 
     seconds: float
     steps: int
+    per_text: float
+    """Steps of an epoch over its texts, which packed rows are not as many as."""
     overhead_s: float
     scoring_s: float
     basis: str
+
+    def steps_of(self, job: Job) -> int:
+        """Of another run of the kind."""
+        return round(self.per_text * _texts(job) * job.written.training.epochs)
+
+
+def _texts(job: Job) -> int:
+    return job.data.summary.rows["train"] if job.data.summary is not None else 0
 
 
 class Estimator:
@@ -100,22 +110,20 @@ class Estimator:
             rate = self._rate(job, progress)
         except EdgeformerError as error:
             return Estimate(job, "unavailable", basis=str(error))
-        total = self._steps(job)
+        total = rate.steps_of(job)
         left = 0 if state == "to score" else max(0, total - done)
         seconds = rate.seconds * left / max(1, rate.steps) + (rate.overhead_s if left else 0) + rate.scoring_s
         return Estimate(job, state, seconds, left, rate.basis)
-
-    def _steps(self, job: Job) -> int:
-        assert job.data.summary is not None
-        training = job.written.training
-        return -(-job.data.summary.rows["train"] // training.effective_batch) * training.epochs
 
     def _rate(self, job: Job, progress: Progress) -> _Rate:
         kind = alike(job.written)
         for run in self._known:
             if run.alike == kind and run.steps and run.overhead_s is not None:
                 graphs = run.scoring_s or (self._graphs_s(job, 0) if job.spec.export else 0.0)
-                return _Rate(run.seconds, run.steps, run.overhead_s, graphs, f"by {run.run}, trained on this machine")
+                per_text = run.planned_steps / run.recipe["training"]["epochs"] / max(1, run.data.rows["train"])
+                return _Rate(
+                    run.seconds, run.steps, per_text, run.overhead_s, graphs, f"by {run.run}, trained on this machine"
+                )
         if kind not in self._probed:
             self._probed[kind] = self._probe(job, kind, progress)
         return self._probed[kind]
@@ -142,9 +150,9 @@ class Estimator:
             raise EdgeformerError(str(found["error"]))
         seconds = found["training_s"] + found["scoring_s"]
         graphs = self._graphs_s(job, found["scoring_s"] / max(1, job.written.training.epochs))
-        return _Rate(
-            seconds, found["steps"], _STARTS * found["starting_s"], graphs, f"by {found['timed_steps']} timed steps"
-        )
+        per_text = found["steps"] / job.written.training.epochs / max(1, _texts(job))
+        basis = f"by {found['timed_steps']} timed steps"
+        return _Rate(seconds, found["steps"], per_text, _STARTS * found["starting_s"], graphs, basis)
 
     def _graphs_s(self, job: Job, scoring_s: float) -> float:
         """Exporting and scoring: each graph is traced, and scored on the validation set and on the test sets."""

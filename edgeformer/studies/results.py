@@ -131,8 +131,7 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | 
     manifest = run.manifest
     if job.data.summary is not None and manifest.data.fingerprint != job.data.summary.fingerprint:
         raise ArtifactError(f"{folder}: was trained on other data than its name says; remove it, and it is made again")
-    training = run.recipe.training
-    steps = -(-manifest.data.rows["train"] // training.effective_batch) * training.epochs
+    steps = round(manifest.steps / max(1, manifest.epochs) * run.recipe.training.epochs)
     return StudyRun(
         key=job.key or "",
         recipe_sha256=job.sha256,
