@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +82,7 @@ def command(
         seeds=_seeds(seeds),
         jobs=jobs,
         train=not no_train,
+        again=shlex.join(["edgeformer", *sys.argv[1:]]),
     )
     progress = show_progress()
     plan = plan_study(name, options, progress)

@@ -60,7 +60,8 @@ def study_columns(table: StudyTable) -> Columns[StudyRow]:
                                   text=partial(_published, name=name), number=True))  # fmt: skip
             columns.append(Column(f"{name}_difference", change, heading="Δ",
                                   text=partial(_difference, name=name), number=True))  # fmt: skip
-    columns.append(Column("seeds", _seeds, number=True))
+    if any(row.keys for row in table.rows):  # where nothing was trained there are none
+        columns.append(Column("seeds", _seeds, number=True))
     return Columns(columns)
 
 
@@ -123,9 +124,8 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
 def _legend(table: StudyTable) -> str:
     lines = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
     sources = dict.fromkeys(row.source for row in table.rows if row.source)
-    lines.append(
-        "- Ours: mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most) of rounds"
-    )
+    if any(row.keys for row in table.rows):
+        lines.append("- Ours: mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")
     if sources:
         lines.append(f"- **paper**: {markdown('; '.join(sources))}; **Δ**: ours − paper")
     lines += [f"- Times: {markdown(table.times)}"] if table.times else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ class StudyOptions:
         seeds: instead of those that the study says.
         jobs: runs at a time.
         train: else nothing is trained or measured: the table is made of the results that there are.
+        again: the command that goes on with it, for whoever interrupts it.
     """
 
     artifacts: Path
@@ -46,6 +46,7 @@ class StudyOptions:
     seeds: tuple[int, ...] = ()
     jobs: int = 1
     train: bool = True
+    again: str = "the same call"
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
     if options.train:
         todo = [estimate for estimate in plan.estimates if estimate.state in ("to score", "resumable", "missing")]
         if todo:
-            again = f"edgeformer study {shlex.quote(study.name)}, with the same options"
-            place = Workplace(options.artifacts, plan.results, splits_of(study), options.jobs, again)
+            place = Workplace(options.artifacts, plan.results, splits_of(study), options.jobs, options.again)
             steps = {estimate.job.key or "": estimate.steps for estimate in todo}
             failed = work([estimate.job for estimate in todo], steps, place, progress)
     reasons = {estimate.job.title: estimate.basis for estimate in plan.estimates if estimate.state == "unavailable"}

@@ -143,27 +143,31 @@ def test_it_is_made_again_from_results_alone(place: Path, tmp_path: Path) -> Non
     assert table.rows[1].missing == "second, seed 1: is not trained, and training was not asked for"
 
 
-def test_a_killed_study_goes_on(place: Path, tmp_path: Path) -> None:
-    """kill -9 of the study alone: its training lives on, and is waited for; then of both: the run is resumed."""
+def test_a_stopped_or_killed_study_goes_on(place: Path, tmp_path: Path) -> None:
+    """SIGTERM leaves an interrupted run; then study and training are killed; then the study alone, whose training
+    lives on and is waited for."""
     _, options = copied(place, tmp_path)
     slow = {"training__checkpoint_minutes": 0.0001, "training__epochs": 40}
     path = write(tmp_path, study("slow", {"first": run("First", (1,)), "slow": run("Slow", (7,), **slow)}))
-    before, folder = trained(options.artifacts), None
-    for both in (False, True):
-        child = start(path, options.artifacts)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and (folder is None or not lines_of(folder)):
-            made = set(trained(options.artifacts)) - set(before)
-            folder = options.artifacts / made.pop() if made else None
+    before = trained(options.artifacts)
+    plan = plan_study(path, options)
+    folder = options.artifacts / plan.jobs[1].folder_name
+    for how in ("stop", "kill both", "kill"):
+        child, known = start(path, options.artifacts), lines_of(folder)
+        deadline = time.monotonic() + 180
+        while time.monotonic() < deadline and lines_of(folder) <= known and child.poll() is None:
             time.sleep(0.02)
-        child.kill()
+        child.terminate() if how == "stop" else child.kill()
         child.wait()
-        assert folder is not None
-        if both and (pid := owner(folder)) is not None:
+        if how == "stop":
+            assert child.returncode == 130
+            assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"] == "interrupted"
+            assert states(plan_study(path, options))["slow, seed 7"] == "resumable"
+        if how == "kill both" and (pid := owner(folder)) is not None:
             os.kill(pid, signal.SIGKILL)
     end = subprocess.run(command(path, options.artifacts), capture_output=True, text=True, check=False)
     assert end.returncode == 0, end.stderr
-    manifest = json.loads((folder / "run.json").read_text(encoding="utf-8"))  # type: ignore[operator]
+    manifest = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert (manifest["status"], manifest["steps"]) == ("finished", 400)
     assert {name: when for name, when in trained(options.artifacts).items() if name in before} == before
 
