@@ -150,6 +150,6 @@ def _show(table: StudyTable, files: list[Path], *, as_json: bool) -> None:
     for pick in table.picks:
         console.print(f"{pick.title}: {pick.reason}", soft_wrap=True, markup=False)
     for row in table.rows:
-        if row.missing:
-            console.print(f"missing: {row.label}, {row.at}: {row.missing}", soft_wrap=True, markup=False)
+        if row.said:
+            console.print(f"{row.label}, {row.at}: {row.said}", soft_wrap=True, markup=False)
     console.print(f"read {files[0]}", soft_wrap=True, markup=False)
