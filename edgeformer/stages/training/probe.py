@@ -101,7 +101,7 @@ def _scoring(objective: Objective, epochs: int) -> float:
     mark = time.perf_counter()
     objective.evaluate(objective.model, smallest)
     rate = (time.perf_counter() - mark) / max(1.0, tokens[smallest])
-    return rate * (tokens["validation"] * epochs + sum(tokens.values()))
+    return rate * (tokens["validation"] * (epochs - 1) + sum(tokens.values()))
 
 
 def main() -> None:
