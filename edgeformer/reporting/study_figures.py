@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from edgeformer.formats.study import FigureSpec, measure
@@ -14,6 +15,8 @@ Curves = Mapping[str, Sequence[dict[str, Any]]]
 """Label of a run → its records, see metrics.jsonl."""
 
 
+_NAMED = 4
+"""Bubbles that can carry their names without covering each other."""
 _WHISKERS: dict[str, Any] = {"ecolor": GREY, "capsize": 3, "elinewidth": 1.2}
 
 
@@ -41,7 +44,9 @@ def _draw(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> 
     if not rows:
         return False
     draw = {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind]
-    with drawing(path, figure.title, len(figure.y), (7.2 * len(figure.y), 4.4)) as axes:
+    height = max(4.4, 1.2 + 0.45 * len(rows)) if figure.kind == "bars" else 4.4
+    width = 10.2 if figure.kind == "bubbles" and len(rows) > _NAMED else 7.2
+    with drawing(path, figure.title, len(figure.y), (width * len(figure.y), height)) as axes:
         for axis, y in zip(axes, figure.y, strict=True):
             draw(axis, rows, figure, y)
     return True
@@ -61,8 +66,10 @@ def _spread(row: StudyRow, name: str) -> float:
 
 
 def _named(row: StudyRow, rows: Sequence[StudyRow]) -> str:
-    """A row's name: with its part where the rows differ in that."""
-    return f"{row.label}, {row.at}" if len({other.at for other in rows}) > 1 else row.label
+    """A row's name: with its part where the rows differ in that, and its group where another one has such a row."""
+    name = f"{row.label}, {row.at}" if len({other.at for other in rows}) > 1 else row.label
+    same = any(other.label == row.label and other.group != row.group for other in rows)
+    return f"{name}\n({fill(row.group, 40)})" if same and row.group else name
 
 
 def _colours(rows: Sequence[StudyRow]) -> dict[str, str]:
@@ -88,7 +95,9 @@ def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) ->
             axis.plot(*printed, "x", color=colours[row.run], markersize=7)
     if known:
         axis.plot([], [], "x", color=GREY, label="published")
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
+    if known or len(rows) > _NAMED:
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "labelspacing": 0.8}
+        axis.legend(frameon=False, fontsize=8, **(beside if len(rows) > _NAMED else {"loc": "lower right"}))
     axis.margins(0.28)
     best = "higher is better" if measure(y).higher_is_better else "lower is better"
     axis.set(xlabel=f"{measure(figure.x).heading} (lower is better)", ylabel=f"{measure(y).heading} ({best})")
@@ -101,14 +110,19 @@ def _printed(row: StudyRow, name: str) -> float | None:
 
 
 def _name_bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
-    """Names above and below in turn, from left to right: neighbours do not cover each other."""
+    """Few bubbles carry their names, above and below in turn; more carry numbers, which are named beside the axes."""
     ordered = sorted(rows, key=lambda row: (_value(row, figure.x) or 0.0, _value(row, y) or 0.0))
-    for number, row in enumerate(ordered):
+    many, colours = len(rows) > _NAMED, _colours(rows)
+    for number, row in enumerate(ordered, 1):
         size = f"\n{_value(row, figure.size):,.1f} {measure(figure.size).heading}" if figure.size else ""
-        above = number % 2 == 0
-        place: Any = {"xy": (_value(row, figure.x), _value(row, y)), "xytext": (0, 20 if above else -20)}
+        name, at = _named(row, rows) + size, (_value(row, figure.x), _value(row, y))
+        if many:
+            axis.annotate(str(number), at, (5, 4), textcoords="offset points", fontsize=8, color=INK)
+            axis.plot([], [], "o", color=colours[row.run], label=f"{number}  {name}")
+            continue
+        above = number % 2 == 1
         look: dict[str, Any] = {"ha": "center", "va": "bottom" if above else "top", "fontsize": 8, "color": INK}
-        axis.annotate(_named(row, rows) + size, **place, textcoords="offset points", **look)
+        axis.annotate(name, at, (0, 20 if above else -20), textcoords="offset points", **look)
 
 
 def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
@@ -117,7 +131,8 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     names = [_named(row, rows) for row in rows]
     values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
     own: dict[str, Any] = {"color": [colours[row.run] for row in rows], "height": 0.62}
-    bars = axis.barh(names, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
+    places_of = range(len(rows))  # names alone would put rows of one name onto each other
+    bars = axis.barh(places_of, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
     axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
     printed = [
         (number, row.cells[y].published) for number, row in enumerate(rows) if row.cells[y].published is not None
@@ -127,6 +142,7 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     if printed:
         axis.plot([], [], color=INK, linewidth=1.6, label="published")
         axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set_yticks(places_of, names, fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.16)
     axis.set(xlabel=measure(y).heading)

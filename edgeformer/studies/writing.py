@@ -39,5 +39,7 @@ def _curves(study: Study, jobs: Sequence[Job], results: Results) -> dict[str, Se
     for job in jobs:
         known = results.of(job)
         if known is not None and known.run.curve:
-            found.setdefault(study.runs[job.row].label, known.run.curve)
+            spec = study.runs[job.row]
+            several = sum(other.label == spec.label for other in study.runs.values()) > 1
+            found.setdefault(f"{spec.label} ({spec.group or job.row})" if several else spec.label, known.run.curve)
     return found
