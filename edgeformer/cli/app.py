@@ -26,6 +26,7 @@ from edgeformer.cli import (
     profile,
     schema,
     serve,
+    study,
     train,
     verify,
     wrap,
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, page, plan, compare, schema,
+    init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, page, plan, compare, study, schema,
 )  # fmt: skip
 for _file in _COMMANDS:
     app.command(_file.__name__.rpartition(".")[2])(_file.command)

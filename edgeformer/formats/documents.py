@@ -21,7 +21,8 @@ from edgeformer.formats.errors import InputError, RecipeError
 from edgeformer.formats.yaml_text import DEEPEST, KeyPath, YamlDocument, parse_value, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
-Kind = Literal["recipes", "profiles"]
+Kind = Literal["recipes", "profiles", "recipes/studies"]
+_CALLED = {"recipes": "recipe", "profiles": "device profile", "recipes/studies": "study"}
 _MOST_PROBLEMS = 20
 """As many as a person reads at once; the file of a stranger could have thousands."""
 _LONGEST_OVERRIDE = 120
@@ -173,7 +174,7 @@ def shipped_folder(kind: Kind) -> Path:
 
 
 def shipped_names(kind: Kind) -> list[str]:
-    """Names of the shipped recipes or profiles, sorted."""
+    """Names of the shipped recipes, profiles or studies, sorted."""
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
@@ -205,9 +206,8 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
             return candidate
     names = shipped_names(kind)
     near = difflib.get_close_matches(Path(name).stem, names, n=1)
-    what = "recipe" if kind == "recipes" else "device profile"
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise RecipeError(f"no {what} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+    raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
 
 
 def load_profile(name: str | None, local: Path | None = None) -> DeviceProfile:

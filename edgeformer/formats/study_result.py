@@ -1,0 +1,162 @@
+"""What a study keeps of each run and shows in the end: JSON files, from which it is made again without weights."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.caution import cautions
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.scores import Evaluation
+
+TRAINING_REVISION = 1
+"""Counted up when the same recipe on the same data trains to other weights: results of before are no longer used."""
+
+RESULTS_FOLDER = "studies/runs"
+"""Below the folder of artifacts: a JSON file per run, named by its key."""
+
+
+class ExportedSize(Frozen):
+    """What is known of an exported artifact."""
+
+    id: str
+    precision: str
+    role: str
+    exit: int | None
+    status: str
+    reason: str | None = None
+    size_bytes: int | None = None
+    max_abs_error: float | None = None
+
+
+class StudyRun(Frozen):
+    """The scores of a finished run, found by its key."""
+
+    format_version: Literal[1] = 1
+    key: str = Field(description="sha256 over recipe_sha256, the data's fingerprint and the revision")
+    recipe_sha256: str = Field(description="of the recipe as it was written, less what decides nothing")
+    revision: int = Field(description="TRAINING_REVISION of the code that trained it")
+    alike: str = Field(description="sha256 over what decides how long a training row takes")
+    task: str
+    recipe: dict[str, Any] = Field(description="what differs from the defaults, as it was written")
+    run: str = Field(description="name of its folder")
+    data: DataSummary
+    data_notes: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="what was read, part by part")
+    tokenizer_fingerprint: str | None = None
+    parameters: int
+    loops: int
+    steps: int
+    epochs: int
+    planned_steps: int = Field(description="of all epochs, had training not stopped early")
+    best_epoch: int | None
+    seconds: float = Field(description="wall time of training with validation")
+    rows_per_s: float | None = Field(description="training alone")
+    scoring_s: float = Field(0.0, description="wall time of exporting and scoring artifacts")
+    overhead_s: float | None = Field(
+        None, description="of the training's process, beside `seconds`: imports, data, test sets; None: it was resumed"
+    )
+    precision: str
+    leaks: bool = False
+    evaluation: Evaluation
+    artifacts: Annotated[tuple[ExportedSize, ...], Field(strict=False)] = ()
+    curve: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = Field(
+        (), description="records of metrics.jsonl, one per epoch and some of the steps between"
+    )
+    versions: dict[str, str]
+    code_version: str
+    host: dict[str, Any]
+    started: str
+    finished: str | None
+
+
+class TimedArtifact(Frozen):
+    """Median times of one artifact, one per round."""
+
+    run: str = Field(description="key of the run")
+    artifact: str
+    p50_ms: Annotated[tuple[float, ...], Field(strict=False)]
+    stable: bool
+    provider: str
+
+
+class StudyTimes(Frozen):
+    """Artifacts of several runs, measured in turns on one machine."""
+
+    format_version: Literal[1] = 1
+    key: str = Field(description="sha256 over runs, artifacts and shape")
+    batch: int
+    seq: int
+    threads: int | None
+    entries: Annotated[tuple[TimedArtifact, ...], Field(strict=False)]
+    host: dict[str, Any]
+    versions: dict[str, str]
+    code_version: str
+    started: str
+    seconds: float
+
+
+class Cell(Frozen):
+    """A figure of one row over its seeds, and what was published."""
+
+    mean: float | None = None
+    sd: float | None = Field(None, description="of the sample (n − 1); None: one seed")
+    n: int = 0
+    low: float | None = Field(None, description="speedup: the least of all rounds")
+    high: float | None = None
+    published: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published value."""
+        return None if self.mean is None or self.published is None else self.mean - self.published
+
+
+class StudyRow(Frozen):
+    """One line of a study's table."""
+
+    run: str
+    label: str
+    at: str = Field(description="test set, precision, exit or threshold")
+    group: str = ""
+    cells: dict[str, Cell]
+    source: str = Field("", description="of the published values")
+    origin: str = Field(description="where its results are from")
+    keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    missing: str | None = Field(None, description="why there are no figures of ours")
+    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    synthetic: bool = Field(False, description="trained and tested on generated text")
+    note: str = ""
+
+    @property
+    def said(self) -> str:
+        """What must stand beside its figures."""
+        return "; ".join(part for part in (*cautions(self), self.missing or "", self.note) if part)
+
+
+class Picked(Frozen):
+    """What a choice across runs came to."""
+
+    title: str
+    row: int | None
+    reason: str
+    paper: str = ""
+
+
+class StudyTable(Frozen):
+    """table.json: all that a study shows."""
+
+    format_version: Literal[1] = 1
+    study: str
+    title: str
+    element: str
+    protocol: str
+    columns: Annotated[tuple[str, ...], Field(strict=False)]
+    rows: Annotated[tuple[StudyRow, ...], Field(strict=False)]
+    picks: Annotated[tuple[Picked, ...], Field(strict=False)] = ()
+    data: dict[str, tuple[str, ...]] = Field({}, description="row → what was read, part by part")
+    sets: dict[str, dict[str, int]] = Field({}, description="row → set → rows")
+    minutes: float = Field(description="of training, all runs of the table")
+    hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    times: str = Field("", description="how times were measured")
+    overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of the command")
+    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()

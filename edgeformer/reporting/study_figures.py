@@ -1,0 +1,183 @@
+"""Pictures of a study: what its rows trade, and the curves of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from edgeformer.formats.study import FigureSpec, measure
+from edgeformer.formats.study_result import StudyRow, StudyTable
+from edgeformer.reporting.canvas import GREY, INK, PALETTE, can_draw, drawing
+
+Curves = Mapping[str, Sequence[dict[str, Any]]]
+"""Label of a run → its records, see metrics.jsonl."""
+
+
+_NAMED = 4
+"""Bubbles that can carry their names without covering each other."""
+_WHISKERS: dict[str, Any] = {"ecolor": GREY, "capsize": 3, "elinewidth": 1.2}
+
+
+def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: Curves) -> list[str]:
+    """Write ``figure1.png``… into a study's folder.
+
+    Returns:
+        Their names; without those for which there is no figure of ours. Empty where matplotlib is not installed.
+    """
+    names: list[str] = []
+    for number, figure in enumerate(figures, 1):
+        name = f"figure{number}.png"
+        (folder / name).unlink(missing_ok=True)
+        if can_draw() and _draw(folder / name, table, figure, curves):
+            names.append(name)
+    return names
+
+
+def _draw(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
+    if figure.kind == "curves":
+        return _draw_curves(path, figure, curves)
+    rows = [row for row in table.rows if figure.at is None or str(figure.at) == row.at]
+    asked = [*figure.y, *([figure.x] if figure.kind != "bars" else []), *([figure.size] if figure.size else [])]
+    rows = [row for row in rows if all(_value(row, name) is not None for name in asked if name)]
+    if not rows:
+        return False
+    draw = {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind]
+    height = max(4.4, 1.2 + 0.45 * len(rows)) if figure.kind == "bars" else 4.4
+    width = 10.2 if figure.kind == "bubbles" and len(rows) > _NAMED else 7.2
+    with drawing(path, figure.title, len(figure.y), (width * len(figure.y), height)) as axes:
+        for axis, y in zip(axes, figure.y, strict=True):
+            draw(axis, rows, figure, y)
+    return True
+
+
+def _value(row: StudyRow, name: str) -> float | None:
+    cell = row.cells.get(name)
+    return cell.mean if cell is not None else None
+
+
+def _numbers(rows: Sequence[StudyRow], name: str) -> list[float]:
+    return [value for row in rows if (value := _value(row, name)) is not None]
+
+
+def _spread(row: StudyRow, name: str) -> float:
+    return row.cells[name].sd or 0.0
+
+
+def _named(row: StudyRow, rows: Sequence[StudyRow]) -> str:
+    """A row's name: with its part where the rows differ in that, and its group where another one has such a row."""
+    name = f"{row.label}, {row.at}" if len({other.at for other in rows}) > 1 else row.label
+    same = any(other.label == row.label and other.group != row.group for other in rows)
+    return f"{name}\n({fill(row.group, 40)})" if same and row.group else name
+
+
+def _colours(rows: Sequence[StudyRow]) -> dict[str, str]:
+    runs = list(dict.fromkeys(row.run for row in rows))
+    return {run: PALETTE[number % len(PALETTE)] for number, run in enumerate(runs)}
+
+
+def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """``y`` against ``x``; the area of a bubble is its ``size``, and the paper's own points are crosses."""
+    colours, most = _colours(rows), max(_numbers(rows, figure.size), default=1.0) if figure.size else 1.0
+    for row in sorted(rows, key=lambda row: _value(row, figure.size) or 0.0, reverse=True):  # small ones on top
+        at, colour = (_value(row, figure.x), _value(row, y)), colours[row.run]
+        area = 1500 * (_value(row, figure.size) or 0.0) / most + 20 if figure.size else 90
+        axis.errorbar(*at, yerr=_spread(row, y) or None, color=colour, capsize=3, linewidth=1)
+        axis.scatter(*at, s=area, color=colour, alpha=0.35, linewidth=0)
+        axis.scatter(*at, s=9, color=colour)
+    _name_bubbles(axis, rows, figure, y)
+    known = 0
+    for row in rows:
+        printed = (_printed(row, figure.x), _printed(row, y))
+        if None not in printed:
+            known += 1
+            axis.plot(*printed, "x", color=colours[row.run], markersize=7)
+    if known:
+        axis.plot([], [], "x", color=GREY, label="published")
+    if known or len(rows) > _NAMED:
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "labelspacing": 0.8}
+        axis.legend(frameon=False, fontsize=8, **(beside if len(rows) > _NAMED else {"loc": "lower right"}))
+    axis.margins(0.28)
+    best = "higher is better" if measure(y).higher_is_better else "lower is better"
+    axis.set(xlabel=f"{measure(figure.x).heading} (lower is better)", ylabel=f"{measure(y).heading} ({best})")
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _printed(row: StudyRow, name: str) -> float | None:
+    cell = row.cells.get(name)
+    return cell.published if cell is not None else None
+
+
+def _name_bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """Few bubbles carry their names, above and below in turn; more carry numbers, which are named beside the axes."""
+    ordered = sorted(rows, key=lambda row: (_value(row, figure.x) or 0.0, _value(row, y) or 0.0))
+    many, colours = len(rows) > _NAMED, _colours(rows)
+    for number, row in enumerate(ordered, 1):
+        size = f"\n{_value(row, figure.size):,.1f} {measure(figure.size).heading}" if figure.size else ""
+        name, at = _named(row, rows) + size, (_value(row, figure.x), _value(row, y))
+        if many:
+            axis.annotate(str(number), at, (5, 4), textcoords="offset points", fontsize=8, color=INK)
+            axis.plot([], [], "o", color=colours[row.run], label=f"{number}  {name}")
+            continue
+        above = number % 2 == 1
+        look: dict[str, Any] = {"ha": "center", "va": "bottom" if above else "top", "fontsize": 8, "color": INK}
+        axis.annotate(name, at, (0, 20 if above else -20), textcoords="offset points", **look)
+
+
+def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """A bar per row, with what was published as a tick across."""
+    colours, places = _colours(rows), measure(y).places
+    names = [_named(row, rows) for row in rows]
+    values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
+    own: dict[str, Any] = {"color": [colours[row.run] for row in rows], "height": 0.62}
+    places_of = range(len(rows))  # names alone would put rows of one name onto each other
+    bars = axis.barh(places_of, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
+    axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
+    printed = [
+        (number, row.cells[y].published) for number, row in enumerate(rows) if row.cells[y].published is not None
+    ]
+    for number, value in printed:
+        axis.plot([value, value], [number - 0.36, number + 0.36], color=INK, linewidth=1.6)
+    if printed:
+        axis.plot([], [], color=INK, linewidth=1.6, label="published")
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set_yticks(places_of, names, fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.16)
+    axis.set(xlabel=measure(y).heading)
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", alpha=0.4)
+
+
+def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+    """A line per run over ``x``, its points named by what they are."""
+    colours = _colours(rows)
+    for run, colour in colours.items():
+        own = sorted((row for row in rows if row.run == run), key=lambda row: _value(row, figure.x) or 0.0)
+        axis.plot(_numbers(own, figure.x), _numbers(own, y), "o-", color=colour, label=own[0].label)
+        for row in own:
+            at: Any = (_value(row, figure.x), _value(row, y))
+            axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
+    axis.set(xlabel=measure(figure.x).heading, ylabel=measure(y).heading)
+    axis.margins(0.1)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_curves(path: Path, figure: FigureSpec, curves: Curves) -> bool:
+    """Figures of metrics.jsonl over epochs, a line per run: steps where they tell of it, else epochs."""
+    found = [
+        label for label, records in curves.items() if any(name in record for record in records for name in figure.y)
+    ]
+    if not found:
+        return False
+    with drawing(path, figure.title, len(figure.y), (6.0 * len(figure.y), 4.2)) as axes:
+        for axis, y in zip(axes, figure.y, strict=True):
+            for number, label in enumerate(found):
+                points = [(record["epoch"], record[y]) for record in curves[label] if y in record]
+                mark = "o-" if len(points) < 30 else "-"
+                axis.plot(*zip(*points, strict=True), mark, color=PALETTE[number % len(PALETTE)], label=label,
+                          linewidth=1.2) if points else None  # fmt: skip
+            axis.set(xlabel="epoch", ylabel=y.replace("_", " "))
+            axis.legend(frameon=False, fontsize=8)
+    return True

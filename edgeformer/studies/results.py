@@ -1,0 +1,188 @@
+"""Results of finished runs: kept as JSON, found by key, collected from a run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeformer.bundle import Bundle
+from edgeformer.families import family_of
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import write_json
+from edgeformer.formats.manifest import DataSummary, RunManifest
+from edgeformer.formats.scores import read_evaluation
+from edgeformer.formats.study_result import (
+    RESULTS_FOLDER,
+    TRAINING_REVISION,
+    ExportedSize,
+    StudyRun,
+    StudyTimes,
+)
+from edgeformer.formats.workspace import read_manifest
+from edgeformer.run import Run, bundle_in
+from edgeformer.studies.jobs import Job, alike, decisive
+
+COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
+"""In a checkout: results that came with it."""
+_TIMES, _DATA = "times-", "data-"
+_CURVE = 200
+"""Records of a curve that are kept."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run's results, and where they lie."""
+
+    run: StudyRun
+    origin: str
+
+
+class Results:
+    """The results of finished runs.
+
+    Args:
+        artifacts: the folder that holds the runs; new results are written below it.
+        folders: where else results are looked for, in this order.
+    """
+
+    def __init__(self, artifacts: Path, folders: Sequence[Path]) -> None:
+        self.folder = artifacts / RESULTS_FOLDER
+        self._places = [(self.folder, "trained here")]
+        others = [*folders, *([COMMITTED] if COMMITTED.is_dir() else [])]
+        self._places += [(folder, f"results in {folder.name}") for folder in others]
+
+    def of(self, job: Job) -> Found | None:
+        """The results of a job: of the same recipe, data and revision; where its data is not at hand, of any data.
+
+        Raises:
+            ArtifactError: a damaged file of that key.
+        """
+        for folder, origin in self._places:
+            if job.key is not None:
+                path = folder / f"{job.key}.json"
+                if path.is_file():
+                    return Found(read_manifest(StudyRun, path), origin)
+                continue
+            for run in self._all(folder):
+                if run.recipe_sha256 == job.sha256 and run.revision == TRAINING_REVISION:
+                    return Found(run, origin)
+        return None
+
+    def known(self) -> list[StudyRun]:
+        """All results that were trained here, for the time that others will take."""
+        return self._all(self.folder)
+
+    def _all(self, folder: Path) -> list[StudyRun]:
+        found = []
+        for path in sorted(folder.glob("*.json")):
+            if path.name.startswith((_TIMES, _DATA)):
+                continue
+            try:
+                found.append(read_manifest(StudyRun, path))
+            except ArtifactError:  # of another version; whoever asks for it by its key is told
+                continue
+        return found
+
+    def keep(self, run: StudyRun) -> Found:
+        """Write results down."""
+        write_json(self.folder / f"{run.key}.json", run)
+        return Found(run, "trained here")
+
+    def data_of(self, job: Job) -> tuple[DataSummary, str] | None:
+        """What a recipe's data is, and who counted it: this machine, or results. Raises ArtifactError."""
+        if job.data.summary is not None:
+            write_json(self.folder / f"{_DATA}{job.sha256}.json", _without_texts(job.data.summary))
+            return job.data.summary, "counted here"
+        for folder, origin in self._places:
+            path = folder / f"{_DATA}{job.sha256}.json"
+            if path.is_file():
+                return read_manifest(DataSummary, path), origin
+        return None
+
+    def times(self, key: str) -> StudyTimes | None:
+        """Times by their key. Raises ArtifactError for a damaged file."""
+        for folder, _ in self._places:
+            path = folder / f"{_TIMES}{key}.json"
+            if path.is_file():
+                return read_manifest(StudyTimes, path)
+        return None
+
+    def keep_times(self, times: StudyTimes) -> None:
+        """Write times down."""
+        write_json(self.folder / f"{_TIMES}{times.key}.json", times)
+
+
+def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | None = None) -> StudyRun:
+    """The results of a finished run.
+
+    Args:
+        scoring_s: seconds of exporting and scoring it.
+        training_s: of the process that trained it, from the beginning to the end; None: it was resumed, or is older.
+
+    Raises:
+        ArtifactError: unfinished or damaged.
+    """
+    run = Run.open(folder)
+    run.require_finished()
+    manifest = run.manifest
+    if job.data.summary is not None and manifest.data.fingerprint != job.data.summary.fingerprint:
+        raise ArtifactError(f"{folder}: was trained on other data than its name says; remove it, and it is made again")
+    steps = round(manifest.steps / max(1, manifest.epochs) * run.recipe.training.epochs)
+    return StudyRun(
+        key=job.key or "",
+        recipe_sha256=job.sha256,
+        revision=TRAINING_REVISION,
+        alike=alike(job.written),
+        recipe=decisive(job.written),
+        run=folder.name,
+        data=_without_texts(manifest.data),
+        data_notes=job.notes,
+        loops=family_of(run.recipe).loops(run.recipe.model),
+        planned_steps=steps,
+        rows_per_s=manifest.samples_per_second,
+        scoring_s=round(scoring_s, 1),
+        overhead_s=None if training_s is None else round(max(0.0, training_s - manifest.seconds), 1),
+        evaluation=read_evaluation(folder),
+        artifacts=_artifacts(folder),
+        curve=_curve(folder / "metrics.jsonl"),
+        **_told_by(manifest),
+    )
+
+
+def _told_by(manifest: RunManifest) -> dict[str, Any]:
+    same = ("task", "tokenizer_fingerprint", "parameters", "steps", "epochs", "best_epoch", "seconds", "precision",
+            "leaks", "versions", "code_version", "host", "started", "finished")  # fmt: skip
+    return {name: getattr(manifest, name) for name in same}
+
+
+def _without_texts(data: DataSummary) -> DataSummary:
+    return data.model_copy(update={"findings": ()})
+
+
+def _artifacts(folder: Path) -> tuple[ExportedSize, ...]:
+    bundle = bundle_in(folder)
+    if bundle is None:
+        return ()
+    same = ("id", "precision", "role", "exit", "status", "reason", "size_bytes")
+    return tuple(
+        ExportedSize(
+            **{name: getattr(artifact, name) for name in same},
+            max_abs_error=getattr(artifact.parity, "max_abs_error", None),
+        )
+        for artifact in Bundle.open(bundle).manifest.artifacts
+    )
+
+
+def _curve(path: Path) -> tuple[dict[str, Any], ...]:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):  # an imported run has none; nothing but curves is drawn of it
+        return ()
+    steps = [line for line in lines if line.get("kind") == "step"]
+    every = max(1, math.ceil(len(steps) / _CURVE))
+    kept = {id(line) for line in steps[every - 1 :: every]}
+    return tuple(line for line in lines if line.get("kind") != "step" or id(line) in kept)

@@ -1,0 +1,172 @@
+"""What a table says of given results: exits, exported precisions, thresholds, labels, times in turns, and picks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.families import load_recipe
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
+from edgeformer.formats.study import FigureSpec, Study
+from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from edgeformer.reporting.study_figures import draw_study
+from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page
+from edgeformer.studies.jobs import Data, Job
+from edgeformer.studies.lines import label_lines
+from edgeformer.studies.needs import lacking
+from edgeformer.studies.results import Found
+from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
+from tests.studies.tiny_study import run, study
+
+HOST = {"cpu": "a processor", "cores": 2}
+SUMMARY = DataSummary(split="given", synthetic=False, rows={"train": 30, "validation": 4}, fingerprint="f")
+
+
+def made(key: str, **changes: Any) -> StudyRun:
+    """The results of a run that nobody trained."""
+    facts: dict[str, Any] = {
+        "key": key, "recipe_sha256": "r", "revision": 1, "alike": "a", "task": "classification", "recipe": {},
+        "run": f"run-{key}", "data": SUMMARY, "parameters": 2**20, "loops": 8, "steps": 10, "epochs": 2,
+        "planned_steps": 10, "best_epoch": 1, "seconds": 90.0, "rows_per_s": 5.0, "precision": "fp32",
+        "evaluation": Evaluation(), "versions": {}, "code_version": "0", "host": HOST, "started": "now",
+        "finished": "then",
+    }  # fmt: skip
+    return StudyRun(**{**facts, **changes})
+
+
+def row(artifact: str, split: str, **figures: Any) -> EvaluationRow:
+    return EvaluationRow(artifact=artifact, split=split, n=4, **{"loss": 1.0, **figures})
+
+
+def graph(precision: str, **changes: Any) -> ExportedSize:
+    facts = {"id": f"onnx-{precision}", "precision": precision, "role": "full", "exit": None, "status": "built"}
+    return ExportedSize(**{**facts, "size_bytes": 1000, **changes})
+
+
+def table_of(
+    table: dict[str, Any], results: dict[str, list[StudyRun]], times: StudyTimes | None = None
+) -> tuple[Study, tuple[StudyRow, ...]]:
+    """The study, and the lines of its table, of given results."""
+    written = study("made", {name: run(name.title()) for name in results}, table=table)
+    found = Study.model_validate(written, strict=False)
+    outcomes = [
+        Outcome(job_of(found, name), Found(one, "results in hand")) for name, runs in results.items() for one in runs
+    ]
+    return found, rows_of(found, outcomes, times)
+
+
+def job_of(found: Study, name: str) -> Job:
+    recipe = load_recipe("quickstart")
+    return Job(name, 1, found.runs[name], recipe, recipe, "r", Data(SUMMARY), ())
+
+
+def test_exits_are_measured_against_the_whole_model() -> None:
+    rows = [
+        row("torch", "validation", loss=2.0),
+        *(row("torch", "validation", loss=2.0 + 1 / e, exit=e) for e in (2, 4)),
+    ]
+    exits = [graph("fp32"), graph("fp32", id="onnx-fp32-exit2", role="exit", exit=2), graph("fp16")]
+    one = made("k", evaluation=Evaluation(rows=tuple(rows)), artifacts=tuple(exits))
+    entries = [("onnx-fp32", (8.0, 9.0, 10.0)), ("onnx-fp32-exit2", (4.0, 3.0, 2.5))]
+    times = StudyTimes(
+        key="t", batch=1, seq=8, threads=1, host=HOST, versions={}, code_version="0", started="now", seconds=1.0,
+        entries=tuple(
+            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p") for name, p50 in entries
+        ),
+    )  # fmt: skip
+    timing = {"batch": 1, "seq": 8, "rounds": 3, "against": "model/8"}
+    columns = ["loss", "loop_ratio", "latency_ms", "speedup"]
+    _, lines = table_of({"rows": "exits", "columns": columns, "timing": timing}, {"model": [one]}, times)
+    assert [line.at for line in lines] == ["2", "4", "8"]
+    early, middle, last = (line.cells for line in lines)
+    assert (early["loop_ratio"].mean, last["loop_ratio"].mean, early["loss"].mean) == (4.0, 1.0, 2.5)
+    assert (early["speedup"].mean, early["speedup"].low, early["speedup"].high) == (3.0, 2.0, 4.0)
+    assert (early["latency_ms"].mean, last["speedup"].mean) == (3.0, 1.0)
+    assert middle["latency_ms"].mean is None and middle["speedup"].mean is None
+
+
+def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
+    def exported(key: str, accuracy: float, size: int) -> StudyRun:
+        scores = [row("torch", "test", accuracy=accuracy), row("onnx-fp32", "test", accuracy=accuracy)]
+        scores.append(row("onnx-fp16", "test", accuracy=accuracy - 0.001, ms_per_sample=0.5))
+        rejected = graph("int8", status="rejected", reason="it loses too much", size_bytes=None)
+        artifacts = (graph("fp32", size_bytes=size), graph("fp16", size_bytes=size // 2), rejected)
+        return made(key, evaluation=Evaluation(rows=tuple(scores)), artifacts=artifacts)
+
+    choices = [{"title": "Small", "smallest": "size_bytes", "keep": "accuracy", "within": 0.01, "paper": "the other"}]
+    printed = [{"run": "wide", "at": "fp16", "source": "Table 0", "values": {"accuracy": 0.8}}]
+    spec = {
+        "rows": "artifacts",
+        "columns": ["size_bytes", "megabytes", "accuracy"],
+        "choices": choices,
+        "published": printed,
+    }
+    found, lines = table_of(
+        spec, {"wide": [exported("w", 0.9, 4000), exported("x", 0.92, 4000)], "thin": [exported("t", 0.7, 100)]}
+    )
+    assert [(line.run, line.at) for line in lines][:3] == [("wide", "fp32"), ("wide", "fp16"), ("wide", "int8")]
+    half = lines[1].cells
+    assert half["accuracy"].mean == pytest.approx(0.909) and half["accuracy"].sd == pytest.approx(0.02 / 2**0.5)
+    assert half["megabytes"].mean == 2.0 and half["accuracy"].difference == pytest.approx(0.109)
+    assert lines[2].missing == "rejected: it loses too much"
+    (pick,) = picks_of(found.table.choices, lines)
+    assert pick.row == 1 and "Wide, fp16: bytes 2,000, of 2 whose accuracy is within 0.01" in pick.reason
+    table = StudyTable(
+        study="made", title="T|itle", element="Table 0", protocol="-", columns=found.table.columns, rows=lines,
+        picks=(pick,), minutes=3.0,
+    )  # fmt: skip
+    page = study_page(table, [])
+    assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
+    assert study_markdown(table).count("\n|") == len(lines) + 1
+    assert study_csv(table).splitlines()[2].startswith("wide,fp16,2000.0,0.0")
+    look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
+    kinds: tuple[Any, ...] = ("bubbles", "bars", "lines")
+    figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
+    assert draw_study(tmp_path, table, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
+
+
+def test_thresholds_and_the_schedule() -> None:
+    def early(threshold: float | None, loops: float) -> EarlyExitRow:
+        return EarlyExitRow(
+            artifact="torch", split="validation", n=4, threshold=threshold, thresholds={}, mean_loops=loops, loss=1.5,
+            perplexity=4.5, share={},
+        )  # fmt: skip
+
+    one = made("k", evaluation=Evaluation(early_exit=(early(None, 3.2), early(0.85, 4.0))))
+    _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [one]})
+    assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == [("schedule", 2.5), ("0.85", 2.0)]
+
+
+def test_labels_are_counted_in_percent() -> None:
+    assert label_lines({"train": {"bad": 1, "good": 3}}) == {"train": {"rows": 4, "share_0": 25.0, "share_1": 75.0}}
+
+
+def test_what_leaks_is_said_and_never_picked() -> None:
+    void, honest = made("v", leaks=True), made("h")
+    scored = {key: one.model_copy(update={"evaluation": Evaluation(rows=(row("torch", "test", loss=loss),))})
+              for key, one, loss in (("void", void, 0.1), ("honest", honest, 3.0))}  # fmt: skip
+    choices = [{"title": "Best", "smallest": "loss"}]
+    found, lines = table_of(
+        {"rows": "tests", "columns": ["loss"], "choices": choices}, {k: [v] for k, v in scored.items()}
+    )
+    assert "LEAKS FUTURE TOKENS" in lines[0].said
+    assert picks_of(found.table.choices, lines)[0].row == 1
+
+
+def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
+    found, _ = table_of({}, {"model": [made("k")]})
+    spec = found.runs["model"].model_copy(update={"export": ("int8",)})
+    job = job_of(found, "model")
+    job = Job(job.row, 1, spec, job.written, job.recipe, "r", job.data, ())
+    scores = Evaluation(rows=(row("torch", "random-split"), row("onnx-fp32", "random-split")))
+    one = made("k", evaluation=scores)
+    step = lacking(job, one, tmp_path, ("test",))
+    assert step is not None and step.arguments[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
+    one = one.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
+    step = lacking(job, one, tmp_path, ("test",))
+    assert step is not None and step.arguments[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
+    scored = Evaluation(rows=(*scores.rows, row("onnx-int8", "random-split")))
+    assert lacking(job, one.model_copy(update={"evaluation": scored}), tmp_path, ("test",)) is None
