@@ -145,7 +145,7 @@ def test_standard_input(folder: Path) -> None:
     [
         (("--file", "in.csv", "--text", "txt"), "no column 'txt'"),
         (("--file", "in.txt", "--text", "text"), "is read as plain text"),
-        (("--file", "in.csv", "--pair", "id"), "--text COL --pair COL"),
+        (("--file", "in.csv", "--pair", "id"), "was trained on single texts"),
         (("--file", "in.csv", "--output", "in.csv"), "is the file of --file"),
         (("--file", "in.csv", "--output", "out.xml"), "its suffix does not tell the format"),
         (("--file", "in.csv", "--output", "artifacts"), "is a folder"),

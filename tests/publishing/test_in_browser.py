@@ -22,6 +22,7 @@ from edgeformer.run import locate
 from edgeformer.stages.evaluating.predict import predict
 from edgeformer.stages.profiling.measure import drifted, summarise, windows_agree
 from edgeformer.stages.publishing.publish import PageOptions, publish
+from edgeformer.tasks.answering import Answering
 from edgeformer.tasks.calls import make_buffers
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
@@ -154,9 +155,13 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
     told = json.loads((folder / "site.json").read_text(encoding="utf-8"))
     told |= {"pairs": True, "thresholds": {"negative": 0.9, "positive": 0.1}}
     (folder / "site.json").write_text(json.dumps(told), encoding="utf-8")
-    location = locate(str(CLASSIFIER), CLASSIFIER)
+    bundle = Bundle.open(CLASSIFIER)
+    entry = bundle.manifest.artifacts[0]
     pair = ("the staff was friendly", "the food was bad")
-    right: Any = predict(location, [pair], "onnx-fp32")[1][0]
+    answering = Answering(bundle.task, bundle.reader(entry), bundle.data)  # `predict` gives this model no pairs
+    window = answering.read([pair])
+    with bundle.session(entry) as session:
+        right: Any = answering.answers(window, answering.run(session.run, window))[0]
     with served(folder) as address:
         tab.open(address)
         found = answer(tab, "onnx-fp32", *pair)
