@@ -27,7 +27,9 @@ from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.machine.lock import LockedError, claiming
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of what is cached. 2: cleaning collapses marks beyond ASCII; word counts are kept."""
+
 _CHUNK = 2048
 _NEVER_CUT = 2**40
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)

@@ -129,7 +129,7 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
             )
         cuts = _cuts(config, pooled)
     drawn = {name: pooled.take(cuts[name]) if name in cuts else _pool(config, parts, sources[name]) for name in names}
-    sets = {name: _balanced(config, _some(config, name, rows)) for name, rows in drawn.items()}
+    sets = {name: _some(config, name, _balanced(config, rows)) for name, rows in drawn.items()}
     for name, rows in sets.items():
         if not len(rows):
             raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
@@ -196,20 +196,25 @@ def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str,
 
 
 def _some(config: DataConfig, name: str, rows: LabelledTexts) -> LabelledTexts:
-    """As many rows of a set as ``data.rows`` says. Raises DataError."""
+    """As many rows of a set as ``data.rows`` says; of balanced ones as many as go evenly. Raises DataError."""
     amount = config.rows.get(name)
     if amount is None:
         return rows
-    return rows.take(sample(rows.labels, count_of(amount, len(rows), f"data.rows.{name}"), config.split_seed))
+    groups = _groups(config, rows)
+    chosen = rows.take(sample(groups, count_of(amount, len(rows), f"data.rows.{name}"), config.split_seed))
+    return _balanced(config, chosen)
 
 
 def _balanced(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
     """As ``data.balance`` says. Of a set that was drawn of balanced rows too: chance left it nearly balanced."""
-    if config.balance is None:
-        return rows
+    return rows if config.balance is None else rows.take(equal(_groups(config, rows), config.split_seed))
+
+
+def _groups(config: DataConfig, rows: LabelledTexts) -> Int64s:
+    """The group of each row, int64 [n]: those that are balanced, else the labels."""
     labels, sources = rows.labels, np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
-    groups = {"label": labels, "source": sources, "label-and-source": sources * len(config.labels) + labels}
-    return rows.take(equal(groups[config.balance], config.split_seed))
+    groups = {"source": sources, "label-and-source": sources * len(config.labels) + labels}
+    return groups.get(config.balance or "label", labels)
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:

@@ -101,8 +101,8 @@ class DataConfig(DataSection):
     A part that the protocol does not use is scored as a further test set under its own name.
 
     Fewer rows, in this order: ``rows`` of a source, when it is read; ``longest`` or ``shortest``, then ``balance``, of
-    all rows that sets are drawn from (parts that are pooled as one, every other part by itself); ``rows`` of a set,
-    once the protocol has drawn it.
+    all rows that sets are drawn from (parts that are pooled as one, every other part by itself), and of each set;
+    ``rows`` of a set, once the protocol has drawn it: where it is balanced, as many as go evenly.
     """
 
     length_key: ClassVar[str] = "max_length"

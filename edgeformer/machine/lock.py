@@ -102,7 +102,11 @@ def _is_here(owner: dict[str, Any]) -> bool:
 
 def _written(folder: Path) -> float:
     """When a file in a folder was last written, in seconds."""
-    return max((file.stat().st_mtime for file in folder.iterdir() if file.is_file()), default=0.0)
+    times = [0.0]
+    for file in folder.iterdir():
+        with contextlib.suppress(OSError):  # it is gone by now
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 @contextlib.contextmanager

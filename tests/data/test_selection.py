@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -47,6 +47,7 @@ def mixed(tmp_path):
     return jsonl(tmp_path / "mixed.jsonl", 300, lambda n: LABELS[(2 if n % 10 == 0 else 0) if n % 10 < 4 else 1])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
 def test_shares_add_up_and_are_within_one_row(sizes, data):
     count = data.draw(st.integers(0, sum(sizes)))
@@ -138,6 +139,9 @@ def test_labels_and_sources_come_out_equal_in_every_set(protocol, mixed, tmp_pat
     found = sets_of(config(parts, protocol, balance="label-and-source"))["train"]
     kinds = Counter(zip((text.split()[0] for text in found.texts), found.labels.tolist(), strict=True))
     assert len(kinds) == 4 and len(set(kinds.values())) == 1
+    for key, expected in (("label", [13, 13, 13]), ("source", [20, 20])):
+        some = sets_of(config(parts, protocol, balance=key, rows={"train": 41}))["train"]
+        assert np.bincount(some.labels if key == "label" else some.sources).tolist() == expected
     pooled = config({**parts, "validation": [jsonl(tmp_path / "more.jsonl", 50, "bad")]}, protocol, balance="source")
     found = sum((Counter(text.split()[0] for text in rows.texts) for rows in sets_of(pooled).values()), Counter())
     assert set(found) == {"mixed", "odd", "more"} and max(found.values()) - min(found.values()) <= 12
@@ -150,7 +154,7 @@ def test_training_and_evaluation_agree_on_every_set(protocol, mixed, tmp_path):
         "hotels": [jsonl(tmp_path / "hotels.jsonl", 40, lambda n: LABELS[n % 3])],
     }
     parts["validation" if protocol == "glue-dev" else "test" if protocol == "given" else "further"] = [mixed]
-    keys = {"longest": 0.9, "balance": "label", "rows": {"train": 0.5, "validation": 3, "hotels": 10}}
+    keys = {"longest": 0.9, "balance": "label", "rows": {"train": 0.5, "validation": 2, "hotels": 10}}
     made = recipe(parts, protocol, vocab_size=VOCABULARY, labels=LABELS, **keys)
     data = prepare(made.data, made.tokenizer, made.model.vocab_size, tmp_path / "cache")
     (tmp_path / "again.yaml").write_text(made.to_yaml(), encoding="utf-8")

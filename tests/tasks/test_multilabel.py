@@ -214,6 +214,8 @@ def test_its_bundle_says_the_same(trained: Path, tmp_path: Path) -> None:
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
     thresholds = Run.open(trained).data.thresholds  # type: ignore[attr-defined]
+    # Every artifact is judged at those that the bundle answers at, not at the best ones for itself.
+    assert [artifact.validation.thresholds for artifact in bundle.artifacts] == [thresholds] * len(bundle.artifacts)
     for found in (both, none):
         given = {name for name in LABELS if found.probabilities[name] >= thresholds[name]}
         assert set(found.as_dict()["labels"]) == given

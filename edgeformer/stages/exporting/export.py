@@ -108,7 +108,7 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
     if trimmed is not None:
         readers[True] = trimmed.reader
     origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
-    found = {which: open_validation(opened.recipe, reader, origin, progress) for which, reader in readers.items()}
+    found = {which: open_validation(opened.settled, reader, origin, progress) for which, reader in readers.items()}
     validations = {which: validation for which, (validation, _) in found.items()}
     notes = list(dict.fromkeys(missing for _, missing in found.values() if missing is not None))
     largest = 0.0
