@@ -43,12 +43,11 @@ def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def accuracies(runs: list[dict[str, Any]], artifact: str, split: str) -> list[float]:
-    """Of every run that has it."""
-    rows = [row for run in runs for row in run.get("evaluation", [])]
-    found = [row["accuracy"] for row in rows if row["artifact"] == artifact and row["split"] == split]
-    if artifact == "torch" and not found:
-        found = [run["tests"][split]["accuracy"] for run in runs if split in run["tests"]]
-    return found
+    """Of every run that has it, of the whole model; of its own weights as training ended with."""
+    if artifact == "torch":
+        return [run["tests"][split]["accuracy"] for run in runs if split in run["tests"]]
+    rows = [row for run in runs for row in run.get("evaluation", []) if row["exit"] is None]
+    return [row["accuracy"] for row in rows if row["artifact"] == artifact and row["split"] == split]
 
 
 def spread(values: list[float]) -> str:
