@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
+from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, ROOT, dump, judged
 from benchmarks.claims.figures import calculate
 from benchmarks.claims.page import page, tally
 from benchmarks.claims.schema import Claim, Claims, Each, Formula, Study, read_claims
@@ -78,6 +79,16 @@ def test_all_five_texts_are_covered(claims: Claims) -> None:
 def test_what_decides_nothing_is_not_there(claims: Claims) -> None:
     used = CLAIMS.read_text(encoding="utf-8").partition("\nclaims:\n")[2]
     assert [name for name in claims.sources if name not in used] == []
+
+
+def test_the_arithmetic_of_the_comparison_with_gpt2(claims: Claims) -> None:
+    said = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").partition("comparison with GPT-2")[2]
+    loop6 = claims.claims["b-table2-loop6"].published["perplexity"]
+    assert isinstance(loop6, float) and f"need {math.log2(loop6):.2f} bits for a token" in said
+    assert "about 1.19 tokens of a word" in said and f"per token, it would be {16.3**1.19:.0f} per word" in said
+    for quoted, own in (("b-table4-gpt2", (37.50, 16.3)), ("b-table4-distilgpt2", (21.1,))):
+        low, high = claims.claims[quoted].published["value"]  # type: ignore[misc]
+        assert f"{low}–{high}" in said and all(not low <= figure <= high for figure in own)
 
 
 def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) -> None:
