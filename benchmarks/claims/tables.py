@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.schema import Number, Study
-from benchmarks.committed_studies import read_table
+from benchmarks.results_page.committed import read_table
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.study import Study as Written
 from edgeformer.formats.study import load_study, measure

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.committed_studies import tables
+from benchmarks.results_page.committed import tables
 from benchmarks.results_page.tables import FOLDER, ROOT
 from edgeformer.formats.errors import MissingDependencyError
 from edgeformer.formats.escaping import markdown
