@@ -25,13 +25,10 @@ from benchmarks.claims.schema import (
     Source,
     Study,
 )
+from benchmarks.claims.tables import NotThere, cell
 from edgeformer.formats.errors import InputError
 
 MIB = 2**20
-
-
-class NotThere(Exception):
-    """No committed result holds the figure yet; the message says which file, row or cell is missing."""
 
 
 @dataclass
@@ -125,7 +122,7 @@ class Finder:
 
         Raises:
             NotThere: no result holds it yet.
-            InputError: a pointer leads nowhere in a file that is there.
+            InputError: a pointer leads nowhere in a file that is there, or a study cannot have the row.
         """
         match source:
             case str():
@@ -137,7 +134,10 @@ class Finder:
             case Json():
                 return Found(self._pointed(source, figure), [source.file])
             case Study():
-                return Found(self._cell(source, figure), [f"studies/{source.study}.json"])
+                return Found(
+                    cell(source, source.figure.replace("$figure", figure), self.results),
+                    [f"studies/{source.study}.json"],
+                )
             case Setting():
                 value = setting(source.recipe, source.set, source.key.replace("$figure", figure))
                 return Found(value, [f"recipe {source.recipe}"])
@@ -183,15 +183,6 @@ class Finder:
                 raise InputError(f"{source.file}: nothing at {step!r} of {source.path} (figure {figure!r})")
         if isinstance(place, bool) or not isinstance(place, int | float):
             raise InputError(f"{source.file}: no number at {source.path} (figure {figure!r})")
-        return place
-
-    def _cell(self, source: Study, figure: str) -> Number:
-        file, name = f"studies/{source.study}.json", source.figure.replace("$figure", figure)
-        place = self._read(file)
-        for step in ("rows", {"run": source.run, "at": source.at}, "cells", name, "mean"):
-            place = follow(place, step)
-        if isinstance(place, bool) or not isinstance(place, int | float):
-            raise NotThere(f"{file} has no {name} of {source.run} at {source.at!r} yet")
         return place
 
 

@@ -20,7 +20,7 @@ Every quantitative claim of the five texts, with a verdict by a rule that was wr
 - **reproduced**: our figure supports the claim by its rule
 - **not reproduced**: our figure, or the text's own arithmetic, contradicts it or shows no difference beyond the noise
 - **not testable as published**: the text leaves out what would decide it, or quotes others
-- **not tested yet**: the study that decides it has no committed result
+- **not tested yet**: the study that decides it has no committed result, or not with all of its seeds
 
 A claim that several versions repeat stands under each of them, and counts once in the last row.
 Settings of the training are no claims: the recipes `*_sst2` and `crt_deep_published` have them.

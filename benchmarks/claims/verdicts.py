@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.claims.figures import Finder, Found, NotThere
+from benchmarks.claims.figures import Finder, Found
 from benchmarks.claims.schema import Claim, Direction, Number, Published, Reached, Result, Rule, Untestable, Within
+from benchmarks.claims.tables import NotThere
 
 
 def judge(claim: Claim, finder: Finder) -> Result:

@@ -5,11 +5,14 @@ python -m benchmarks.results_page
 
 from __future__ import annotations
 
+import sys
+
 from jinja2 import Environment, StrictUndefined
 
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import write_text
 
 TEMPLATE, PAGE = ROOT / "docs" / "results.md.jinja", ROOT / "docs" / "results.md"
@@ -28,4 +31,8 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    write_text(PAGE, page())
+    try:
+        write_text(PAGE, page())
+    except EdgeformerError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

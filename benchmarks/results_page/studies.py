@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_page.committed import tables
 from benchmarks.results_page.tables import FOLDER, ROOT
+from edgeformer.formats.errors import MissingDependencyError
+from edgeformer.formats.escaping import markdown
+from edgeformer.formats.files import write_text
+from edgeformer.formats.study import FigureSpec, load_study
+from edgeformer.formats.study_result import StudyTable
+from edgeformer.reporting import canvas, study_figures
+from edgeformer.reporting.study_tables import study_markdown, study_remarks
 
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
-
-
-def committed(folder: Path = STUDIES) -> list[dict[str, Any]]:
-    """The tables among the files of a folder, by name; files of single runs lie beside them."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return [document for document in found if "study" in document and "columns" in document]
+DRAWN = "drawn.json"
+"""Beside the pictures of a study: what they show, so that they are drawn again only where that has changed."""
 
 
 def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
     """A section per committed study: what it is, its table and pictures, what took how long; empty without any.
 
     Args:
-        folder: of the tables.
+        folder: of the tables; files of single runs lie beside them.
         pictures: where they are drawn, a folder per study; as seen from docs/.
+
+    Raises:
+        InputError: a table shows a part of its study, or a study that was changed.
+        MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
-    return "\n\n".join(_section(document, pictures) for document in committed(folder))
+    return "\n\n".join(_section(document, pictures) for document in tables(folder))
 
 
 def _section(document: dict[str, Any], pictures: Path) -> str:
-    from edgeformer.formats.study import load_study
-    from edgeformer.formats.study_result import StudyTable
-    from edgeformer.reporting.study_figures import draw_study
-    from edgeformer.reporting.study_tables import study_markdown
-
     table = StudyTable.model_validate(document, strict=False)
     study, _ = load_study(table.study)
-    own = pictures / table.study
-    own.mkdir(parents=True, exist_ok=True)
-    names = draw_study(own, table, [figure for figure in study.figures if figure.kind != "curves"], {})
+    names = _pictures(pictures / table.study, table, [figure for figure in study.figures if figure.kind != "curves"])
     parts = [
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
         study_markdown(table).rstrip("\n"),
         f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
+        f"Times: {table.times}." if table.times else "",
         *(f"![{table.title}]({pictures.name}/{table.study}/{name})" for name in names),
-        "\n".join(f"- {note}" for note in table.notes),
+        "\n".join(f"- {markdown(remark)}" for remark in study_remarks(table)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _pictures(folder: Path, table: StudyTable, figures: Sequence[FigureSpec]) -> list[str]:
+    """Names of the pictures; another matplotlib would change those that show the same as before, which stay."""
+    shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in figures)]
+    shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (study_figures, canvas)]
+    digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
+    if record.is_file():
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["of"] == digest and all((folder / name).is_file() for name in known["pictures"]):
+            return [*known["pictures"]]
+    if not canvas.can_draw():
+        raise MissingDependencyError(f"{folder}: {canvas.NO_PICTURE}")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = study_figures.draw_study(folder, table, figures, {})
+    write_text(record, json.dumps({"of": digest, "pictures": names}, indent=2) + "\n")
+    return names

@@ -53,7 +53,7 @@ def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> I
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     yield axes
     with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
+        figure.savefig(temporary, format="png", metadata={"Software": None})  # else it names matplotlib's version
 
 
 def bare(axis: Any) -> Any:

@@ -114,7 +114,7 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
     parts += [f"![{name}]({name})" for name in figures]
     if table.picks:
         parts.append("## Recommended, by these figures\n\n" + "\n".join(_picked(table)))
-    notes = [f"- {markdown(note)}" for note in _remarks(table)]
+    notes = [f"- {markdown(note)}" for note in study_remarks(table)]
     parts += ["## Notes\n\n" + "\n".join(notes)] if notes else []
     parts.append("## Data\n\n" + "\n".join(_data(table)))
     parts.append("## Where the rows are from\n\n" + "\n".join(_origins(table)))
@@ -142,7 +142,8 @@ def _picked(table: StudyTable) -> list[str]:
     ]
 
 
-def _remarks(table: StudyTable) -> list[str]:
+def study_remarks(table: StudyTable) -> list[str]:
+    """What must stand below the table: the study's notes, and what is missing from rows or makes their scores void."""
     rows = [f"{row.label}, {row.at}: {said}" for row in table.rows if (said := row.said)]
     return [*table.notes, *dict.fromkeys(rows)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
+from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, ROOT, dump, judged
 from benchmarks.claims.figures import calculate
 from benchmarks.claims.page import page, tally
-from benchmarks.claims.schema import Claim, Claims, read_claims
+from benchmarks.claims.schema import Claim, Claims, Each, Formula, Study, read_claims
+from benchmarks.claims.tables import check_reference
 from benchmarks.claims.verdicts import holds
 from edgeformer.formats.errors import InputError
 
@@ -79,6 +81,16 @@ def test_what_decides_nothing_is_not_there(claims: Claims) -> None:
     assert [name for name in claims.sources if name not in used] == []
 
 
+def test_the_arithmetic_of_the_comparison_with_gpt2(claims: Claims) -> None:
+    said = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").partition("comparison with GPT-2")[2]
+    loop6 = claims.claims["b-table2-loop6"].published["perplexity"]
+    assert isinstance(loop6, float) and f"need {math.log2(loop6):.2f} bits for a token" in said
+    assert "about 1.19 tokens of a word" in said and f"per token, it would be {16.3**1.19:.0f} per word" in said
+    for quoted, own in (("b-table4-gpt2", (37.50, 16.3)), ("b-table4-distilgpt2", (21.1,))):
+        low, high = claims.claims[quoted].published["value"]  # type: ignore[misc]
+        assert f"{low}–{high}" in said and all(not low <= figure <= high for figure in own)
+
+
 def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) -> None:
     results = tmp_path / "results"
     shutil.copytree(RESULTS, results)
@@ -93,21 +105,92 @@ def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) 
     assert after.ours == {"value": 0.9} and after.why == "not within 10 % of it"
 
 
-def test_a_study_is_taken_as_soon_as_it_is_committed(tmp_path: Path) -> None:
-    path = small(tmp_path, ours={"kind": "study", "study": "one", "run": "light", "at": "test"})
-    assert verdict(path) == "not tested yet"
-    hopeless = small(
-        tmp_path / "other", ours={"kind": "study", "study": "one", "run": "light", "at": "x"}, without="no card"
-    )
-    assert verdict(hopeless) == "not testable as published"
+def test_every_study_can_have_the_rows_that_claims_read(claims: Claims) -> None:
+    asked = [place for claim in claims.claims.values() for place in cells_of(claims, claim.ours, [*claim.published])]
+    assert len({source.study for source, _ in asked}) > 5
+    for source, figure in asked:
+        check_reference(source, figure)
+
+
+def cells_of(claims: Claims, source: Any, figures: list[str]) -> list[tuple[Study, str]]:
+    """Cells of study tables that a claim's figures come from."""
+    if isinstance(source, str):
+        return [place for one in claims.sources[source] for place in cells_of(claims, one, figures)]
+    if isinstance(source, Study):
+        return [(source, source.figure.replace("$figure", figure)) for figure in figures]
+    if isinstance(source, Each):
+        return [place for figure, part in source.of.items() for place in cells_of(claims, part, [figure])]
+    parts = source.of.values() if isinstance(source, Formula) else ()
+    return [place for part in parts for place in cells_of(claims, part, figures)]
+
+
+TABLE6 = {"kind": "study", "study": "table6", "run": "light", "at": "random-split"}
+EXITS = {"kind": "study", "study": "crt-exits", "run": "published", "at": "2"}
+
+
+def table(tmp_path: Path, source: dict[str, Any], row: dict[str, Any], **more: Any) -> Path:
+    """A file with one claim on a committed table of one row."""
+    path = small(tmp_path, ours=source)
     cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9}
-    row = {"run": "light", "label": "Light", "at": "test", "cells": {"accuracy": cell}, "origin": "here"}
-    target = tmp_path / "results" / "studies" / "one.json"
-    target.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
-    assert verdict(path) == "reproduced"
-    cell["mean"] = None
-    target.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
-    assert verdict(path) == "not tested yet"
+    own = {"run": source["run"], "at": source["at"], "cells": {"accuracy": cell}, "keys": ["0a1b"], **row}
+    document = {"study": source["study"], "columns": ["accuracy"], "rows": [own], **more}
+    (tmp_path / "results" / "studies" / f"{source['study']}.json").write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def test_a_study_is_taken_as_soon_as_it_is_committed(tmp_path: Path) -> None:
+    assert verdict(small(tmp_path, ours=TABLE6)) == "not tested yet"
+    assert verdict(small(tmp_path, ours=TABLE6, without="no card")) == "not testable as published"
+    assert verdict(table(tmp_path, TABLE6, {})) == "reproduced"
+    assert verdict(table(tmp_path, TABLE6, {"cells": {"accuracy": {"mean": None}}})) == "not tested yet"
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "more", "says"),
+    [
+        (TABLE6, {"missing": "the disk was full"}, {}, "light at 'random-split': the disk was full"),
+        (TABLE6, {"keys": []}, {}, "light at 'random-split': 0 of 1 seeds"),
+        ({**EXITS, "run": "causal"}, {"keys": ["a", "b", "b"]}, {}, "causal at '2': 2 of 3 seeds"),
+        (
+            {**TABLE6, "hub": "fancyzhx/yelp_polarity"},
+            {},
+            {"data": {"light": ["train: a.tsv in place of the hub's fancyzhx/yelp_polarity train: a sample"]}},
+            "other files in place of the hub's fancyzhx/yelp_polarity",
+        ),
+    ],
+)
+def test_a_row_that_is_not_whole_decides_nothing(
+    tmp_path: Path, source: dict[str, Any], row: dict[str, Any], more: dict[str, Any], says: str
+) -> None:
+    (claim,) = judged(table(tmp_path, source, row, **more), tmp_path / "results").claims.values()
+    assert claim.result is not None and claim.result.verdict == "not tested yet"
+    assert claim.result.why == f"studies/{source['study']}.json: {says}" or claim.result.why.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "more", "says"),
+    [
+        ({**TABLE6, "study": "table60"}, {}, {}, "table60"),
+        ({**TABLE6, "run": "lighter"}, {}, {}, "study table6 has no run 'lighter'; it has baseline, "),
+        ({**TABLE6, "at": "test"}, {}, {}, "light is never shown at 'test': random-split, sst-test"),
+        ({**EXITS, "at": "3"}, {}, {}, "published is never shown at '3': 2, 4, 6, 8"),
+        ({**TABLE6, "figure": "hours"}, {}, {}, "no table has a figure 'hours'"),
+        (TABLE6, {}, {"overrides": ["training.epochs=1"]}, "overrides: made with --set training.epochs=1"),
+        (TABLE6, {}, {"only": ["light"]}, "only: made with --only light"),
+        (TABLE6, {}, {"seeds": [7]}, "seeds: made with --seeds 7"),
+        (EXITS, {"leaks": True}, {}, "the model sees what it predicts"),
+    ],
+)
+def test_a_table_that_cannot_decide_a_claim_is_refused(
+    tmp_path: Path, source: dict[str, Any], row: dict[str, Any], more: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        judged(table(tmp_path, source, row, **more), tmp_path / "results")
+    assert says in str(refused.value)
+
+
+def test_a_leaking_model_decides_only_what_is_said_of_such(tmp_path: Path) -> None:
+    assert verdict(table(tmp_path, {**EXITS, "leaks": True}, {"leaks": True})) == "reproduced"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
@@ -13,6 +14,7 @@ import benchmarks.results_page.__main__ as results_page
 from benchmarks.results_page.facts import facts, minutes, serving
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import TABLES, result
+from edgeformer.formats.errors import InputError
 from tests.docs.document import ROOT
 
 TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")
@@ -81,18 +83,52 @@ def test_a_lost_answer_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
         serving()
 
 
-def test_committed_studies_are_shown(tmp_path: Path) -> None:
-    pytest.importorskip("edgeformer.formats.study_result", reason="studies are not part of this package yet")
+def committed(folder: Path, **changes: Any) -> Path:
+    """A table of the study table6 with one row."""
     cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9061}
-    row = {"run": "baseline", "label": "Baseline", "at": "random-split", "cells": {"accuracy": cell}, "origin": "here"}
+    row = {"run": "baseline", "label": "Baseline", "at": "random-split", "origin": "here"}
+    bubble = {"ms_per_sample": {**cell, "published": None}, "megabytes": {**cell, "published": None}}
+    row |= {"cells": {"accuracy": cell, **bubble}, "leaks": True, "note": "one seed"}
     table = {"study": "table6", "title": "SST-2", "element": "Table 6", "protocol": "three\nepochs", "minutes": 80.0}
-    (tmp_path / "table6.json").write_text(
-        json.dumps({**table, "columns": ["accuracy"], "rows": [row]}), encoding="utf-8"
-    )
+    path = folder / "table6.json"
+    path.write_text(json.dumps({**table, "columns": ["accuracy"], "rows": [row], **changes}), encoding="utf-8")
+    return path
+
+
+def test_committed_studies_are_shown(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    committed(tmp_path, notes=["drawn by *chance*"])
     (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
     shown = studies(tmp_path, tmp_path / "pictures")
     assert shown.startswith("### SST-2\n\n`edgeformer study table6`: Table 6. three epochs\n\n|")
     assert "0.9100" in shown and "0.9061" in shown and "a run" not in shown
+    remarks = shown.rpartition("\n\n")[2].splitlines()
+    assert remarks == [
+        r"- drawn by \*chance\*",
+        "- Baseline, random-split: LEAKS FUTURE TOKENS – scores are void; one seed",
+    ]
+
+
+def test_pictures_are_drawn_again_only_where_they_show_something_else(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = tmp_path / "pictures"
+    path = committed(tmp_path)
+    before = studies(tmp_path, pictures)
+    (picture,) = pictures.rglob("*.png")
+    assert b"atplotlib" not in picture.read_bytes()
+    picture.write_bytes(b"by another version of matplotlib")
+    assert studies(tmp_path, pictures) == before and picture.read_bytes() == b"by another version of matplotlib"
+    path.write_text(path.read_text(encoding="utf-8").replace("0.91,", "0.92,"), encoding="utf-8")
+    studies(tmp_path, pictures)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("change", [{"overrides": ["training.epochs=1"]}, {"only": ["light"]}, {"seeds": [7]}])
+def test_a_table_that_is_not_the_study_as_it_is_written_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    committed(tmp_path, **change)
+    (key,) = change
+    with pytest.raises(InputError, match=rf"table6\.json: {key}: made with --.* only whole tables"):
+        studies(tmp_path, tmp_path / "pictures")
 
 
 def test_the_minutes_that_readme_quotes() -> None:

@@ -1,0 +1,105 @@
+"""Which cells of committed study tables may decide a claim, and which rows a study has at all."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims.schema import Number, Study
+from benchmarks.results_page.committed import read_table
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.study import Study as Written
+from edgeformer.formats.study import load_study, measure
+
+
+class NotThere(Exception):
+    """No committed result holds the figure yet; the message says which file, row or cell is missing."""
+
+
+def cell(source: Study, figure: str, results: Path) -> Number:
+    """A cell's mean.
+
+    Args:
+        source: which table and row.
+        figure: of its columns.
+        results: the folder of committed results.
+
+    Raises:
+        NotThere: there is no such table yet, the row is not complete, or it was made of other data.
+        InputError: the study has no such row or figure, the table shows another study than the one that is written, or
+            the row's model sees what it predicts and ``source`` does not expect that.
+    """
+    check_reference(source, figure)
+    file = f"studies/{source.study}.json"
+    path = results / file
+    if not path.is_file():
+        raise NotThere(f"{file} is not committed yet")
+    table = read_table(path)
+    if table is None:
+        raise InputError(f"{path}: is no table of a study")
+    rows = [row for row in table["rows"] if (row["run"], row["at"]) == (source.run, source.at)]
+    named = f"{source.run} at {source.at!r}"
+    if not rows:
+        raise NotThere(f"{file} has no {named} yet")
+    _check_row(source, rows[0], table, f"{file}: {named}")
+    value = (rows[0]["cells"].get(figure) or {}).get("mean")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotThere(f"{file} has no {figure} of {named} yet")
+    return value
+
+
+def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where: str) -> None:
+    study, _ = load_study(source.study)
+    if row.get("missing"):
+        raise NotThere(f"{where}: {row['missing']}")
+    wanted, have = len(set(study.runs[source.run].seeds)), len(set(row.get("keys", ())))
+    if study.table.rows != "labels" and have < wanted:  # nothing is trained to count labels
+        raise NotThere(f"{where}: {have} of {wanted} seeds")
+    if row.get("leaks") and not source.leaks:
+        raise InputError(f"{where}: the model sees what it predicts; where that is meant, the source says leaks: true")
+    stands_in = f"in place of the hub's {source.hub}"
+    if source.hub and any(stands_in in note for note in table.get("data", {}).get(source.run, ())):
+        raise NotThere(f"{where}: other files {stands_in}")
+
+
+def check_reference(source: Study, figure: str) -> None:
+    """Raise InputError where no table of that study can ever have the row or the figure."""
+    study, _ = load_study(source.study)
+    if source.run not in study.runs:
+        raise InputError(f"study {source.study} has no run {source.run!r}; it has {', '.join(study.runs)}")
+    places = places_of(source.study, source.run)
+    if source.at not in places:
+        raise InputError(f"study {source.study}: {source.run} is never shown at {source.at!r}: {', '.join(places)}")
+    try:
+        measure(figure)
+    except KeyError:
+        raise InputError(f"study {source.study}: no table has a figure {figure!r}") from None
+
+
+@cache
+def places_of(name: str, run: str) -> tuple[str, ...]:
+    """What stands in the column ``at`` of a run's rows. Raises InputError for swept thresholds."""
+    from edgeformer.data.splits import set_parts
+    from edgeformer.families import load_recipe
+
+    study, _ = load_study(name)
+    spec = study.runs[run]
+    changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
+    recipe: Any = load_recipe(spec.recipe, changes)
+    if study.table.rows == "artifacts":
+        return tuple(dict.fromkeys(("fp32", *spec.export)))
+    if study.table.rows == "exits":
+        return tuple(map(str, (*recipe.model.exits, recipe.model.loops)))
+    if study.table.rows == "thresholds":
+        raise InputError(f"study {name}: no claim can be read from a sweep of thresholds")
+    sets = tuple(set_parts(recipe.data)) if hasattr(recipe.data, "split") else ("train", "validation", "test")
+    return sets if study.table.rows == "labels" else _scored(study, sets)
+
+
+def _scored(study: Written, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the sets of some data, those that a table of scores shows."""
+    if study.table.tests:
+        return tuple(name for name in study.table.tests if name in sets)
+    return tuple(name for name in sets if name not in ("train", "validation"))
