@@ -19,8 +19,8 @@ from edgeformer.machine.host import cpu_name
 from edgeformer.run import Run
 from edgeformer.studies.jobs import Job, alike
 from edgeformer.studies.needs import lacking
+from edgeformer.studies.processes import environment
 from edgeformer.studies.results import Found
-from edgeformer.studies.working import environment
 
 PROBE_S = 6.0
 """Seconds of training that are timed."""
