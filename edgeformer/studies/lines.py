@@ -33,13 +33,14 @@ class Clock:
 
     def figures(self, key: str, artifact: str | None) -> Figures:
         """The median time of a graph; nothing where it was not measured."""
-        found = self._p50.get((key, artifact or ""))
+        found = [p50 for p50 in self._p50.get((key, artifact or ""), ()) if p50 is not None]
         return {"latency_ms": median(found)} if found else {}
 
     def ratios(self, key: str, artifact: str | None, against: tuple[str, str | None]) -> list[float]:
-        """How many times as fast as another graph, for each round."""
+        """How many times as fast as another graph, for each round in which both were measured."""
         mine, others = self._p50.get((key, artifact or ""), ()), self._p50.get((against[0], against[1] or ""), ())
-        return [other / own for own, other in zip(mine, others, strict=False)]
+        rounds = zip(mine, others, strict=False)  # both have an entry for each round
+        return [other / own for own, other in rounds if own is not None and other is not None]
 
 
 def graph_of(run: StudyRun, table: TableSpec, at: str) -> str | None:
@@ -86,6 +87,19 @@ def _rows(run: StudyRun, artifact: str) -> list[EvaluationRow]:
 
 def _full(run: StudyRun, precision: str) -> list[ExportedSize]:
     return [artifact for artifact in run.artifacts if artifact.role == "full" and artifact.precision == precision]
+
+
+def mixed_times(runs: Sequence[StudyRun]) -> str:
+    """Why the runs' times per sample cannot be compared; empty: all were taken on one processor."""
+    rows = (row for run in runs for row in run.evaluation.rows if row.ms_per_sample is not None)
+    found = list(dict.fromkeys(row.host or "one that nobody noted" for row in rows))
+    return f"No time per sample is shown: they were taken on {' and '.join(found)}." if len(found) > 1 else ""
+
+
+def without_ms(lines: Lines) -> Lines:
+    """The lines without times per sample."""
+    return {at: {name: value for name, value in figures.items() if name != "ms_per_sample"}
+            for at, figures in lines.items()}  # fmt: skip
 
 
 def _scores(row: EvaluationRow) -> Figures:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeformer.machine.host import default_threads
+from edgeformer.machine.host import default_threads, usable_cores
 
 
 def environment(jobs: int) -> dict[str, str]:
@@ -20,6 +20,12 @@ def environment(jobs: int) -> dict[str, str]:
         found.setdefault("OMP_NUM_THREADS", str(max(1, default_threads() // jobs)))
         found.setdefault("OMP_PROC_BIND", "false")
     return found
+
+
+def threads(jobs: int) -> set[int]:
+    """How many threads a child among ``jobs`` may have: alone it takes all cores, or processors, by its library."""
+    said = environment(jobs).get("OMP_NUM_THREADS", "")
+    return {int(said)} if said.isdecimal() else {default_threads(), usable_cores()}
 
 
 def tail(path: Path, most: int = 4096) -> str:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -145,6 +145,6 @@ def test_who_measures_time_is_alone_and_what_was_known_stays(
         assert after.overhead_s == earlier.overhead_s and after.scoring_s > earlier.scoring_s
 
 
-def _next(noted: Path, job: Job, tried: set[tuple[str, ...]] | None) -> Step | None:
+def _next(noted: Path, job: Job, tried: Container[tuple[str, ...]] | None) -> Step | None:
     step = _Timed("score", (str(noted), job.title))
-    return step if tried != () and step.arguments not in tried else None
+    return None if tried is None or step.arguments in tried else step
