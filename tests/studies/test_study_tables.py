@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,25 @@ def test_only_runs_with_as_many_threads_tell_how_long_others_take(
         assert estimate.seconds >= 100 and "by run-other" in estimate.basis
     with pytest.raises(pytest.fail.Exception):
         Estimator(tmp_path, [known(threads=1)], 1, ("test",)).of(job, None, SILENT)
+
+
+def test_two_studies_may_time_runs_of_one_kind_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins and ends while the first one's process reads its recipe."""
+    found, _ = table_of({}, {"model": [made("k")]})
+    job = job_of(found, "model")
+    recipes: list[Path] = []
+    times = {"training_s": 8.0, "scoring_s": 1.0, "starting_s": 0.5, "steps": 10, "timed_steps": 3}
+
+    def timed(command: list[str], **asked: Any) -> subprocess.CompletedProcess[str]:
+        recipes.append(path := Path(command[3]))
+        if len(recipes) == 1:
+            assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
+        assert path.is_file()
+        return subprocess.CompletedProcess(command, 0, json.dumps(times), "")
+
+    monkeypatch.setattr(subprocess, "run", timed)
+    assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
+    assert len(recipes) == 2 and not any(path.exists() for path in recipes)
 
 
 def test_labels_are_counted_in_percent() -> None:
