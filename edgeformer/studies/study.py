@@ -178,8 +178,7 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
 def _outcome(job: Job, results: Results, failed: Mapping[str, str], reasons: Mapping[str, str]) -> Outcome:
     found = results.of(job)
     reason = failed.get(job.key or "") or reasons.get(job.title) or "has no results"
-    whole = found is not None and (job.key or "") not in failed  # a trained run may lack graphs or their scores
-    return Outcome(job, found, "" if whole else f"{job.title}: {reason}")
+    return Outcome(job, found, "" if found is not None else f"{job.title}: {reason}")
 
 
 def _times(

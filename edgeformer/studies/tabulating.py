@@ -18,7 +18,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one job: its results, why some are lacking; ``data``: what it reads, and who counted that."""
+    """What became of one job: its results, or why there are none; ``data``: what it reads, and who counted that."""
 
     job: Job
     found: Found | None
@@ -64,7 +64,7 @@ def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) 
         by_seed = [(run, without_ms(lines)) for run, lines in by_seed]
     published = [known for known in table.published if known.run == name]
     ats = list(dict.fromkeys(at for _, lines in by_seed for at in lines))
-    missing = next((outcome.reason for outcome in outcomes if outcome.reason), None)
+    missing = next((outcome.reason for outcome in outcomes if outcome.found is None), None)
     rows = []
     for at in ats or [_written(known.at) for known in published] or [NOTHING]:
         runs = [run for run, lines in by_seed if at in lines]
@@ -81,7 +81,7 @@ def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) 
                 source="; ".join(dict.fromkeys(known.source for known in published if _fits(known, at))),
                 origin=", ".join(dict.fromkeys(one.origin for one in found)) or NOTHING,
                 keys=tuple(run.key for run in runs),
-                missing=missing or _rejected(runs, table, at),
+                missing=missing if len(found) < len(outcomes) else _rejected(runs, table, at),
                 leaks=any(run.leaks for run in runs),
                 synthetic=any(run.data.synthetic for run in runs),
                 note=spec.note,
