@@ -26,9 +26,18 @@ VALIDATION = "validation"
 
 
 class Clock:
-    """Times of graphs by run and artifact. ``times``: None: nothing was measured."""
+    """Times of graphs by run and artifact.
 
-    def __init__(self, times: StudyTimes | None) -> None:
+    Args:
+        times: None: nothing was measured.
+        runs: of the table; their times per sample are shown where all were taken on one processor.
+
+    Attributes:
+        per_sample: whether they are.
+    """
+
+    def __init__(self, times: StudyTimes | None, runs: Sequence[StudyRun] = ()) -> None:
+        self.per_sample = not mixed_times(runs)
         self._p50 = {(entry.run, entry.artifact): entry.p50_ms for entry in times.entries} if times else {}
 
     def figures(self, key: str, artifact: str | None) -> Figures:
@@ -61,6 +70,9 @@ def lines_of(run: StudyRun, table: TableSpec, clock: Clock) -> Lines:
         "thresholds": _thresholds,
     }
     lines = made[table.rows](run, table.tests)
+    if not clock.per_sample:
+        for figures in lines.values():
+            figures.pop("ms_per_sample", None)
     about = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     if run.best_epoch is not None:
         about["best_epoch"] = run.best_epoch
@@ -94,12 +106,6 @@ def mixed_times(runs: Sequence[StudyRun]) -> str:
     rows = (row for run in runs for row in run.evaluation.rows if row.ms_per_sample is not None)
     found = list(dict.fromkeys(row.host or "one that nobody noted" for row in rows))
     return f"No time per sample is shown: they were taken on {' and '.join(found)}." if len(found) > 1 else ""
-
-
-def without_ms(lines: Lines) -> Lines:
-    """The lines without times per sample."""
-    return {at: {name: value for name, value in figures.items() if name != "ms_per_sample"}
-            for at, figures in lines.items()}  # fmt: skip
 
 
 def _scores(row: EvaluationRow) -> Figures:

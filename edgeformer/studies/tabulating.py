@@ -10,7 +10,7 @@ from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.study import Choice, Published, RunSpec, Study, TableSpec, measure
 from edgeformer.formats.study_result import Cell, Picked, StudyRow, StudyRun, StudyTimes
 from edgeformer.studies.jobs import Job
-from edgeformer.studies.lines import Clock, Lines, graph_of, label_lines, lines_of, mixed_times, without_ms
+from edgeformer.studies.lines import Clock, Lines, graph_of, label_lines, lines_of
 from edgeformer.studies.results import Found
 
 NOTHING = "–"
@@ -29,15 +29,14 @@ class Outcome:
 def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None) -> tuple[StudyRow, ...]:
     """The lines of a study's table, rows in its order."""
     rows: list[StudyRow] = []
-    clock = Clock(times)
+    clock = Clock(times, [outcome.found.run for outcome in outcomes if outcome.found is not None])
     reference = _reference(study.table, outcomes)
-    mixed = bool(mixed_times([outcome.found.run for outcome in outcomes if outcome.found is not None]))
     for name, spec in study.runs.items():
         own = [outcome for outcome in outcomes if outcome.job.row == name]
         if study.table.rows == "labels":
             rows += _label_rows(name, spec, own, study.table)
         else:
-            rows += _rows(name, spec, own, _Asked(study.table, clock, reference, mixed))
+            rows += _rows(name, spec, own, _Asked(study.table, clock, reference))
     return tuple(rows)
 
 
@@ -46,7 +45,6 @@ class _Asked:
     table: TableSpec
     clock: Clock
     reference: tuple[str, str | None] | None  # key and graph that ratios are of
-    mixed: bool  # times per sample are from several processors
 
 
 def _reference(table: TableSpec, outcomes: Sequence[Outcome]) -> tuple[str, str | None] | None:
@@ -60,8 +58,6 @@ def _reference(table: TableSpec, outcomes: Sequence[Outcome]) -> tuple[str, str 
 def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) -> list[StudyRow]:
     table, found = asked.table, [outcome.found for outcome in outcomes if outcome.found is not None]
     by_seed = [(one.run, lines_of(one.run, table, asked.clock)) for one in found]
-    if asked.mixed:
-        by_seed = [(run, without_ms(lines)) for run, lines in by_seed]
     published = [known for known in table.published if known.run == name]
     ats = list(dict.fromkeys(at for _, lines in by_seed for at in lines))
     missing = next((outcome.reason for outcome in outcomes if outcome.found is None), None)
