@@ -70,11 +70,11 @@ class StudyRun(Frozen):
 
 
 class TimedArtifact(Frozen):
-    """Median times of one artifact, one per round."""
+    """Median times of one artifact, one per round; None: it could not be measured in that round."""
 
     run: str = Field(description="key of the run")
     artifact: str
-    p50_ms: Annotated[tuple[float, ...], Field(strict=False)]
+    p50_ms: Annotated[tuple[float | None, ...], Field(strict=False)]
     stable: bool
     provider: str
 

@@ -17,6 +17,7 @@ from edgeformer.formats.errors import ArtifactError
 
 LOCK_FILE = ".lock"
 _SAME_START_S = 2.0  # processes start at whole clock ticks, and a boot's moment is known to the second
+_TURN_S = 0.05
 _SILENT_S = 24 * 3600.0
 """A run on another host that wrote nothing for so long was killed: training logs much more often."""
 
@@ -67,6 +68,31 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
         ArtifactError: the folder around it cannot be written.
     """
     return _held(path.with_name(f".{path.name}{LOCK_FILE}"), path, "is being replaced")
+
+
+@contextlib.contextmanager
+def in_turn(path: Path, seconds: float = 30.0) -> Iterator[None]:
+    """As :func:`claiming`, for what takes a moment: another process of this host is waited for, but not for ever.
+
+    Args:
+        path: what is made or replaced.
+        seconds: how long is waited at most.
+
+    Raises:
+        LockedError: another process still has it then, or may have it on another host.
+        ArtifactError: the folder around it cannot be written.
+    """
+    until = time.monotonic() + seconds
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(claiming(path))
+                break
+            except LockedError as error:
+                if not error.held or time.monotonic() > until:
+                    raise
+            time.sleep(_TURN_S)
+        yield
 
 
 def owned(folder: Path) -> bool:

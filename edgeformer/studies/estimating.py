@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from edgeformer.formats.errors import EdgeformerError
@@ -19,8 +20,8 @@ from edgeformer.machine.host import cpu_name
 from edgeformer.run import Run
 from edgeformer.studies.jobs import Job, alike
 from edgeformer.studies.needs import lacking
+from edgeformer.studies.processes import environment, threads
 from edgeformer.studies.results import Found
-from edgeformer.studies.working import environment
 
 PROBE_S = 6.0
 """Seconds of training that are timed."""
@@ -70,6 +71,12 @@ def _texts(job: Job) -> int:
     return job.data.summary.rows["train"] if job.data.summary is not None else 0
 
 
+def _as_here(run: StudyRun, threads: set[int]) -> bool:
+    """Whether a run was trained as the next ones will be: on this processor, with as many threads unless on a card."""
+    on_cpu = str(run.host.get("accelerator", "cpu")).startswith("cpu")
+    return run.host.get("cpu") == cpu_name() and (not on_cpu or run.host.get("threads") in threads)
+
+
 class Estimator:
     """Estimates every run of a study; a probe is made once for runs that take as long.
 
@@ -82,7 +89,7 @@ class Estimator:
 
     def __init__(self, artifacts: Path, known: Sequence[StudyRun], jobs: int, splits: Sequence[str]) -> None:
         self._artifacts, self._jobs, self._splits = artifacts, jobs, splits
-        self._known = [run for run in known if run.host.get("cpu") == cpu_name()]
+        self._known = [run for run in known if _as_here(run, threads(jobs))]
         self._probed: dict[str, _Rate] = {}
 
     def of(self, job: Job, found: Found | None, progress: Progress) -> Estimate:
@@ -129,16 +136,16 @@ class Estimator:
         return self._probed[kind]
 
     def _probe(self, job: Job, kind: str, progress: Progress) -> _Rate:
-        path = self._artifacts / "studies" / "recipes" / f"probe-{kind[:16]}.yaml"
-        write_text(path, job.recipe.to_yaml())
         command = [sys.executable, "-m", "edgeformer.stages.training.probe"]
-        arguments = [str(path), str(self._artifacts / ".cache" / "tokens"), str(PROBE_S)]
-        with bar(progress, f"Timing some steps of {job.row}", None, ""):
+        # A folder of its own: another study may time the same kind of run at this moment.
+        with bar(progress, f"Timing some steps of {job.row}", None, ""), TemporaryDirectory() as folder:
+            path = Path(folder) / f"probe-{kind[:16]}.yaml"
+            write_text(path, job.recipe.to_yaml())
+            arguments = [str(path), str((self._artifacts / ".cache" / "tokens").absolute()), str(PROBE_S)]
             ended = subprocess.run(
                 [*command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                 env={"OMP_PROC_BIND": "true", **environment(self._jobs)},
             )  # fmt: skip
-        path.unlink()
         try:
             found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
         except (IndexError, ValueError):

@@ -26,20 +26,30 @@ VALIDATION = "validation"
 
 
 class Clock:
-    """Times of graphs by run and artifact. ``times``: None: nothing was measured."""
+    """Times of graphs by run and artifact.
 
-    def __init__(self, times: StudyTimes | None) -> None:
+    Args:
+        times: None: nothing was measured.
+        runs: of the table; their times per sample are shown where all were taken on one processor.
+
+    Attributes:
+        per_sample: whether they are.
+    """
+
+    def __init__(self, times: StudyTimes | None, runs: Sequence[StudyRun] = ()) -> None:
+        self.per_sample = not mixed_times(runs)
         self._p50 = {(entry.run, entry.artifact): entry.p50_ms for entry in times.entries} if times else {}
 
     def figures(self, key: str, artifact: str | None) -> Figures:
         """The median time of a graph; nothing where it was not measured."""
-        found = self._p50.get((key, artifact or ""))
+        found = [p50 for p50 in self._p50.get((key, artifact or ""), ()) if p50 is not None]
         return {"latency_ms": median(found)} if found else {}
 
     def ratios(self, key: str, artifact: str | None, against: tuple[str, str | None]) -> list[float]:
-        """How many times as fast as another graph, for each round."""
+        """How many times as fast as another graph, for each round in which both were measured."""
         mine, others = self._p50.get((key, artifact or ""), ()), self._p50.get((against[0], against[1] or ""), ())
-        return [other / own for own, other in zip(mine, others, strict=False)]
+        rounds = zip(mine, others, strict=False)  # both have an entry for each round
+        return [other / own for own, other in rounds if own is not None and other is not None]
 
 
 def graph_of(run: StudyRun, table: TableSpec, at: str) -> str | None:
@@ -60,6 +70,9 @@ def lines_of(run: StudyRun, table: TableSpec, clock: Clock) -> Lines:
         "thresholds": _thresholds,
     }
     lines = made[table.rows](run, table.tests)
+    if not clock.per_sample:
+        for figures in lines.values():
+            figures.pop("ms_per_sample", None)
     about = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     if run.best_epoch is not None:
         about["best_epoch"] = run.best_epoch
@@ -86,6 +99,13 @@ def _rows(run: StudyRun, artifact: str) -> list[EvaluationRow]:
 
 def _full(run: StudyRun, precision: str) -> list[ExportedSize]:
     return [artifact for artifact in run.artifacts if artifact.role == "full" and artifact.precision == precision]
+
+
+def mixed_times(runs: Sequence[StudyRun]) -> str:
+    """Why the runs' times per sample cannot be compared; empty: all were taken on one processor."""
+    rows = (row for run in runs for row in run.evaluation.rows if row.ms_per_sample is not None)
+    found = list(dict.fromkeys(row.host or "one that nobody noted" for row in rows))
+    return f"No time per sample is shown: they were taken on {' and '.join(found)}." if len(found) > 1 else ""
 
 
 def _scores(row: EvaluationRow) -> Figures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,35 +52,39 @@ def training_step(job: Job, folder: Path, recipe: Path) -> Step:
     return Step("train", ("train", str(recipe), *named))
 
 
-def lacking(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Step | None:
+def lacking(
+    job: Job, run: StudyRun, folder: Path, splits: Sequence[str], tried: Container[tuple[str, ...]] = ()
+) -> Step | None:
     """What a finished run must still be put through for the study; None: nothing.
 
     Args:
         run: what is known of it.
         folder: where it lies, or would.
         splits: on which its graphs are scored.
+        tried: arguments of steps that are not asked for again.
     """
-    return _export(job, run, folder) or _scores(job, run, folder, splits)
+    steps = (*_export(job, run, folder), *_scores(job, run, folder, splits))
+    return next((step for step in steps if step.arguments not in tried), None)
 
 
-def _export(job: Job, run: StudyRun, folder: Path) -> Step | None:
+def _export(job: Job, run: StudyRun, folder: Path) -> Iterator[Step]:
     spec = job.spec
     if not (spec.export or spec.exits):
-        return None
+        return
     have = {artifact.precision for artifact in run.artifacts if artifact.role == "full"}
     exits = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
     family, config = family_of(job.written), job.written.model
     asked = set((family.trained_exits(config) or range(1, family.loops(config) + 1))[:-1]) if spec.exits else set()
     wanted = {"fp32", *spec.export}
     if wanted <= have and asked <= exits:
-        return None
+        return
     options = [f"--{precision}" for precision in sorted(wanted - {"fp32"})]
     options += ["--exit", ",".join(map(str, sorted(asked)))] if asked else []
     options += ["--keep-going", *(["--allow-leak"] if run.leaks else [])]
-    return Step("export", ("export", str(folder), *options, "--artifacts", str(folder.parent)))
+    yield Step("export", ("export", str(folder), *options, "--artifacts", str(folder.parent)))
 
 
-def _scores(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Step | None:
+def _scores(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Iterator[Step]:
     task = task_named(run.task)
     built = [artifact.id for artifact in run.artifacts if artifact.role == "full" and artifact.status == "built"]
     scored = {(row.artifact, row.split) for row in run.evaluation.rows}
@@ -93,8 +97,7 @@ def _scores(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Ste
         where = ("--split", split, "--artifacts", str(folder.parent))
         for artifact in built if job.spec.export else []:
             if (artifact, name) not in scored:
-                return Step("score", ("evaluate", str(folder), "--artifact", artifact, *where))
+                yield Step("score", ("evaluate", str(folder), "--artifact", artifact, *where))
         if job.spec.sweep and name not in swept:
             threshold = ("--threshold", str(SWEPT))
-            return Step("score", ("evaluate", str(folder), "--artifact", TORCH, *threshold, *where))
-    return None
+            yield Step("score", ("evaluate", str(folder), "--artifact", TORCH, *threshold, *where))

@@ -13,6 +13,7 @@ from edgeformer.formats.study_result import StudyRow, StudyTable, StudyTimes
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
 from edgeformer.studies.jobs import DataReader, Job, jobs_of
+from edgeformer.studies.lines import mixed_times
 from edgeformer.studies.local_data import shipped_mapping
 from edgeformer.studies.results import Found, Results
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
@@ -222,7 +223,7 @@ def _table(
         hosts=tuple(dict.fromkeys(hosts)),
         times=_told(times),
         overrides=options.overrides,
-        notes=study.notes,
+        notes=(*study.notes, *([mixed] if (mixed := mixed_times([*runs.values()])) else [])),
     )
 
 

@@ -29,7 +29,7 @@ class Outcome:
 def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None) -> tuple[StudyRow, ...]:
     """The lines of a study's table, rows in its order."""
     rows: list[StudyRow] = []
-    clock = Clock(times)
+    clock = Clock(times, [outcome.found.run for outcome in outcomes if outcome.found is not None])
     reference = _reference(study.table, outcomes)
     for name, spec in study.runs.items():
         own = [outcome for outcome in outcomes if outcome.job.row == name]

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeformer.formats.device import DeviceProfile
+from edgeformer.backends import library_versions
+from edgeformer.formats.device import Budget, Budgets, DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles
 from edgeformer.formats.progress import Progress, bar
+from edgeformer.formats.report import Row
 from edgeformer.formats.study import Timing
 from edgeformer.formats.study_result import StudyRun, StudyTimes, TimedArtifact
 from edgeformer.formats.workspace import BUNDLE_FOLDER
@@ -27,7 +29,7 @@ SECONDS_A_TURN = 16.0
 class _Turns:
     """What was measured of one artifact so far."""
 
-    p50_ms: list[float] = field(default_factory=list)
+    p50_ms: list[float | None] = field(default_factory=list)
     stable: bool = True
     provider: str = ""
 
@@ -64,8 +66,10 @@ def measure_times(
     """
     asked = [(run, artifact) for run in runs for artifact in timed_artifacts(run)]
     turns = {(run.key, artifact): _Turns() for run, artifact in asked}
-    device, began, started = load_profile("host", own_profiles(artifacts)), time.monotonic(), now()
-    versions = runs[0].versions if runs else {}
+    budget = Budget(batch=timing.batch, seq=timing.seq)  # nothing but the shape that is asked for
+    judged = Budgets.model_validate({"classification": budget, "language-modeling": budget})
+    device = load_profile("host", own_profiles(artifacts)).model_copy(update={"budgets": judged})
+    began, started = time.monotonic(), now()
     with bar(progress, f"Measuring {len(asked)} graphs in turns", timing.rounds * len(asked), "turns"):
         for _ in range(timing.rounds):
             for run, artifact in asked:
@@ -79,10 +83,10 @@ def measure_times(
         entries=tuple(
             TimedArtifact(run=key, artifact=artifact, p50_ms=tuple(t.p50_ms), stable=t.stable, provider=t.provider)
             for (key, artifact), t in turns.items()
-            if t.p50_ms
+            if any(p50 is not None for p50 in t.p50_ms)
         ),
         host=describe_host(),
-        versions=versions,
+        versions=library_versions(),
         code_version=code_version(),
         started=started,
         seconds=round(time.monotonic() - began, 1),
@@ -91,11 +95,22 @@ def measure_times(
 
 def _measure(run: StudyRun, artifact: str, folder: Path, timing: Timing, device: DeviceProfile, turns: _Turns) -> None:
     options = ProfileOptions(batches=(timing.batch,), seqs=(timing.seq,), artifacts=(artifact,), allow_leak=run.leaks)
-    report = profile_bundle(Location(folder, folder / BUNDLE_FOLDER), device, options)
-    for row in report.rows:
-        latency = row.latency_ms
-        if row.where == "host" and row.phase == "steady" and latency.p50 is not None:
-            turns.p50_ms.append(latency.p50)
-            turns.stable = turns.stable and bool(latency.stable)
-            turns.provider = row.provider
-            return
+    location = Location(folder, folder / BUNDLE_FOLDER)
+    bundle = location.open_bundle()
+    shape = bundle.task.fit_shape(bundle.data, timing.batch, timing.seq)
+    row = row_of(profile_bundle(location, device, options).rows, shape)
+    turns.p50_ms.append(row.latency_ms.p50 if row is not None else None)
+    if row is not None:
+        turns.stable = turns.stable and bool(row.latency_ms.stable)
+        turns.provider = row.provider
+
+
+def row_of(rows: Sequence[Row], shape: tuple[int, int]) -> Row | None:
+    """The measured row of one shape among a report's, which may have others; None: it could not be measured.
+
+    Args:
+        rows: of one artifact.
+        shape: batch size and length.
+    """
+    found = (row for row in rows if (row.batch, row.seq) == shape and row.where == "host" and row.phase == "steady")
+    return next((row for row in found if row.latency_ms.p50 is not None), None)

@@ -11,6 +11,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ import pytest
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.machine import lock
-from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming, locked, owned, owner_elsewhere
+from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming, in_turn, locked, owned, owner_elsewhere
 
 
 def hold(folder: Path, ready: Connection) -> None:
@@ -264,3 +265,22 @@ def test_a_lock_of_another_host_counts_for_a_day_after_its_last_file(tmp_path: P
     assert not owned(tmp_path)
     (tmp_path / "metrics.jsonl").touch()
     assert owned(tmp_path)
+
+
+def test_what_takes_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """Each adds a line to what it reads: without turns, lines would be lost. Nobody waits for ever."""
+    path = tmp_path / "file"
+    path.write_text("", encoding="utf-8")
+
+    def add(line: int) -> None:
+        with in_turn(path):
+            before = path.read_text(encoding="utf-8")
+            time.sleep(0.01)
+            path.write_text(f"{before}{line}\n", encoding="utf-8")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+    assert sorted(path.read_text(encoding="utf-8").split()) == [str(line) for line in range(8)]
+    with claiming(path), pytest.raises(LockedError, match="is being replaced by"), in_turn(path, 0.1):
+        pass
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

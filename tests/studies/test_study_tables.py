@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,21 @@ import pytest
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.progress import SILENT
+from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
 from edgeformer.formats.study import FigureSpec, Study
 from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from edgeformer.machine.host import cpu_name
 from edgeformer.reporting.study_figures import draw_study
 from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page
-from edgeformer.studies.jobs import Data, Job
-from edgeformer.studies.lines import label_lines
+from edgeformer.studies.estimating import Estimator
+from edgeformer.studies.jobs import Data, Job, alike
+from edgeformer.studies.lines import Clock, label_lines, mixed_times
 from edgeformer.studies.needs import lacking
 from edgeformer.studies.results import Found
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
+from edgeformer.studies.timing import row_of
 from tests.studies.tiny_study import run, study
 
 HOST = {"cpu": "a processor", "cores": 2}
@@ -138,6 +145,89 @@ def test_thresholds_and_the_schedule() -> None:
     one = made("k", evaluation=Evaluation(early_exit=(early(None, 3.2), early(0.85, 4.0))))
     _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [one]})
     assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == [("schedule", 2.5), ("0.85", 2.0)]
+
+
+def test_a_round_that_failed_is_nobody_elses() -> None:
+    """Ratios are of the same round, whichever others are lacking."""
+    entries = [("onnx-fp32", (8.0, None, 10.0)), ("onnx-fp16", (4.0, 3.0, 2.5)), ("onnx-int8", (None, 3.0, None))]
+    times = StudyTimes(
+        key="t", batch=1, seq=8, threads=1, host=HOST, versions={}, code_version="0", started="now", seconds=1.0,
+        entries=tuple(
+            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p") for name, p50 in entries
+        ),
+    )  # fmt: skip
+    clock = Clock(times)
+    assert clock.ratios("k", "onnx-fp16", ("k", "onnx-fp32")) == [2.0, 4.0]
+    assert clock.ratios("k", "onnx-int8", ("k", "onnx-fp32")) == []
+    assert clock.figures("k", "onnx-fp32") == {"latency_ms": 9.0}
+
+
+def test_the_time_of_another_shape_is_nobodys() -> None:
+    def timed(batch: int, seq: int, p50: float | None) -> Row:
+        latency = Latency(status="unavailable", reason="none") if p50 is None else Latency(status="measured", p50=p50)
+        return Row(
+            artifact="onnx-fp32", precision="fp32", provider="p", where="host", phase="steady", batch=batch, seq=seq,
+            latency_ms=latency, size_bytes=1,
+            memory_bytes=Memory(status="unavailable", reason="none"),
+            energy_mj=Energy(status="unavailable", reason="none"),
+        )  # fmt: skip
+
+    rows = [timed(1, 64, 0.5), timed(1, 128, 1.0), timed(8, 128, 7.0), timed(2, 128, None)]
+    found = row_of(rows, (8, 128))
+    assert found is not None and found.latency_ms.p50 == 7.0
+    assert row_of(rows, (2, 128)) is None and row_of(rows, (8, 64)) is None
+
+
+def test_times_of_two_processors_are_not_put_side_by_side() -> None:
+    def scored(host: str) -> StudyRun:
+        rows = (row("torch", "test"), row("onnx-fp32", "test", ms_per_sample=0.5, host=host))
+        return made(f"k-{host}", evaluation=Evaluation(rows=rows), artifacts=(graph("fp32"),))
+
+    spec = {"rows": "tests", "columns": ["loss", "ms_per_sample"]}
+    _, lines = table_of(spec, {"here": [scored("this")], "there": [scored("that")]})
+    assert [line.cells["ms_per_sample"].mean for line in lines] == [None, None] and lines[0].cells["loss"].mean == 1.0
+    assert "this and that" in mixed_times([scored("this"), scored("that")])
+    _, lines = table_of(spec, {"here": [scored("this")], "again": [scored("this")]})
+    assert [line.cells["ms_per_sample"].mean for line in lines] == [0.5, 0.5]
+
+
+def test_only_runs_with_as_many_threads_tell_how_long_others_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(Estimator, "_probe", lambda self, job, kind, progress: pytest.fail(kind))
+    found, _ = table_of({}, {"model": [made("k")]})
+    job = job_of(found, "model")
+
+    def known(**host: Any) -> StudyRun:
+        recipe = {"training": {"epochs": 2}}
+        host = {"cpu": cpu_name(), **host}
+        return made("other", host=host, alike=alike(job.written), recipe=recipe, overhead_s=10.0)
+
+    for host in ({"threads": 3}, {"threads": 1, "accelerator": "cuda:0"}):
+        estimate = Estimator(tmp_path, [known(**host)], 1, ("test",)).of(job, None, SILENT)
+        assert estimate.seconds >= 100 and "by run-other" in estimate.basis
+    with pytest.raises(pytest.fail.Exception):
+        Estimator(tmp_path, [known(threads=1)], 1, ("test",)).of(job, None, SILENT)
+
+
+def test_two_studies_may_time_runs_of_one_kind_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins and ends while the first one's process reads its recipe."""
+    found, _ = table_of({}, {"model": [made("k")]})
+    job = job_of(found, "model")
+    recipes: list[Path] = []
+    times = {"training_s": 8.0, "scoring_s": 1.0, "starting_s": 0.5, "steps": 10, "timed_steps": 3}
+
+    def timed(command: list[str], **asked: Any) -> subprocess.CompletedProcess[str]:
+        recipes.append(path := Path(command[3]))
+        if len(recipes) == 1:
+            assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
+        assert path.is_file()
+        return subprocess.CompletedProcess(command, 0, json.dumps(times), "")
+
+    monkeypatch.setattr(subprocess, "run", timed)
+    assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
+    assert len(recipes) == 2 and not any(path.exists() for path in recipes)
 
 
 def test_labels_are_counted_in_percent() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.progress import SILENT, Progress, bar
-from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow, merge_rows
+from edgeformer.formats.scores import EVALUATION_FILE, EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.machine.host import cpu_name
+from edgeformer.machine.lock import in_turn
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import Choice, choose
 from edgeformer.tasks import Meter, Origin, Task
@@ -82,7 +83,8 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     for choice in chosen:
         scoring.score(choice)
     if location.run is not None and options.data is None:
-        merge_rows(location.run, scoring.rows, scoring.early_exit)
+        with in_turn(location.run / EVALUATION_FILE):  # or what another process adds meanwhile would be lost
+            merge_rows(location.run, scoring.rows, scoring.early_exit)
     return Evaluation(rows=tuple(scoring.rows), early_exit=tuple(scoring.early_exit))
 
 
