@@ -131,6 +131,8 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | 
     manifest = run.manifest
     if job.data.summary is not None and manifest.data.fingerprint != job.data.summary.fingerprint:
         raise ArtifactError(f"{folder}: was trained on other data than its name says; remove it, and it is made again")
+    if manifest.tokenizer_fingerprint not in (None, job.origins.get("tokenizer", manifest.tokenizer_fingerprint)):
+        raise ArtifactError(f"{folder}: was trained with another tokenizer; remove it, and it is made again")
     steps = round(manifest.steps / max(1, manifest.epochs) * run.recipe.training.epochs)
     return StudyRun(
         key=job.key or "",
@@ -141,6 +143,7 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | 
         run=folder.name,
         data=_without_texts(manifest.data),
         data_notes=job.notes,
+        origins=job.origins,
         loops=family_of(run.recipe).loops(run.recipe.model),
         planned_steps=steps,
         rows_per_s=manifest.samples_per_second,

@@ -89,9 +89,7 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     """
     written, place = load_study(name)
     study = _narrowed(written, options)
-    cache, offline = options.artifacts / ".cache" / "tokens", not (options.train or options.data)
-    reader = DataReader(cache, options.data, shipped_mapping(), progress, offline)
-    jobs = jobs_of(study, place, options.overrides, reader)
+    jobs = jobs_of(study, place, options.overrides, reader_of(options, progress))
     results = Results(options.artifacts, options.results)
     estimator = Estimator(options.artifacts, results.known(), options.jobs, splits_of(study))
     found = {job.title: results.of(job) for job in jobs}
@@ -105,6 +103,12 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     return Plan(
         study, tuple(jobs), tuple(_once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
     )
+
+
+def reader_of(options: StudyOptions, progress: Progress) -> DataReader:
+    """What reads the data of a study's runs. Raises RecipeError."""
+    offline = not (options.train or options.data)
+    return DataReader(options.artifacts, options.data, shipped_mapping(), progress, offline)
 
 
 def _known(job: Job, found: Found | None) -> Estimate:

@@ -60,6 +60,14 @@ def test_every_shipped_recipe_has_local_data(name: str, data_folder: Path, tmp_p
     [
         ({"runs": {"a": {**run("A"), "seed": 3}}}, ["runs.a.seed", "did you mean 'seeds'"]),
         ({"runs": {"a": {**run("A"), "teacher": "b"}}}, ["a: names the run 'b'; there are a"]),
+        (
+            {"runs": {"a": {**run("A"), "teacher": "b"}, "b": {**run("B"), "teacher": "a"}}},
+            ["runs.a.teacher: goes in a circle: a, b, a"],
+        ),
+        ({"runs": {"a": {**run("A"), "set": {"seed": 3}}}}, ["runs.a.set: seed", "write seeds:"]),
+        ({"runs": {"a": run("A", seeds=(1, 1))}}, ["runs.a.seeds: a seed stands there twice"]),
+        ({"figures": [{"kind": "bubbles", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind bubbles and needs x"]),
+        ({"figures": [{"kind": "lines", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind lines and needs x"]),
         ({"table": {"rows": "tests", "columns": ["acuracy"]}}, ["no figure 'acuracy'", "accuracy"]),
         ({"table": {"rows": "rows", "columns": ["accuracy"]}}, ["table.rows", "'tests'"]),
         ({"runs": {"a": {**run("A"), "recipe": "quickstrat"}}}, ["runs.a", "did you mean 'quickstart'"]),
