@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,22 @@ def _job(row: str, seed: int, spec: RunSpec, teacher: Job | None, recipes: _Reci
     except EdgeformerError as error:
         recipe, data = written, Data(None, str(error))
     return Job(row, seed, spec, written, recipe, recipe_sha256(written, teacher), data, notes, teacher)
+
+
+def asked_together(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs of one key, each asking for all that any of them asks of their run: it is made once."""
+    asked: dict[str, RunSpec] = {}
+    for job in jobs:
+        if job.key is not None:
+            before, spec = asked.get(job.key, job.spec), job.spec
+            graphs = tuple(dict.fromkeys((*before.export, *spec.export)))
+            more = {"export": graphs, "exits": before.exits or spec.exits, "sweep": before.sweep or spec.sweep}
+            asked[job.key] = before.model_copy(update=more)
+    return [replace(job, spec=_asking(job.spec, asked.get(job.key or "", job.spec))) for job in jobs]
+
+
+def _asking(spec: RunSpec, needs: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"export": needs.export, "exits": needs.exits, "sweep": needs.sweep})
 
 
 def key_of(recipe_sha: str, fingerprint: str, origins: Mapping[str, str]) -> str:

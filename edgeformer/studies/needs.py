@@ -63,15 +63,20 @@ def lacking(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Ste
     return _export(job, run, folder) or _scores(job, run, folder, splits)
 
 
+def asked_exits(job: Job) -> set[int]:
+    """Exits of which the study wants graphs, after so many loops; the whole model is none of them."""
+    family, config = family_of(job.written), job.written.model
+    exits = family.trained_exits(config) or range(1, family.loops(config) + 1)
+    return set(exits[:-1]) if job.spec.exits else set()
+
+
 def _export(job: Job, run: StudyRun, folder: Path) -> Step | None:
     spec = job.spec
     if not (spec.export or spec.exits):
         return None
     have = {artifact.precision for artifact in run.artifacts if artifact.role == "full"}
     exits = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
-    family, config = family_of(job.written), job.written.model
-    asked = set((family.trained_exits(config) or range(1, family.loops(config) + 1))[:-1]) if spec.exits else set()
-    wanted = {"fp32", *spec.export}
+    asked, wanted = asked_exits(job), {"fp32", *spec.export}
     if wanted <= have and asked <= exits:
         return None
     options = [f"--{precision}" for precision in sorted(wanted - {"fp32"})]

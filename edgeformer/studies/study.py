@@ -12,8 +12,9 @@ from edgeformer.formats.study import Study, load_study
 from edgeformer.formats.study_result import StudyRow, StudyTable, StudyTimes
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
-from edgeformer.studies.jobs import DataReader, Job, jobs_of
+from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
 from edgeformer.studies.local_data import shipped_mapping
+from edgeformer.studies.needs import status_of
 from edgeformer.studies.results import Found, Results
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
 from edgeformer.studies.timing import SECONDS_A_TURN, measure_times, timed_artifacts, times_key
@@ -89,16 +90,18 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     """
     written, place = load_study(name)
     study = _narrowed(written, options)
-    jobs = jobs_of(study, place, options.overrides, reader_of(options, progress))
+    jobs = asked_together(jobs_of(study, place, options.overrides, reader_of(options, progress)))
     results = Results(options.artifacts, options.results)
+    results.settle(jobs)
     estimator = Estimator(options.artifacts, results.known(), options.jobs, splits_of(study))
     found = {job.title: results.of(job) for job in jobs}
     if study.table.rows == "labels":
         estimates = [Estimate(job, "done" if results.data_of(job) else "unavailable") for job in jobs]
     elif options.train:
-        estimates = [estimator.of(job, found[job.title], progress) for job in jobs]
+        estimates = [_doubted(estimator.of(job, found[job.title], progress), results) for job in jobs]
+        estimates = _with_teachers(estimates, estimator, options.artifacts, progress)
     else:
-        estimates = [_known(job, found[job.title]) for job in jobs]
+        estimates = [_known(job, found[job.title], results) for job in jobs]
     missing = any(estimate.seconds for estimate in estimates)
     return Plan(
         study, tuple(jobs), tuple(_once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
@@ -111,10 +114,35 @@ def reader_of(options: StudyOptions, progress: Progress) -> DataReader:
     return DataReader(options.artifacts, options.data, shipped_mapping(), progress, offline)
 
 
-def _known(job: Job, found: Found | None) -> Estimate:
-    return (
-        Estimate(job, "unavailable", basis=NOT_TRAINED) if found is None else Estimate(job, "done", basis=found.origin)
-    )
+def _known(job: Job, found: Found | None, results: Results) -> Estimate:
+    if found is not None:
+        return Estimate(job, "done", basis=found.origin)
+    return Estimate(job, "unavailable", basis=results.doubt(job) or NOT_TRAINED)
+
+
+def _doubted(estimate: Estimate, results: Results) -> Estimate:
+    doubt = results.doubt(estimate.job) if estimate.state == "unavailable" else ""
+    return replace(estimate, basis=f"{estimate.basis}; {doubt}") if doubt else estimate
+
+
+def _with_teachers(
+    estimates: Sequence[Estimate], estimator: Estimator, artifacts: Path, progress: Progress
+) -> list[Estimate]:
+    """A teacher whose scores are known but whose weights are not here is trained again where a row needs them."""
+    needed: set[str | None] = set()
+    for estimate in estimates:
+        job, state = estimate.job, estimate.state
+        while state in ("missing", "resumable") and job.teacher is not None:
+            job = job.teacher
+            if status_of(artifacts / job.folder_name) == "finished":
+                break
+            needed.add(job.key)
+    return [
+        estimator.of(estimate.job, None, progress)
+        if estimate.job.key in needed and estimate.state == "done"
+        else estimate
+        for estimate in estimates
+    ]
 
 
 def _once(estimates: Sequence[Estimate]) -> list[Estimate]:
@@ -172,7 +200,7 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
     reasons = {estimate.job.title: estimate.basis for estimate in plan.estimates if estimate.state == "unavailable"}
     outcomes = [_outcome(job, plan.results, failed, reasons) for job in plan.jobs]
     if study.table.rows == "labels":
-        outcomes = [replace(outcome, data=plan.results.data_of(outcome.job)) for outcome in outcomes]
+        outcomes = [_counted(outcome.job, plan.results) for outcome in outcomes]
     times = _times(study, outcomes, plan.results, options, progress)
     rows = rows_of(study, outcomes, times)
     return _table(study, outcomes, rows, times, options)
@@ -180,8 +208,15 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
 
 def _outcome(job: Job, results: Results, failed: Mapping[str, str], reasons: Mapping[str, str]) -> Outcome:
     found = results.of(job)
-    reason = failed.get(job.key or "") or reasons.get(job.title) or "has no results"
-    return Outcome(job, found, "" if found is not None else f"{job.title}: {reason}")
+    reason = failed.get(job.key or "") or reasons.get(job.title)
+    return Outcome(job, found, reason or ("has no results" if found is None else ""))
+
+
+def _counted(job: Job, results: Results) -> Outcome:
+    """What a job reads, of which a file is left for those who cannot read it."""
+    results.keep_data(job)
+    data = results.data_of(job)
+    return Outcome(job, None, "" if data is not None else results.doubt(job) or job.data.reason, data)
 
 
 def _times(
