@@ -162,4 +162,16 @@ class StudyTable(Frozen):
     hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     times: str = Field("", description="how times were measured")
     overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of the command")
+    only: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--only of the command: its rows")
+    seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of the command")
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """How it differs from the study as it is written; empty: it is all of it."""
+        told = {
+            "every run was changed by": self.overrides,
+            "there are only the rows": self.only,
+            "instead of the study's own seeds, runs have": self.seeds,
+        }
+        return tuple(f"{what} {', '.join(map(str, of))}" for what, of in told.items() if of)

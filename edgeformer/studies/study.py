@@ -261,6 +261,8 @@ def _table(
         hosts=tuple(dict.fromkeys(hosts)),
         times=_told(times),
         overrides=options.overrides,
+        only=options.only,
+        seeds=options.seeds,
         notes=study.notes,
     )
 

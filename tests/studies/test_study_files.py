@@ -109,6 +109,23 @@ def test_a_hub_source_without_a_file_is_named(tmp_path: Path) -> None:
         with_local_data(recipe, [tmp_path], shipped_mapping())
 
 
+def test_a_part_of_a_split_is_not_its_whole_file(tmp_path: Path) -> None:
+    mapping = shipped_mapping()
+    for known in mapping.sources:
+        for file in known.files:
+            (tmp_path / file["path"]).parent.mkdir(exist_ok=True)
+            (tmp_path / file["path"]).touch()
+    parts = [
+        {"train": [{"kind": "hub", "name": name, "split": "train[:1000]", "label_value": "positive"}]}
+        for name in ("stanfordnlp/imdb", "fancyzhx/yelp_polarity")
+    ]
+    whole, sample = (load_recipe("quickstart", [f"data.parts={_yaml(part)}"]) for part in parts)
+    with pytest.raises(EdgeformerError, match=r"train\[:1000\] from the hub, a part of a split"):
+        with_local_data(whole, [tmp_path], mapping)
+    local: Any = with_local_data(sample, [tmp_path], mapping)  # a stand-in of fewer rows, which its note says
+    assert len(local.data.parts["train"]) == 2
+
+
 def test_studies_are_listed(edgeformer: Edgeformer) -> None:
     assert all(name in edgeformer("list", "studies") for name in STUDIES)
 

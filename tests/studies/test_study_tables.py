@@ -13,7 +13,7 @@ from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
 from edgeformer.formats.study import FigureSpec, Study
 from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from edgeformer.reporting.study_figures import draw_study
-from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page
+from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page, study_terminal
 from edgeformer.studies.jobs import Data, Job
 from edgeformer.studies.lines import label_lines
 from edgeformer.studies.needs import lacking
@@ -194,3 +194,16 @@ def test_one_run_is_one_seed_however_often_it_is_named() -> None:
     one = made("k", evaluation=Evaluation(rows=(row("torch", "test", accuracy=0.9),)))
     _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [one, one, one]})
     assert (line.keys, line.cells["accuracy"].n, line.cells["accuracy"].sd) == (("k",), 1, None)
+
+
+def test_a_part_of_a_study_or_a_changed_one_says_so_everywhere() -> None:
+    whole = StudyTable(study="s", title="T", element="E", protocol="-", columns=("loss",), rows=(), minutes=0.0)
+    part = whole.model_copy(update={"only": ("wide",), "seeds": (1, 2), "overrides": ("training.epochs=1",)})
+
+    def printed(table: StudyTable) -> list[str]:
+        return [study_page(table, []), study_markdown(table), str(study_terminal(table).caption)]
+
+    for text in printed(part):
+        for said in ("Not the study as it is written", "the rows wide", "runs have 1, 2", "training.epochs=1"):
+            assert said in text.replace("\\", "")
+    assert not any("Not the study" in text for text in printed(whole))
