@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.study import Study, load_study
-from edgeformer.formats.study_result import StudyRow, StudyTable, StudyTimes
+from edgeformer.formats.study_result import StudyRow, StudyRun, StudyTable, StudyTimes
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
 from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
@@ -231,13 +232,22 @@ def _times(
     if known is not None or not options.train:
         return known
     folders = {key: options.artifacts / run.run for key, run in runs.items()}
-    gone = [str(folder) for folder in folders.values() if not (folder / BUNDLE_FOLDER / BUNDLE_FILE).is_file()]
+    gone = [str(folders[run.key]) for run in runs.values() if not _graphs_are_in(folders[run.key], run)]
     if gone:
-        progress.message(f"times are not measured: {', '.join(gone)} has no bundle here, and all are measured in turns")
+        progress.message(f"times are not measured: {', '.join(gone)} lacks graphs, and all are measured in turns")
         return None
     times = measure_times([*runs.values()], folders, timing, options.artifacts, progress)
     results.keep_times(times)
     return times
+
+
+def _graphs_are_in(folder: Path, run: StudyRun) -> bool:
+    """Whether a run's graphs that times are of lie here, too: its results may be from elsewhere."""
+    bundle = folder / BUNDLE_FOLDER
+    if not (bundle / BUNDLE_FILE).is_file():
+        return False
+    built = {artifact.id for artifact in Bundle.open(bundle).manifest.artifacts if artifact.status == "built"}
+    return built >= {*timed_artifacts(run)}
 
 
 def _table(
