@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.bundle import Bundle
@@ -14,14 +14,12 @@ from edgeformer.formats.study_result import StudyRow, StudyRun, StudyTable, Stud
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
 from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
+from edgeformer.studies.leftover import doubted, known_only, once, with_teachers
 from edgeformer.studies.local_data import shipped_mapping
-from edgeformer.studies.needs import status_of
-from edgeformer.studies.results import Found, Results
+from edgeformer.studies.results import Results
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
 from edgeformer.studies.timing import SECONDS_A_TURN, measure_times, timed_artifacts, times_key
 from edgeformer.studies.working import Workplace, work
-
-NOT_TRAINED = "is not trained, and training was not asked for"
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,13 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     if study.table.rows == "labels":
         estimates = [Estimate(job, "done" if results.data_of(job) else "unavailable") for job in jobs]
     elif options.train:
-        estimates = [_doubted(estimator.of(job, found[job.title], progress), results) for job in jobs]
-        estimates = _with_teachers(estimates, estimator, options.artifacts, progress)
+        estimates = [doubted(estimator.of(job, found[job.title], progress), results) for job in jobs]
+        estimates = with_teachers(estimates, estimator, options.artifacts, progress)
     else:
-        estimates = [_known(job, found[job.title], results) for job in jobs]
+        estimates = [known_only(job, found[job.title], results) for job in jobs]
     missing = any(estimate.seconds for estimate in estimates)
     return Plan(
-        study, tuple(jobs), tuple(_once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
+        study, tuple(jobs), tuple(once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
     )
 
 
@@ -113,49 +111,6 @@ def reader_of(options: StudyOptions, progress: Progress) -> DataReader:
     """What reads the data of a study's runs. Raises RecipeError."""
     offline = not (options.train or options.data)
     return DataReader(options.artifacts, options.data, shipped_mapping(), progress, offline)
-
-
-def _known(job: Job, found: Found | None, results: Results) -> Estimate:
-    if found is not None:
-        return Estimate(job, "done", basis=found.origin)
-    return Estimate(job, "unavailable", basis=results.doubt(job) or NOT_TRAINED)
-
-
-def _doubted(estimate: Estimate, results: Results) -> Estimate:
-    doubt = results.doubt(estimate.job) if estimate.state == "unavailable" else ""
-    return replace(estimate, basis=f"{estimate.basis}; {doubt}") if doubt else estimate
-
-
-def _with_teachers(
-    estimates: Sequence[Estimate], estimator: Estimator, artifacts: Path, progress: Progress
-) -> list[Estimate]:
-    """A teacher whose scores are known but whose weights are not here is trained again where a row needs them."""
-    needed: set[str | None] = set()
-    for estimate in estimates:
-        job, state = estimate.job, estimate.state
-        while state in ("missing", "resumable") and job.teacher is not None:
-            job = job.teacher
-            if status_of(artifacts / job.folder_name) == "finished":
-                break
-            needed.add(job.key)
-    return [
-        estimator.of(estimate.job, None, progress)
-        if estimate.job.key in needed and estimate.state == "done"
-        else estimate
-        for estimate in estimates
-    ]
-
-
-def _once(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Runs that several rows share are trained once: the second time they cost nothing."""
-    seen: set[str] = set()
-    told = []
-    for estimate in estimates:
-        key = estimate.job.key
-        again = key is not None and key in seen and estimate.state not in ("done", "unavailable")
-        told.append(Estimate(estimate.job, "shared", basis="the same run as above") if again else estimate)
-        seen |= {key} if key is not None else set()
-    return told
 
 
 def _narrowed(study: Study, options: StudyOptions) -> Study:
