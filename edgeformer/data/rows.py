@@ -66,7 +66,7 @@ def rows_of(
     """
     for where, values in records:
         label = _label(where, values, source) if separator is None else _labels(where, values, source, separator)
-        if label is None and source.skip_unlabelled:
+        if source.skip_unlabelled and (label is None or _is_unlabelled(values, source)):
             continue
         if label is None and (source.label is not None or source.label_value is not None):
             raise DataError(
@@ -110,6 +110,16 @@ def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> 
     return DataError(f"{where}: no column {name!r}; {hint}columns: {shown}; set the source's {kind}: to one of them")
 
 
+def _is_unlabelled(values: Mapping[str, object], source: FileSource | HubSource) -> bool:
+    """Whether a row has a column of labels and nothing in it, also where all rows are given one label."""
+    return source.label is not None and source.label in values and _says_nothing(values[source.label])
+
+
+def _says_nothing(value: object) -> bool:
+    blank = isinstance(value, str) and not value.strip()
+    return value is None or blank or (isinstance(value, float) and math.isnan(value))
+
+
 def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | float | None:
     if source.label_value is not None:
         return source.label_value
@@ -118,11 +128,7 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
     if source.label not in values:
         raise missing_column(where, "label", source.label, values)
     value = values[source.label]
-    if (
-        value is None
-        or (isinstance(value, str) and not value.strip())
-        or (isinstance(value, float) and math.isnan(value))
-    ):
+    if _says_nothing(value):
         return None
     if isinstance(value, float) and value.is_integer():  # pandas writes whole numbers so beside missing ones
         return int(value)

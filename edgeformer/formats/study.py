@@ -156,6 +156,11 @@ class Study(Frozen):
         for where, run in named.items():
             if run not in self.runs or run == where:
                 raise ValueError(f"{where}: names the run {run!r}; there are {', '.join(self.runs)}")
+        for row, spec in self.runs.items():
+            self._row_fits(row, spec)
+        bare = next((figure for figure in self.figures if figure.kind in ("bubbles", "lines") and not figure.x), None)
+        if bare is not None:
+            raise ValueError(f"figures: {bare.title!r} is of kind {bare.kind} and needs x: the figure along x")
         asked = [name for figure in self.figures for name in (*figure.y, figure.x, figure.size) if name]
         asked += [name for choice in self.table.choices for name in (choice.smallest, choice.keep) if name]
         asked += [name for known in self.table.published for name in known.values]
@@ -171,6 +176,18 @@ class Study(Frozen):
             ):
                 raise ValueError(f"table.choices: of {choice.smallest} and {choice.keep}, one is neither good nor bad")
         return self
+
+    def _row_fits(self, row: str, spec: RunSpec) -> None:
+        """Raise ValueError for seeds that would be one, and for a row that teaches itself in the end."""
+        if "seed" in spec.set:
+            raise ValueError(f"runs.{row}.set: seed would be the same for all of its seeds; write seeds: instead")
+        if len(set(spec.seeds)) != len(spec.seeds):
+            raise ValueError(f"runs.{row}.seeds: a seed stands there twice, and would be the same run")
+        chain = [row]
+        while (teacher := self.runs[chain[-1]].teacher) is not None:
+            if teacher in chain:
+                raise ValueError(f"runs.{row}.teacher: goes in a circle: {', '.join([*chain, teacher])}")
+            chain.append(teacher)
 
 
 class LocalSource(Frozen):

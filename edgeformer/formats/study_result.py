@@ -33,7 +33,7 @@ class StudyRun(Frozen):
     """The scores of a finished run, found by its key."""
 
     format_version: Literal[1] = 1
-    key: str = Field(description="sha256 over recipe_sha256, the data's fingerprint and the revision")
+    key: str = Field(description="sha256 over recipe_sha256, the data's fingerprint, the revision and origins")
     recipe_sha256: str = Field(description="of the recipe as it was written, less what decides nothing")
     revision: int = Field(description="TRAINING_REVISION of the code that trained it")
     alike: str = Field(description="sha256 over what decides how long a training row takes")
@@ -42,6 +42,9 @@ class StudyRun(Frozen):
     run: str = Field(description="name of its folder")
     data: DataSummary
     data_notes: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="what was read, part by part")
+    origins: dict[str, str] = Field(
+        {}, description="what else its weights are made of → sha256: tokenizer, source; teacher (its key, if a row)"
+    )
     tokenizer_fingerprint: str | None = None
     parameters: int
     loops: int
@@ -159,4 +162,16 @@ class StudyTable(Frozen):
     hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     times: str = Field("", description="how times were measured")
     overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of the command")
+    only: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--only of the command: its rows")
+    seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of the command")
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """How it differs from the study as it is written; empty: it is all of it."""
+        told = {
+            "every run was changed by": self.overrides,
+            "there are only the rows": self.only,
+            "instead of the study's own seeds, runs have": self.seeds,
+        }
+        return tuple(f"{what} {', '.join(map(str, of))}" for what, of in told.items() if of)

@@ -78,8 +78,8 @@ def study_csv(table: StudyTable) -> str:
 
 def study_terminal(table: StudyTable) -> Table:
     """The table as a terminal shows it."""
-    caption = "ours: mean ± standard deviation over seeds; Δ: ours − paper"
-    drawn = study_columns(table).terminal(f"{table.title} ({table.element})", table.rows, Text(caption))
+    caption = ["ours: mean ± standard deviation over seeds; Δ: ours − paper", *_changes(table)]
+    drawn = study_columns(table).terminal(f"{table.title} ({table.element})", table.rows, Text("\n".join(caption)))
     for index in _last_of_groups(table.rows):
         drawn.rows[index].end_section = True
     return drawn
@@ -89,9 +89,13 @@ def _last_of_groups(rows: Sequence[StudyRow]) -> list[int]:
     return [index for index, row in enumerate(rows[:-1]) if rows[index + 1].group != row.group]
 
 
+def _changes(table: StudyTable) -> list[str]:
+    return [f"Not the study as it is written: {'; '.join(table.changes)}."] if table.changes else []
+
+
 def study_markdown(table: StudyTable) -> str:
-    """The table alone, rows of each group under the group's name."""
-    columns, parts = study_columns(table), []
+    """The table, rows of each group under the group's name; above it, what makes it another than the study's own."""
+    columns, parts = study_columns(table), [f"**{markdown(change)}**" for change in _changes(table)]
     for group in dict.fromkeys(row.group for row in table.rows):
         own = [row for row in table.rows if row.group == group]
         parts.append((f"{markdown_line(group)}\n\n" if group else "") + columns.markdown(own))
@@ -106,9 +110,6 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
         figures: names of pictures beside it.
     """
     parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {markdown_line(table.protocol)}"]
-    if table.overrides:
-        changed = ", ".join(f"`{override}`" for override in table.overrides)
-        parts.append(f"**Every run was changed by** {changed}: this is not the study as it is written.")
     parts.append(study_markdown(table).rstrip("\n"))
     parts.append(_legend(table))
     parts += [f"![{name}]({name})" for name in figures]

@@ -75,6 +75,11 @@ def _files(recipe: str, source: dict[str, Any], folders: Sequence[Path], mapping
     name = " ".join(str(source[key]) for key in ("name", "config", "split") if source.get(key))
     if known is None:
         raise DataError(f"--data: {recipe} reads {name} from the hub, for which no local file is known")
+    if "[" in (source.get("split") or "") and not known.all_rows:
+        raise DataError(
+            f"--data: {recipe} reads {name} from the hub, a part of a split, and its file would be read as a whole; "
+            "give the number of rows with the source's rows:"
+        )
     left_out = _OF_THE_HUB | ({"rows"} if known.all_rows else set())
     kept = {key: value for key, value in source.items() if key not in left_out}
     found = []

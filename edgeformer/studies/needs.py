@@ -67,15 +67,20 @@ def lacking(
     return next((step for step in steps if step.arguments not in tried), None)
 
 
+def asked_exits(job: Job) -> set[int]:
+    """Exits of which the study wants graphs, after so many loops; the whole model is none of them."""
+    family, config = family_of(job.written), job.written.model
+    exits = family.trained_exits(config) or range(1, family.loops(config) + 1)
+    return set(exits[:-1]) if job.spec.exits else set()
+
+
 def _export(job: Job, run: StudyRun, folder: Path) -> Iterator[Step]:
     spec = job.spec
     if not (spec.export or spec.exits):
         return
     have = {artifact.precision for artifact in run.artifacts if artifact.role == "full"}
     exits = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
-    family, config = family_of(job.written), job.written.model
-    asked = set((family.trained_exits(config) or range(1, family.loops(config) + 1))[:-1]) if spec.exits else set()
-    wanted = {"fp32", *spec.export}
+    asked, wanted = asked_exits(job), {"fp32", *spec.export}
     if wanted <= have and asked <= exits:
         return
     options = [f"--{precision}" for precision in sorted(wanted - {"fp32"})]

@@ -54,23 +54,57 @@ class Results:
         self._places = [(self.folder, "trained here")]
         others = [*folders, *([COMMITTED] if COMMITTED.is_dir() else [])]
         self._places += [(folder, f"results in {folder.name}") for folder in others]
+        self._doubts: dict[str, str] = {}  # sha256 of a recipe → why its results are not taken
 
     def of(self, job: Job) -> Found | None:
-        """The results of a job: of the same recipe, data and revision; where its data is not at hand, of any data.
+        """The results of a job: of the same recipe, data and revision; the richest, of equal ones the first.
+
+        Where its data is not at hand they are of any data, if all that there are agree; see :meth:`settle`.
 
         Raises:
             ArtifactError: a damaged file of that key.
         """
-        for folder, origin in self._places:
-            if job.key is not None:
-                path = folder / f"{job.key}.json"
-                if path.is_file():
-                    return Found(read_manifest(StudyRun, path), origin)
-                continue
-            for run in self._all(folder):
-                if run.recipe_sha256 == job.sha256 and run.revision == TRAINING_REVISION:
-                    return Found(run, origin)
-        return None
+        if job.key is None:
+            found = [] if job.sha256 in self._doubts else self._of_any_data(job)
+        else:
+            paths = [(folder / f"{job.key}.json", origin) for folder, origin in self._places]
+            found = [Found(read_manifest(StudyRun, path), origin) for path, origin in paths if path.is_file()]
+        return max(found, key=_richness, default=None)
+
+    def _of_any_data(self, job: Job) -> list[Found]:
+        known = job.data.summary.fingerprint if job.data.summary is not None else None
+        return [
+            Found(run, origin)
+            for folder, origin in self._places
+            for run in self._all(folder)
+            if run.recipe_sha256 == job.sha256 and run.revision == TRAINING_REVISION
+            and known in (None, run.data.fingerprint)
+        ]  # fmt: skip
+
+    def settle(self, jobs: Sequence[Job]) -> None:
+        """Doubt the results of jobs whose data is not at hand, and of which there are results of different data.
+
+        Jobs that read the same data are looked at together, so that no table has some rows of a small sample and
+        others of all rows. Nothing is taken then: nobody said which is meant.
+        """
+        groups: dict[str, list[tuple[Job, Found]]] = {}
+        for job in jobs:
+            if job.key is None:
+                reads = json.dumps(decisive(job.written)["data"], sort_keys=True)
+                groups.setdefault(reads, []).extend((job, found) for found in self._of_any_data(job))
+        for group in groups.values():
+            told = {found.run.data.fingerprint: found for _, found in group}
+            if len(told) > 1:
+                self._doubts |= {
+                    job.sha256: _choice([(f.run.data, f.origin) for f in told.values()]) for job, _ in group
+                }
+            for sha256 in {job.sha256 for job, _ in group} - {*self._doubts}:
+                if len({json.dumps(found.run.origins) for job, found in group if job.sha256 == sha256}) > 1:
+                    self._doubts[sha256] = "there are results of different tokenizers, starting weights or teachers"
+
+    def doubt(self, job: Job) -> str:
+        """Why none of the results that there are is taken; empty: there is nothing to choose from."""
+        return self._doubts.get(job.sha256, "") if job.key is None else ""
 
     def known(self) -> list[StudyRun]:
         """All results that were trained here, for the time that others will take."""
@@ -93,15 +127,27 @@ class Results:
         return Found(run, "trained here")
 
     def data_of(self, job: Job) -> tuple[DataSummary, str] | None:
-        """What a recipe's data is, and who counted it: this machine, or results. Raises ArtifactError."""
+        """What a recipe's data is, and who counted it: this machine, or results. Raises ArtifactError.
+
+        None: nobody did, or results disagree, which :meth:`doubt` says from then on.
+        """
         if job.data.summary is not None:
-            write_json(self.folder / f"{_DATA}{job.sha256}.json", _without_texts(job.data.summary))
-            return job.data.summary, "counted here"
-        for folder, origin in self._places:
-            path = folder / f"{_DATA}{job.sha256}.json"
-            if path.is_file():
-                return read_manifest(DataSummary, path), origin
-        return None
+            return _without_texts(job.data.summary), "counted here"
+        found = {}
+        for folder, origin in reversed(self._places):
+            for path in sorted(folder.glob(f"{_DATA}{job.sha256}-*.json")):
+                summary = read_manifest(DataSummary, path)
+                found[summary.fingerprint] = (summary, origin)
+        if len(found) > 1:
+            self._doubts[job.sha256] = _choice([*found.values()])
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def keep_data(self, job: Job) -> None:
+        """Write down what a recipe's data turned out to be here; nothing where it cannot be read."""
+        summary = job.data.summary
+        if summary is not None:
+            name = f"{_DATA}{job.sha256}-{summary.fingerprint[:16]}.json"
+            write_json(self.folder / name, _without_texts(summary))
 
     def times(self, key: str) -> StudyTimes | None:
         """Times by their key. Raises ArtifactError for a damaged file."""
@@ -114,6 +160,18 @@ class Results:
     def keep_times(self, times: StudyTimes) -> None:
         """Write times down."""
         write_json(self.folder / f"{_TIMES}{times.key}.json", times)
+
+
+def _richness(found: Found) -> tuple[int, int, int]:
+    """Of two files of one key the one with more graphs and scores knows more."""
+    run = found.run
+    built = sum(artifact.status == "built" for artifact in run.artifacts)
+    return built, len(run.artifacts), len(run.evaluation.rows) + len(run.evaluation.early_exit)
+
+
+def _choice(known: Sequence[tuple[DataSummary, str]]) -> str:
+    told = (f"{data.fingerprint[:8]} with {sum(data.rows.values()):,} rows ({origin})" for data, origin in known)
+    return f"there are results of different data: {', '.join(told)}; say which is meant with --data, or move the others"
 
 
 def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | None = None) -> StudyRun:
@@ -131,6 +189,8 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | 
     manifest = run.manifest
     if job.data.summary is not None and manifest.data.fingerprint != job.data.summary.fingerprint:
         raise ArtifactError(f"{folder}: was trained on other data than its name says; remove it, and it is made again")
+    if manifest.tokenizer_fingerprint not in (None, job.origins.get("tokenizer", manifest.tokenizer_fingerprint)):
+        raise ArtifactError(f"{folder}: was trained with another tokenizer; remove it, and it is made again")
     steps = round(manifest.steps / max(1, manifest.epochs) * run.recipe.training.epochs)
     return StudyRun(
         key=job.key or "",
@@ -141,6 +201,7 @@ def collect(job: Job, folder: Path, scoring_s: float = 0.0, training_s: float | 
         run=folder.name,
         data=_without_texts(manifest.data),
         data_notes=job.notes,
+        origins=job.origins,
         loops=family_of(run.recipe).loops(run.recipe.model),
         planned_steps=steps,
         rows_per_s=manifest.samples_per_second,

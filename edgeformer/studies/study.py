@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.study import Study, load_study
-from edgeformer.formats.study_result import StudyRow, StudyTable, StudyTimes
+from edgeformer.formats.study_result import StudyRow, StudyRun, StudyTable, StudyTimes
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
-from edgeformer.studies.jobs import DataReader, Job, jobs_of
+from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
+from edgeformer.studies.leftover import doubted, known_only, once, with_teachers
 from edgeformer.studies.lines import mixed_times
 from edgeformer.studies.local_data import shipped_mapping
-from edgeformer.studies.results import Found, Results
+from edgeformer.studies.results import Results
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
 from edgeformer.studies.timing import SECONDS_A_TURN, measure_times, timed_artifacts, times_key
 from edgeformer.studies.working import Workplace, work
-
-NOT_TRAINED = "is not trained, and training was not asked for"
 
 
 @dataclass(frozen=True)
@@ -90,40 +90,28 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     """
     written, place = load_study(name)
     study = _narrowed(written, options)
-    cache, offline = options.artifacts / ".cache" / "tokens", not (options.train or options.data)
-    reader = DataReader(cache, options.data, shipped_mapping(), progress, offline)
-    jobs = jobs_of(study, place, options.overrides, reader)
+    jobs = asked_together(jobs_of(study, place, options.overrides, reader_of(options, progress)))
     results = Results(options.artifacts, options.results)
+    results.settle(jobs)
     estimator = Estimator(options.artifacts, results.known(), options.jobs, splits_of(study))
     found = {job.title: results.of(job) for job in jobs}
     if study.table.rows == "labels":
         estimates = [Estimate(job, "done" if results.data_of(job) else "unavailable") for job in jobs]
     elif options.train:
-        estimates = [estimator.of(job, found[job.title], progress) for job in jobs]
+        estimates = [doubted(estimator.of(job, found[job.title], progress), results) for job in jobs]
+        estimates = with_teachers(estimates, estimator, options.artifacts, progress)
     else:
-        estimates = [_known(job, found[job.title]) for job in jobs]
+        estimates = [known_only(job, found[job.title], results) for job in jobs]
     missing = any(estimate.seconds for estimate in estimates)
     return Plan(
-        study, tuple(jobs), tuple(_once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
+        study, tuple(jobs), tuple(once(estimates)), results, _timing_s(study, jobs, missing=missing), options.jobs
     )
 
 
-def _known(job: Job, found: Found | None) -> Estimate:
-    return (
-        Estimate(job, "unavailable", basis=NOT_TRAINED) if found is None else Estimate(job, "done", basis=found.origin)
-    )
-
-
-def _once(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Runs that several rows share are trained once: the second time they cost nothing."""
-    seen: set[str] = set()
-    told = []
-    for estimate in estimates:
-        key = estimate.job.key
-        again = key is not None and key in seen and estimate.state not in ("done", "unavailable")
-        told.append(Estimate(estimate.job, "shared", basis="the same run as above") if again else estimate)
-        seen |= {key} if key is not None else set()
-    return told
+def reader_of(options: StudyOptions, progress: Progress) -> DataReader:
+    """What reads the data of a study's runs. Raises RecipeError."""
+    offline = not (options.train or options.data)
+    return DataReader(options.artifacts, options.data, shipped_mapping(), progress, offline)
 
 
 def _narrowed(study: Study, options: StudyOptions) -> Study:
@@ -169,7 +157,7 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
     reasons = {estimate.job.title: estimate.basis for estimate in plan.estimates if estimate.state == "unavailable"}
     outcomes = [_outcome(job, plan.results, failed, reasons) for job in plan.jobs]
     if study.table.rows == "labels":
-        outcomes = [replace(outcome, data=plan.results.data_of(outcome.job)) for outcome in outcomes]
+        outcomes = [_counted(outcome.job, plan.results) for outcome in outcomes]
     times = _times(study, outcomes, plan.results, options, progress)
     rows = rows_of(study, outcomes, times)
     return _table(study, outcomes, rows, times, options)
@@ -177,8 +165,15 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
 
 def _outcome(job: Job, results: Results, failed: Mapping[str, str], reasons: Mapping[str, str]) -> Outcome:
     found = results.of(job)
-    reason = failed.get(job.key or "") or reasons.get(job.title) or "has no results"
-    return Outcome(job, found, "" if found is not None else f"{job.title}: {reason}")
+    reason = failed.get(job.key or "") or reasons.get(job.title)
+    return Outcome(job, found, reason or ("has no results" if found is None else ""))
+
+
+def _counted(job: Job, results: Results) -> Outcome:
+    """What a job reads, of which a file is left for those who cannot read it."""
+    results.keep_data(job)
+    data = results.data_of(job)
+    return Outcome(job, None, "" if data is not None else results.doubt(job) or job.data.reason, data)
 
 
 def _times(
@@ -193,13 +188,22 @@ def _times(
     if known is not None or not options.train:
         return known
     folders = {key: options.artifacts / run.run for key, run in runs.items()}
-    gone = [str(folder) for folder in folders.values() if not (folder / BUNDLE_FOLDER / BUNDLE_FILE).is_file()]
+    gone = [str(folders[run.key]) for run in runs.values() if not _graphs_are_in(folders[run.key], run)]
     if gone:
-        progress.message(f"times are not measured: {', '.join(gone)} has no bundle here, and all are measured in turns")
+        progress.message(f"times are not measured: {', '.join(gone)} lacks graphs, and all are measured in turns")
         return None
     times = measure_times([*runs.values()], folders, timing, options.artifacts, progress)
     results.keep_times(times)
     return times
+
+
+def _graphs_are_in(folder: Path, run: StudyRun) -> bool:
+    """Whether a run's graphs that times are of lie here, too: its results may be from elsewhere."""
+    bundle = folder / BUNDLE_FOLDER
+    if not (bundle / BUNDLE_FILE).is_file():
+        return False
+    built = {artifact.id for artifact in Bundle.open(bundle).manifest.artifacts if artifact.status == "built"}
+    return built >= {*timed_artifacts(run)}
 
 
 def _table(
@@ -223,6 +227,8 @@ def _table(
         hosts=tuple(dict.fromkeys(hosts)),
         times=_told(times),
         overrides=options.overrides,
+        only=options.only,
+        seeds=options.seeds,
         notes=(*study.notes, *([mixed] if (mixed := mixed_times([*runs.values()])) else [])),
     )
 

@@ -11,6 +11,7 @@ from edgeformer.formats.study import Choice, Published, RunSpec, Study, TableSpe
 from edgeformer.formats.study_result import Cell, Picked, StudyRow, StudyRun, StudyTimes
 from edgeformer.studies.jobs import Job
 from edgeformer.studies.lines import Clock, Lines, graph_of, label_lines, lines_of
+from edgeformer.studies.needs import asked_exits
 from edgeformer.studies.results import Found
 
 NOTHING = "–"
@@ -57,14 +58,13 @@ def _reference(table: TableSpec, outcomes: Sequence[Outcome]) -> tuple[str, str 
 
 def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) -> list[StudyRow]:
     table, found = asked.table, [outcome.found for outcome in outcomes if outcome.found is not None]
-    by_seed = [(one.run, lines_of(one.run, table, asked.clock)) for one in found]
+    by_key = {one.run.key: (one.run, lines_of(one.run, table, asked.clock)) for one in found}  # each run once
     published = [known for known in table.published if known.run == name]
-    ats = list(dict.fromkeys(at for _, lines in by_seed for at in lines))
-    missing = next((outcome.reason for outcome in outcomes if outcome.found is None), None)
     rows = []
-    for at in ats or [_written(known.at) for known in published] or [NOTHING]:
-        runs = [run for run, lines in by_seed if at in lines]
-        cells = _cells([lines[at] for _, lines in by_seed if at in lines], table, _printed(published, at))
+    for at in _ats(spec, table, [lines for _, lines in by_key.values()], published):
+        runs = [run for run, lines in by_key.values() if at in lines]
+        seeds = [lines[at] for _, lines in by_key.values() if at in lines]
+        cells = _cells(seeds, table, _printed(published, at))
         if asked.reference is not None and "speedup" in table.columns:
             cells["speedup"] = _speedup(runs, at, asked, cells["speedup"])
         rows.append(
@@ -77,13 +77,45 @@ def _rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], asked: _Asked) 
                 source="; ".join(dict.fromkeys(known.source for known in published if _fits(known, at))),
                 origin=", ".join(dict.fromkeys(one.origin for one in found)) or NOTHING,
                 keys=tuple(run.key for run in runs),
-                missing=missing if len(found) < len(outcomes) else _rejected(runs, table, at),
+                missing=_missing(outcomes, by_key, table, at),
                 leaks=any(run.leaks for run in runs),
                 synthetic=any(run.data.synthetic for run in runs),
                 note=spec.note,
             )
         )
     return rows
+
+
+def _ats(spec: RunSpec, table: TableSpec, known: Sequence[Lines], published: Sequence[Published]) -> list[str]:
+    """The lines of a row: those that there are, those that were asked for, and those that the paper has."""
+    found = [at for lines in known for at in lines]
+    asked = ["fp32", *spec.export] if table.rows == "artifacts" and (spec.export or spec.exits) else []
+    printed = [_written(line.at) for line in published if line.at is not None]
+    return list(dict.fromkeys((*found, *asked, *printed))) or [NOTHING]
+
+
+def _missing(
+    outcomes: Sequence[Outcome], by_key: Mapping[str, tuple[StudyRun, Lines]], table: TableSpec, at: str
+) -> str | None:
+    """Why a line lacks figures of ours, or those of a seed."""
+    for outcome in outcomes:
+        run, lines = by_key[outcome.found.run.key] if outcome.found is not None else (None, {})
+        lack = "" if run is None else _lack(outcome.job, run, lines, table, at)
+        if run is None or lack:
+            return f"{outcome.job.title}: {'; '.join(part for part in (lack, outcome.reason) if part)}"
+    return _rejected([run for run, _ in by_key.values()], table, at)
+
+
+def _lack(job: Job, run: StudyRun, lines: Lines, table: TableSpec, at: str) -> str:
+    """What a finished run lacks of a line; empty: nothing, or what was rejected."""
+    if at not in lines:
+        return "its results have no line here" if at == NOTHING else f"its results have no {at}"
+    if table.rows == "artifacts" and graph_of(run, table, at) is not None and "rows" not in lines[at]:
+        return f"{at} is exported, and not scored"
+    graphs = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
+    if table.rows == "exits" and at in map(str, asked_exits(job) - graphs):
+        return f"exit {at} is not exported"
+    return ""
 
 
 def _label_rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], table: TableSpec) -> list[StudyRow]:
@@ -100,7 +132,7 @@ def _label_rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], table: Ta
             cells=_cells([lines[at]] if at in lines else [], table, _printed(published, at)),
             source="; ".join(dict.fromkeys(known.source for known in published if _fits(known, at))),
             origin=outcome.data[1] if outcome.data is not None else NOTHING,
-            missing=None if lines else outcome.job.data.reason,
+            missing=None if lines else outcome.reason,
             note=spec.note,
         )
         for at in ats
@@ -108,11 +140,13 @@ def _label_rows(name: str, spec: RunSpec, outcomes: Sequence[Outcome], table: Ta
 
 
 def _written(at: object) -> str:
+    if isinstance(at, float):
+        return f"{at:g}"
     return NOTHING if at is None else str(at)
 
 
 def _fits(known: Published, at: str) -> bool:
-    return known.at is None or str(known.at) == at
+    return known.at is None or _written(known.at) == at
 
 
 def _printed(published: Sequence[Published], at: str) -> dict[str, float]:

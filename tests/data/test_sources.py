@@ -158,6 +158,8 @@ def test_unlabelled_rows_are_skipped_on_request(tmp_path):
     assert [row.text for row in read(source(path, skip_unlabelled=True))] == ["b"]
     only = write(tmp_path, "b.jsonl", '{"text": "a", "label": null}\n')
     assert "no labelled rows" in failure(only, skip_unlabelled=True)
+    alike = source(path, skip_unlabelled=True, label_value="good")
+    assert [row.text for row in read(alike)] == ["b"], "rows that nobody labelled are left out, also of one label"
 
 
 def test_label_value_stands_for_the_column(tmp_path):

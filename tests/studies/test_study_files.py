@@ -60,6 +60,14 @@ def test_every_shipped_recipe_has_local_data(name: str, data_folder: Path, tmp_p
     [
         ({"runs": {"a": {**run("A"), "seed": 3}}}, ["runs.a.seed", "did you mean 'seeds'"]),
         ({"runs": {"a": {**run("A"), "teacher": "b"}}}, ["a: names the run 'b'; there are a"]),
+        (
+            {"runs": {"a": {**run("A"), "teacher": "b"}, "b": {**run("B"), "teacher": "a"}}},
+            ["runs.a.teacher: goes in a circle: a, b, a"],
+        ),
+        ({"runs": {"a": {**run("A"), "set": {"seed": 3}}}}, ["runs.a.set: seed", "write seeds:"]),
+        ({"runs": {"a": run("A", seeds=(1, 1))}}, ["runs.a.seeds: a seed stands there twice"]),
+        ({"figures": [{"kind": "bubbles", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind bubbles and needs x"]),
+        ({"figures": [{"kind": "lines", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind lines and needs x"]),
         ({"table": {"rows": "tests", "columns": ["acuracy"]}}, ["no figure 'acuracy'", "accuracy"]),
         ({"table": {"rows": "rows", "columns": ["accuracy"]}}, ["table.rows", "'tests'"]),
         ({"runs": {"a": {**run("A"), "recipe": "quickstrat"}}}, ["runs.a", "did you mean 'quickstart'"]),
@@ -99,6 +107,23 @@ def test_a_hub_source_without_a_file_is_named(tmp_path: Path) -> None:
         EdgeformerError, match="wikitext-103-raw-v1 train from the hub, for which no local file is known"
     ):
         with_local_data(recipe, [tmp_path], shipped_mapping())
+
+
+def test_a_part_of_a_split_is_not_its_whole_file(tmp_path: Path) -> None:
+    mapping = shipped_mapping()
+    for known in mapping.sources:
+        for file in known.files:
+            (tmp_path / file["path"]).parent.mkdir(exist_ok=True)
+            (tmp_path / file["path"]).touch()
+    parts = [
+        {"train": [{"kind": "hub", "name": name, "split": "train[:1000]", "label_value": "positive"}]}
+        for name in ("stanfordnlp/imdb", "fancyzhx/yelp_polarity")
+    ]
+    whole, sample = (load_recipe("quickstart", [f"data.parts={_yaml(part)}"]) for part in parts)
+    with pytest.raises(EdgeformerError, match=r"train\[:1000\] from the hub, a part of a split"):
+        with_local_data(whole, [tmp_path], mapping)
+    local: Any = with_local_data(sample, [tmp_path], mapping)  # a stand-in of fewer rows, which its note says
+    assert len(local.data.parts["train"]) == 2
 
 
 def test_studies_are_listed(edgeformer: Edgeformer) -> None:

@@ -18,7 +18,7 @@ from edgeformer.formats.study import FigureSpec, Study
 from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from edgeformer.machine.host import cpu_name
 from edgeformer.reporting.study_figures import draw_study
-from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page
+from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page, study_terminal
 from edgeformer.studies.estimating import Estimator
 from edgeformer.studies.jobs import Data, Job, alike
 from edgeformer.studies.lines import Clock, label_lines, mixed_times
@@ -260,3 +260,40 @@ def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
     assert step is not None and step.arguments[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
     scored = Evaluation(rows=(*scores.rows, row("onnx-int8", "random-split")))
     assert lacking(job, one.model_copy(update={"evaluation": scored}), tmp_path, ("test",)) is None
+
+
+def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
+    """Results of a run that another study, which asked for less, left behind."""
+    scores = Evaluation(rows=(row("torch", "test", accuracy=0.9), row("onnx-fp32", "test", accuracy=0.9)))
+    one = made("k", evaluation=scores, artifacts=(graph("fp32"), graph("fp16")))
+    printed = [{"run": "model", "at": at, "source": "Table 0", "values": {"accuracy": 0.8}} for at in ("fp32", "int8")]
+    spec = {"rows": "artifacts", "columns": ["size_bytes", "accuracy"], "published": printed}
+    written = study("made", {"model": {**run("Model"), "export": ["fp16", "int8"]}}, table=spec)
+    found = Study.model_validate(written, strict=False)
+    outcome = Outcome(job_of(found, "model"), Found(one, "results in hand"))
+    whole, half, whole_numbers = rows_of(found, [outcome], None)
+    assert whole.missing is None and whole.cells["accuracy"].mean == 0.9
+    assert (half.at, half.missing) == ("fp16", "model, seed 1: fp16 is exported, and not scored")
+    assert (whole_numbers.at, whole_numbers.missing) == ("int8", "model, seed 1: its results have no int8")
+    assert whole_numbers.cells["accuracy"].published == 0.8 and whole_numbers.cells["accuracy"].mean is None
+    alone = Outcome(outcome.job, None, "has no results")
+    assert [line.at for line in rows_of(found, [alone], None)] == ["fp32", "fp16", "int8"]
+
+
+def test_one_run_is_one_seed_however_often_it_is_named() -> None:
+    one = made("k", evaluation=Evaluation(rows=(row("torch", "test", accuracy=0.9),)))
+    _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [one, one, one]})
+    assert (line.keys, line.cells["accuracy"].n, line.cells["accuracy"].sd) == (("k",), 1, None)
+
+
+def test_a_part_of_a_study_or_a_changed_one_says_so_everywhere() -> None:
+    whole = StudyTable(study="s", title="T", element="E", protocol="-", columns=("loss",), rows=(), minutes=0.0)
+    part = whole.model_copy(update={"only": ("wide",), "seeds": (1, 2), "overrides": ("training.epochs=1",)})
+
+    def printed(table: StudyTable) -> list[str]:
+        return [study_page(table, []), study_markdown(table), str(study_terminal(table).caption)]
+
+    for text in printed(part):
+        for said in ("Not the study as it is written", "the rows wide", "runs have 1, 2", "training.epochs=1"):
+            assert said in text.replace("\\", "")
+    assert not any("Not the study" in text for text in printed(whole))

@@ -1,0 +1,60 @@
+"""What is left to do of a study's runs together: shared ones once, and teachers where their weights are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgeformer.formats.progress import Progress
+from edgeformer.studies.estimating import Estimate, Estimator
+from edgeformer.studies.jobs import Job
+from edgeformer.studies.needs import status_of
+from edgeformer.studies.results import Found, Results
+
+NOT_TRAINED = "is not trained, and training was not asked for"
+
+
+def known_only(job: Job, found: Found | None, results: Results) -> Estimate:
+    """Of a run where nothing is trained: it has results, or why it has none."""
+    if found is not None:
+        return Estimate(job, "done", basis=found.origin)
+    return Estimate(job, "unavailable", basis=results.doubt(job) or NOT_TRAINED)
+
+
+def doubted(estimate: Estimate, results: Results) -> Estimate:
+    """With the reason for which results that there are were not taken."""
+    doubt = results.doubt(estimate.job) if estimate.state == "unavailable" else ""
+    return replace(estimate, basis=f"{estimate.basis}; {doubt}") if doubt else estimate
+
+
+def with_teachers(
+    estimates: Sequence[Estimate], estimator: Estimator, artifacts: Path, progress: Progress
+) -> list[Estimate]:
+    """A teacher whose scores are known but whose weights are not here is trained again where a row needs them."""
+    needed: set[str | None] = set()
+    for estimate in estimates:
+        job, state = estimate.job, estimate.state
+        while state in ("missing", "resumable") and job.teacher is not None:
+            job = job.teacher
+            if status_of(artifacts / job.folder_name) == "finished":
+                break
+            needed.add(job.key)
+    return [
+        estimator.of(estimate.job, None, progress)
+        if estimate.job.key in needed and estimate.state == "done"
+        else estimate
+        for estimate in estimates
+    ]
+
+
+def once(estimates: Sequence[Estimate]) -> list[Estimate]:
+    """Runs that several rows share are trained once: the second time they cost nothing."""
+    seen: set[str] = set()
+    told = []
+    for estimate in estimates:
+        key = estimate.job.key
+        again = key is not None and key in seen and estimate.state not in ("done", "unavailable")
+        told.append(Estimate(estimate.job, "shared", basis="the same run as above") if again else estimate)
+        seen |= {key} if key is not None else set()
+    return told
