@@ -5,8 +5,8 @@ without VNNI instructions keep it in, and they cut it off without a word: up to 
 model. With 7 bits every CPU computes the same integers. Activations get 8 bits and one scale for all rows and positions
 of a call, found while running: what shares a call with a row moves its logits by about as much as INT8 itself does.
 Pretrained encoders keep tokens whose states are many times larger than others' ([SEP] above all), which leaves the
-others few of the 255 steps; they ask for a scale per position (``row_scales``), which halves
-the error for a tenth of time.
+others few of the 255 steps; they ask for a scale per position (``row_scales``), which halves the error and costs time:
+5 to 13 % for one text, 20 to 35 % in batches, measured in turns on one loaded core. Our own models gain nothing by it.
 
 Tables (token and position embeddings) take no part in products, so their rows have 8 bits and a scale each. Norms,
 biases, rotary tables and whatever has few rows stay FP32. Only standard ONNX operators are used.
