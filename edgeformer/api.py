@@ -19,8 +19,9 @@ from edgeformer.machine.leftovers import restore_folder
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
     from edgeformer.formats.device import DeviceProfile
+    from edgeformer.formats.plan import Plan
     from edgeformer.formats.recipe import Recipe
-    from edgeformer.formats.report import Plan, Report, Verification
+    from edgeformer.formats.report import Report, Verification
     from edgeformer.formats.scores import Evaluation
     from edgeformer.stages.generating.generate import Generation
 

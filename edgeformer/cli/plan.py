@@ -20,10 +20,11 @@ def command(
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Predict the peak memory of training a recipe before a step is run, and say whether it fits. Works offline.
+    """Predict the peak memory of training a recipe, and the time, and say whether it fits. Works offline.
 
     A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
-    the cheapest changes that make it fit, as --set values. With --device host, training on this machine's processor.
+    the cheapest changes that make it fit, as --set values. Time is a range: by the rates that the device's profile
+    states; with --device host (this machine's processor) and data that is here, by a few steps that are timed.
     Files of the user's own are looked at as train does it: empty texts, repeated ones, labels without rows.
 
     Examples:
@@ -36,13 +37,13 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.tables import plan_table, suggestion_table
+    from edgeformer.reporting.tables import plan_table, suggestion_table, time_line
 
     resolved = resolve_recipe(recipe, overrides, data, tokenizer, show_progress())
     profile = load_profile(device or resolved.target, own_profiles(artifacts))
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
-    result = plan(resolved, profile, artifacts)
+    result = plan(resolved, profile, artifacts, show_progress())
     if as_json:
         print_json(result)
     else:
@@ -50,6 +51,7 @@ def command(
         console.print(plan_table(result))
         if result.suggestions:
             console.print(suggestion_table(result))
+        console.print(time_line(result.time), soft_wrap=True, markup=False)
         for note in result.notes:
             console.print(note, soft_wrap=True, markup=False)
     if not result.fits:

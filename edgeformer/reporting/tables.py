@@ -13,7 +13,7 @@ from rich.text import Text
 from edgeformer.data.findings import UNEVEN, always, most_frequent
 from edgeformer.formats.caution import LEAKS, cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
-from edgeformer.formats.report import Plan
+from edgeformer.formats.plan import Plan, PlannedTime
 from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured, written
@@ -175,6 +175,14 @@ def plan_table(plan: Plan) -> Table:
     table.rows[len(rows) - 2].end_section = True
     table.add_row("budget", format_bytes(plan.budget_bytes), "", Text(plan.budget_source, "dim"))
     return table
+
+
+def time_line(time: PlannedTime) -> str:
+    """How long a training is predicted to take, in a line."""
+    if time.low_s is None or time.high_s is None:
+        return f"time: unknown: {time.basis}"
+    what = f"{time.steps:,} steps" if time.steps is not None else f"{time.rows:,} rows"
+    return f"time (estimated): {format_duration(time.low_s)} to {format_duration(time.high_s)} for {what}: {time.basis}"
 
 
 def suggestion_table(plan: Plan) -> Table:

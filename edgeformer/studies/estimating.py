@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.study_result import StudyRun
 from edgeformer.formats.workspace import RUN_FILE
 from edgeformer.machine.host import cpu_name
 from edgeformer.run import Run
+from edgeformer.stages.training.timing import timed
 from edgeformer.studies.jobs import Job, alike
 from edgeformer.studies.needs import lacking
 from edgeformer.studies.processes import environment, threads
 from edgeformer.studies.results import Found
 
-PROBE_S = 6.0
-"""Seconds of training that are timed."""
 _STARTS = 2.0
 """Of a training's process: what it needs to begin, it needs once more to score, draw and write."""
 _EXPORT_S = 20.0
@@ -132,34 +126,17 @@ class Estimator:
                     run.seconds, run.steps, per_text, run.overhead_s, graphs, f"by {run.run}, trained on this machine"
                 )
         if kind not in self._probed:
-            self._probed[kind] = self._probe(job, kind, progress)
+            self._probed[kind] = self._probe(job, progress)
         return self._probed[kind]
 
-    def _probe(self, job: Job, kind: str, progress: Progress) -> _Rate:
-        command = [sys.executable, "-m", "edgeformer.stages.training.probe"]
-        # A folder of its own: another study may time the same kind of run at this moment.
-        with bar(progress, f"Timing some steps of {job.row}", None, ""), TemporaryDirectory() as folder:
-            path = Path(folder) / f"probe-{kind[:16]}.yaml"
-            write_text(path, job.recipe.to_yaml())
-            arguments = [str(path), str((self._artifacts / ".cache" / "tokens").absolute()), str(PROBE_S)]
-            ended = subprocess.run(
-                [*command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-                env={"OMP_PROC_BIND": "true", **environment(self._jobs)},
-            )  # fmt: skip
-        try:
-            found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        except (IndexError, ValueError):
-            said = ended.stderr.strip().splitlines()
-            raise EdgeformerError(
-                f"{job.row}: its steps cannot be timed: {said[-1] if said else 'no answer'}"
-            ) from None
-        if "error" in found:
-            raise EdgeformerError(str(found["error"]))
-        seconds = found["training_s"] + found["scoring_s"]
-        graphs = self._graphs_s(job, found["scoring_s"] / max(1, job.written.training.epochs))
-        per_text = found["steps"] / job.written.training.epochs / max(1, _texts(job))
-        basis = f"by {found['timed_steps']} timed steps"
-        return _Rate(seconds, found["steps"], per_text, _STARTS * found["starting_s"], graphs, basis)
+    def _probe(self, job: Job, progress: Progress) -> _Rate:
+        with bar(progress, f"Timing some steps of {job.row}", None, ""):
+            found = timed(job.recipe, self._artifacts / ".cache" / "tokens", environment(self._jobs))
+        seconds, epochs = found.training_s + found.scoring_s, job.written.training.epochs
+        graphs = self._graphs_s(job, found.scoring_s / max(1, epochs))
+        per_text = found.steps / epochs / max(1, _texts(job))
+        basis = f"by {found.timed_steps} timed steps"
+        return _Rate(seconds, found.steps, per_text, _STARTS * found.starting_s, graphs, basis)
 
     def _graphs_s(self, job: Job, scoring_s: float) -> float:
         """Exporting and scoring: each graph is traced, and scored on the validation set and on the test sets."""

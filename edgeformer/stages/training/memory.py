@@ -19,8 +19,8 @@ from edgeformer.families import family_of
 from edgeformer.families.network import Place, run_scorer
 from edgeformer.formats.data_config import DataSection
 from edgeformer.formats.errors import InputError
+from edgeformer.formats.plan import MemoryBreakdown
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.report import MemoryBreakdown
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.training.memory_ledger import (
     Event,
@@ -75,7 +75,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
         parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
     half = _FORMATS.get(precision)
     with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
-        batch = _tensors(task.example(recipe, recipe.training.batch_size))
+        batch = filled(task.example(recipe, recipe.training.batch_size))
         total = loss(model, batch).total
     with ledger.making("temporary"):
         total.backward()  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     return {"weights": _bytes(weights) + teacher, "optimizer": _bytes(state)}, first
 
 
-def _tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+def filled(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     """Tensors of these shapes; the arrays hold one number each, over and over."""
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
 
@@ -123,7 +123,7 @@ def _validation(recipe: Recipe) -> list[Event]:
     model.eval()
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
     with ledger.making("activations"), torch.no_grad():
-        batch = _tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
+        batch = filled(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
         run_scorer(network.scorer(model), batch)
         _VALIDATIONS[key] = list(ledger.events)
     return _VALIDATIONS[key]

@@ -13,9 +13,11 @@ from edgeformer.families import family_of
 from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import DataError, InputError, MissingDependencyError, RecipeError
+from edgeformer.formats.plan import MemoryBreakdown, Plan, Suggestion
+from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.report import MemoryBreakdown, Plan, Suggestion
 from edgeformer.formats.units import format_bytes
+from edgeformer.stages.training.duration import planned_time
 from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.teacher import with_teacher, without_teacher
@@ -32,8 +34,10 @@ _FIRST_WITH_BF16 = (8, 0)
 """Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 
 
-def plan(recipe: Recipe, device: DeviceProfile, artifacts: Path = Path("artifacts")) -> Plan:
-    """The predicted peak of training ``recipe`` on ``device`` against the memory that it leaves to a process.
+def plan(
+    recipe: Recipe, device: DeviceProfile, artifacts: Path = Path("artifacts"), progress: Progress = SILENT
+) -> Plan:
+    """The predicted peak of training ``recipe`` on ``device`` against the memory that it leaves, and how long it takes.
 
     Args:
         artifacts: the folder of runs, where a teacher is looked for; without it the student alone is planned.
@@ -67,6 +71,7 @@ def plan(recipe: Recipe, device: DeviceProfile, artifacts: Path = Path("artifact
         budget_source=source,
         breakdown=breakdown,
         suggestions=found,
+        time=planned_time(recipe, device, precision, fits=peak <= budget, progress=progress),
         reason=reason,
         notes=data_notes(recipe),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,29 +24,11 @@ from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.stepper import Stepper
 from edgeformer.stages.training.teacher import without_teacher
+from edgeformer.stages.training.timing import TrainingTime
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 3, 8, 200
 _FORWARD_OF_A_STEP = 1 / 3
 """Of a step's products a third are the forward pass's; a teacher computes one more of them."""
-
-
-@dataclass(frozen=True)
-class TrainingTime:
-    """What was timed, and what it means for the whole training."""
-
-    training_s: float
-    """All steps of all epochs."""
-    scoring_s: float
-    """Validation after each epoch, and every test set once."""
-    starting_s: float
-    """Imports, reading data, building the model."""
-    steps: int
-    timed_steps: int
-
-    @property
-    def total_s(self) -> float:
-        """The whole command."""
-        return self.starting_s + self.training_s + self.scoring_s
 
 
 def probe(recipe: Recipe, cache: Path, seconds: float, began: float) -> TrainingTime:
