@@ -5,7 +5,7 @@ The scores themselves are each task's own (``tasks/<task>/``); a manifest holds 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -87,11 +87,14 @@ class EarlyExitRow(Frozen):
     artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
     split: str
     n: int = Field(description="rows, or predicted tokens")
-    threshold: float | None = Field(
-        description="smallest top probability that lets one leave, at every exit; None: the paper's schedule, which "
-        "falls from loop to loop"
+    rule: Literal["confidence", "cosine"] = Field(
+        "confidence", description="top probability, or cosine between the hidden states before and after a loop"
     )
-    thresholds: dict[str, float] = Field(description="the same for each exit: loop → top probability")
+    threshold: float | None = Field(
+        description="the least of that which lets one leave, at every exit; None: the paper's schedule, which falls "
+        "from loop to loop"
+    )
+    thresholds: dict[str, float] = Field(description="the same for each exit: loop → threshold")
     mean_loops: float = Field(description="loops that each takes on average; no time was measured")
     loss: float = Field(description="mean cross-entropy per row or token, nats")
     accuracy: float | None = None

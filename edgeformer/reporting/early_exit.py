@@ -44,7 +44,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
 def _kind(row: EarlyExitRow) -> tuple[object, ...]:
     """The same for rows that one line tells: what was asked for beside the sweep has a line of its own."""
     asked = None if row.threshold in SWEEP else row.threshold
-    return row.artifact, row.split, row.threshold is None, asked, row.share
+    return row.artifact, row.split, row.rule, row.threshold is None, asked, row.share
 
 
 def _thresholds(rows: Sequence[EarlyExitRow]) -> str:
@@ -52,7 +52,8 @@ def _thresholds(rows: Sequence[EarlyExitRow]) -> str:
     if first is None:
         steps = list(dict.fromkeys(f"{value:.2f}" for value in rows[0].thresholds.values()))
         return f"paper: {steps[0]}…{steps[-1]}" if len(steps) > 1 else f"paper: {steps[0]}"
-    return f"{first:g}" if first == last else f"{first:g}…{last:g}"
+    told = f"{first:g}" if first == last else f"{first:g}…{last:g}"
+    return told if rows[0].rule == "confidence" else f"{rows[0].rule} {told}"
 
 
 def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path | None:
@@ -74,13 +75,17 @@ def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequen
     title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
     with drawing(path, title, 2, (10.5, 4.2)) as axes:
         for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
-            swept = [row for row in early_exit if row.artifact == artifact and row.threshold is not None]
+            cosine = [row for row in early_exit if row.artifact == artifact and row.rule == "cosine"]
+            swept = [row for row in early_exit if row.artifact == artifact and row.threshold is not None
+                     and row.rule == "confidence"]  # fmt: skip
             paper = [row for row in early_exit if row.artifact == artifact and row.threshold is None]
             last = max(map(int, (swept or paper)[0].share))
             exits = sorted((row for row in rows if row.artifact == artifact), key=lambda row: row.exit or last)
             for axis, key in zip(axes, ("loss", metric), strict=True):
                 axis.plot([row.mean_loops for row in swept], [getattr(row, key) for row in swept], ".-", color=colour,
                           linewidth=1, label=f"{artifact}: one threshold")  # fmt: skip
+                axis.plot([row.mean_loops for row in cosine], [getattr(row, key) for row in cosine], ".:", color=colour,
+                          linewidth=1, label=f"{artifact}: by cosine" if cosine else None)  # fmt: skip
                 axis.plot([row.exit or last for row in exits], [getattr(row, key) for row in exits], "s", color=colour,
                           markerfacecolor="none", label=f"{artifact}: all leave there")  # fmt: skip
                 axis.plot([row.mean_loops for row in paper], [getattr(row, key) for row in paper], "*", color=colour,

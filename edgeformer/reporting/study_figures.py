@@ -150,12 +150,21 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     axis.grid(axis="x", alpha=0.4)
 
 
+def _kind(row: StudyRow) -> str:
+    """The words before a number: ``cosine 0.9`` and ``cosine 0.95`` make one line, ``0.9`` belongs to another."""
+    return row.at.rpartition(" ")[0]
+
+
 def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
-    """A line per run over ``x``, its points named by what they are."""
+    """A line per run and kind of row over ``x``, its points named by what they are."""
     colours = _colours(rows)
-    for run, colour in colours.items():
-        own = sorted((row for row in rows if row.run == run), key=lambda row: _value(row, figure.x) or 0.0)
-        axis.plot(_numbers(own, figure.x), _numbers(own, y), "o-", color=colour, label=own[0].label)
+    series = dict.fromkeys((row.run, _kind(row)) for row in rows)
+    for run, kind in series:
+        colour, told = colours[run], f", {kind}" if kind else ""
+        own = [row for row in rows if (row.run, _kind(row)) == (run, kind)]
+        own.sort(key=lambda row: _value(row, figure.x) or 0.0)
+        line = "o:" if kind else "o-"
+        axis.plot(_numbers(own, figure.x), _numbers(own, y), line, color=colour, label=own[0].label + told)
         for row in own:
             at: Any = (_value(row, figure.x), _value(row, y))
             axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)

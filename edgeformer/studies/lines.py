@@ -157,6 +157,7 @@ def _thresholds(run: StudyRun, tests: Sequence[str]) -> Lines:
         if row.artifact == TORCH and row.split == wanted:
             found = {name: getattr(row, name) for name in ("loss", "accuracy", "perplexity", "mean_loops")}
             figures = {name: value for name, value in found.items() if value is not None}
-            at = SCHEDULE if row.threshold is None else f"{row.threshold:g}"
+            rule = "" if row.rule == "confidence" else f"{row.rule} "
+            at = SCHEDULE if row.threshold is None else f"{rule}{row.threshold:g}"
             lines[at] = {"rows": row.n, **figures, "loop_ratio": run.loops / row.mean_loops}
     return lines

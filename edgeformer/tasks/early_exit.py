@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,11 @@ Float32s = NDArray[np.float32]
 
 SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 """Top probabilities that are tried as one threshold for all exits."""
+
+
+Rule = Literal["confidence", "cosine"]
+"""What lets one leave at an exit: the top probability of its answer; or the cosine between its hidden states before and
+after that loop."""
 
 
 def exit_logits(loop: int) -> str:
@@ -53,7 +58,7 @@ def first_exits(exits: Sequence[int], sure: NDArray[np.floating], thresholds: Ma
 
 
 class ExitNotes:
-    """Loss, top probability and perhaps rightness of every answer at every exit, in float32: 4 to 8 bytes each.
+    """Loss, top probability and perhaps more of every answer at every exit, in float32: 4 to 12 bytes each.
 
     Args:
         exits: loops that answer, in rising order; whoever is left leaves at the last one.
@@ -64,7 +69,9 @@ class ExitNotes:
             raise ValueError(f"exits must rise, not {list(exits)}")
         self.exits = tuple(exits)
         self._losses: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
-        self._sure: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
+        self._sure: dict[Rule, dict[int, list[Float32s]]] = {
+            rule: {loop: [] for loop in self.exits} for rule in get_args(Rule)
+        }
         self._right: dict[int, list[NDArray[np.bool_]]] = {loop: [] for loop in self.exits}
 
     def add(
@@ -73,6 +80,7 @@ class ExitNotes:
         losses: NDArray[np.floating],
         confidence: NDArray[np.floating],
         right: NDArray[np.bool_] | None = None,
+        cosine: NDArray[np.floating] | None = None,
     ) -> None:
         """Note the answers of one exit to the next rows or tokens.
 
@@ -81,23 +89,32 @@ class ExitNotes:
             losses: nats, [n].
             confidence: top probability, [n].
             right: whether the likeliest answer is the right one, [n]; None throughout: not a matter of right or wrong.
+            cosine: between the hidden states before and after the exit's loop, [n]; None throughout: not known.
         """
         self._losses[loop].append(losses.astype(np.float32))
-        self._sure[loop].append(confidence.astype(np.float32))
+        self._sure["confidence"][loop].append(confidence.astype(np.float32))
+        if cosine is not None:
+            self._sure["cosine"][loop].append(cosine.astype(np.float32))
         if right is not None:
             self._right[loop].append(right)
 
-    def leave(self, thresholds: Mapping[int, float]) -> Departures:
-        """Let everyone leave at the first exit whose top probability reaches its threshold.
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """By which :meth:`leave` can let them leave."""
+        return tuple(rule for rule, noted in self._sure.items() if any(noted.values()))
+
+    def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> Departures:
+        """Let everyone leave at the first exit whose top probability, or cosine, reaches its threshold.
 
         Args:
             thresholds: loop → threshold; nobody leaves at an exit without one, everybody at the last.
+            rule: what is compared with it.
 
         Raises:
             ValueError: nothing was noted, or not the same rows at every exit.
         """
         losses = self._stacked(self._losses)
-        first = first_exits(self.exits, self._stacked(self._sure), thresholds)
+        first = first_exits(self.exits, self._stacked(self._sure[rule]), thresholds)
         everyone = np.arange(losses.shape[1])
         counts = np.bincount(first, minlength=len(self.exits)) / len(first)
         right = self._stacked(self._right)[first, everyone].mean() if any(self._right.values()) else None

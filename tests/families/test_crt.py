@@ -178,3 +178,17 @@ def test_later_loops_are_not_computed_for_an_early_exit(monkeypatch: pytest.Monk
     logits = model.logits(ids, 3)
     assert ran == [1, 2, 3]
     assert torch.equal(logits, model.head_of(3)(full[3]))
+
+
+def test_a_plain_embedding_has_nothing_behind_its_table() -> None:
+    plain = {"embedding_size": 32, "embedding_projection": False, "embedding_cycles": 0}
+    model, projected = (
+        build_crt(small_config(**plain)),
+        build_crt(small_config(**{**plain, "embedding_projection": True})),
+    )
+    ids = torch.randint(0, 60, (2, 9))
+    expected = model.tokens.weight[ids] + model.positions.weight[:9]
+    torch.testing.assert_close(model.eval().embed(ids), expected, atol=0, rtol=0)
+    assert sum(p.numel() for p in projected.parameters()) - sum(p.numel() for p in model.parameters()) == 32 * 33
+    with pytest.raises(ValueError, match="embedding_projection: false needs embedding_size 32"):
+        small_config(embedding_projection=False)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import edgeformer.families.crt.loss as crt_loss
-from edgeformer.families.crt.loss import IGNORED, exit_losses, weighted
+from edgeformer.families.crt.loss import IGNORED, TokenLosses, exit_losses, weighted
 from edgeformer.families.crt.network import build_crt
 from tests.families.crt_oracle import small_config
 
@@ -32,6 +32,17 @@ def test_is_the_sum_over_predicted_tokens_only() -> None:
         log_p = F.log_softmax(model.head_of(loop)(states[loop]).detach(), -1)
         expected = -sum(log_p[b, t, targets[b, t]] for b in range(3) for t in range(21) if targets[b, t] != IGNORED)
         assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_cosine_is_between_the_states_around_a_loop() -> None:
+    model, ids, targets = setting()
+    with torch.no_grad():
+        found = TokenLosses(model.eval())(ids, targets)
+        states = [state.double() for _, state in model.states(ids)]
+    for loop in (1, 3, 4):
+        before, after = states[loop - 1], states[loop]
+        expected = (before * after).sum(-1) / (before.norm(dim=-1) * after.norm(dim=-1))
+        torch.testing.assert_close(found[f"cosine_exit{loop}"].double(), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 63, 64, 1000])

@@ -35,6 +35,11 @@ def test_thresholds_that_change_nothing_share_a_line() -> None:
     assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
 
 
+def test_another_rule_has_lines_of_its_own() -> None:
+    rows = [row(0.1, 1.0), row(0.1, 1.0).model_copy(update={"rule": "cosine"})]
+    assert " cosine 0.1 " in printed(rows)
+
+
 def test_the_command_tells_and_draws_it(tmp_path: Path) -> None:
     shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1")
     asked = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")

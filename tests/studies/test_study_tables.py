@@ -26,6 +26,7 @@ from edgeformer.studies.needs import lacking
 from edgeformer.studies.results import Found
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
 from edgeformer.studies.timing import row_of
+from edgeformer.tasks.early_exit import Rule
 from tests.studies.tiny_study import run, study
 
 HOST = {"cpu": "a processor", "cores": 2}
@@ -136,15 +137,17 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
 
 
 def test_thresholds_and_the_schedule() -> None:
-    def early(threshold: float | None, loops: float) -> EarlyExitRow:
+    def early(threshold: float | None, loops: float, rule: Rule = "confidence") -> EarlyExitRow:
         return EarlyExitRow(
             artifact="torch", split="validation", n=4, threshold=threshold, thresholds={}, mean_loops=loops, loss=1.5,
-            perplexity=4.5, share={},
+            perplexity=4.5, share={}, rule=rule,
         )  # fmt: skip
 
-    one = made("k", evaluation=Evaluation(early_exit=(early(None, 3.2), early(0.85, 4.0))))
+    found = (early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine"))
+    one = made("k", evaluation=Evaluation(early_exit=found))
     _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [one]})
-    assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == [("schedule", 2.5), ("0.85", 2.0)]
+    ratios = [("schedule", 2.5), ("0.85", 2.0), ("cosine 0.85", 5.0)]
+    assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == ratios
 
 
 def test_a_round_that_failed_is_nobody_elses() -> None:
@@ -195,7 +198,7 @@ def test_only_runs_with_as_many_threads_tell_how_long_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(Estimator, "_probe", lambda self, job, kind, progress: pytest.fail(kind))
+    monkeypatch.setattr(Estimator, "_probe", lambda self, job, progress: pytest.fail(job.row))
     found, _ = table_of({}, {"model": [made("k")]})
     job = job_of(found, "model")
 

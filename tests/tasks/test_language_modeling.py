@@ -214,6 +214,21 @@ def test_notes_hear_of_every_token_at_every_exit():
     assert notes.leave({}).loss == pytest.approx(float(losses[8].mean()))
 
 
+def test_tokens_leave_by_cosine_where_it_is_known():
+    notes = ExitNotes((1, 2))
+    meter = LanguageMeter((1, 2), notes)
+    outputs = {f"loss_exit{loop}": np.array([[float(loop), 10.0 * loop]]) for loop in (1, 2)}
+    outputs |= {f"confidence_exit{loop}": np.array([[0.1, 0.99]]) for loop in (1, 2)}
+    assert notes.rules == ()
+    meter.add(
+        {**outputs, "cosine_exit1": np.array([[0.99, 0.1]]), "cosine_exit2": np.ones((1, 2))},
+        {"targets": np.ones((1, 2), dtype=int)},
+    )
+    assert notes.rules == ("confidence", "cosine")
+    assert notes.leave({1: 0.9}).loss == pytest.approx((2 + 10) / 2)
+    assert notes.leave({1: 0.9}, "cosine").loss == pytest.approx((1 + 20) / 2)
+
+
 def test_a_token_that_is_just_sure_enough_leaves():
     meter = LanguageMeter([1, 2])
     meter.add_tokens({1: np.zeros(1), 2: np.ones(1)}, {1: np.array([0.92])})

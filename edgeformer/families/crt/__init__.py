@@ -18,6 +18,9 @@ class CRTConfig(ModelConfig):
     kind: Literal["crt"]
     hidden_size: PositiveInt = Field(512, description="width")
     embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
+    embedding_projection: bool = Field(
+        True, description="false: none, the table has the model's own width (the released code's plain embedding)"
+    )
     embedding_cycles: Annotated[int, Field(ge=0)] = Field(3, description="TRM cycles that refine the embeddings")
     attention_heads: PositiveInt = Field(8, description="they share the width")
     ffn_size: PositiveInt = Field(2048, description="inner width of the MLP of a TRM cycle")
@@ -47,6 +50,11 @@ class CRTConfig(ModelConfig):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of attention_heads")
         if list(self.exits) != sorted(set(self.exits)) or any(exit_ >= self.loops for exit_ in self.exits):
             raise ValueError(f"exits must rise and lie before the last loop ({self.loops}), not {list(self.exits)}")
+        if not self.embedding_projection and self.embedding_size != self.hidden_size:
+            raise ValueError(
+                f"embedding_projection: false needs embedding_size {self.hidden_size} (hidden_size), not "
+                f"{self.embedding_size}"
+            )
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:

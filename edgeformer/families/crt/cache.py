@@ -162,5 +162,5 @@ class CachedLoops:
 
     def _start(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
         """The cache, or the zeros in front of a text of as many rows as ``rows`` has."""
-        weight = self._model.projection.weight
-        return weight.new_zeros(len(rows), convolution_context(trm), len(weight)) if cache is None else cache
+        weight = self._model.head.weight
+        return weight.new_zeros(len(rows), convolution_context(trm), weight.shape[1]) if cache is None else cache

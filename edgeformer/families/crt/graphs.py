@@ -134,9 +134,9 @@ def step_specs(model: CRT) -> dict[str, GraphSpec]:
     are tied to the last one. Raises InputError where the model looks ahead.
     """
     require_causal(model)
-    attention, weight = model.attention, model.projection.weight
+    attention, weight = model.attention, model.head.weight
     kept = weight.new_zeros(_BATCH, attention.heads, _PAST, attention.head_size)
-    conv = [weight.new_zeros(_BATCH, convolution_context(trm), len(weight)) for trm in (model.refine, model.trm)]
+    conv = [weight.new_zeros(_BATCH, convolution_context(trm), weight.shape[1]) for trm in (model.refine, model.trm)]
     text = {
         "input_ids": torch.zeros(_BATCH, _NEW, dtype=torch.int64),
         "position_ids": torch.arange(_PAST, _PAST + _NEW).repeat(_BATCH, 1),
@@ -169,8 +169,8 @@ def _readout_specs(model: CRT) -> dict[str, GraphSpec]:
 
 def _state(model: CRT) -> Tensor:
     """A state in the matrices' type."""
-    weight = model.projection.weight
-    return weight.new_zeros(_BATCH, _NEW, len(weight))
+    weight = model.head.weight
+    return weight.new_zeros(_BATCH, _NEW, weight.shape[1])
 
 
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:

@@ -64,7 +64,10 @@ class TokenLosses(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
-        """Of every exit ``loss_exitN``, the cross-entropy in nats, and ``confidence_exitN``, the top probability.
+        """Of every exit ``loss_exitN``, the cross-entropy in nats, and what tokens can leave there by.
+
+        ``confidence_exitN`` is the top probability (paper B, eq. 6), ``cosine_exitN`` the cosine between a token's
+        hidden states before and after loop N, which comes close to 1 where the loop changed little (released code).
 
         Args:
             input_ids: int64 [B, T].
@@ -75,7 +78,11 @@ class TokenLosses(nn.Module):
             name → float32 [B, T]; losses are 0 where nothing is predicted.
         """
         found: dict[str, Tensor] = {}
-        for loop, state in self.model(input_ids, positions).items():
+        before: Tensor | None = None
+        for loop, state in self.model.states(input_ids, positions):
+            earlier, before = before, state
+            if earlier is None or loop not in self.model.exits:
+                continue
             losses, confidence = list[Tensor](), list[Tensor]()
             parts = torch.split(state.flatten(0, 1), CHUNK_TOKENS), torch.split(targets.flatten(), CHUNK_TOKENS)
             for part, wanted in zip(*parts, strict=True):
@@ -87,4 +94,5 @@ class TokenLosses(nn.Module):
                 confidence.append((logits.amax(-1) - log_sum).exp())
             found[f"loss_exit{loop}"] = torch.cat(losses).view_as(targets)
             found[f"confidence_exit{loop}"] = torch.cat(confidence).view_as(targets)
+            found[f"cosine_exit{loop}"] = F.cosine_similarity(earlier.float(), state.float(), dim=-1)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -54,6 +54,7 @@ class CRT(nn.Module):
         vocab_size: int,
         hidden_size: int,
         embedding_size: int,
+        embedding_projection: bool,
         embedding_cycles: int,
         attention_heads: int,
         ffn_size: int,
@@ -80,7 +81,7 @@ class CRT(nn.Module):
             return TRMCycle(hidden_size, ffn_size, kind=trm, conv=conv, norm=fresh, dropout=dropout)
 
         self.tokens = nn.Embedding(vocab_size, embedding_size)
-        self.projection = nn.Linear(embedding_size, hidden_size)
+        self.projection = nn.Linear(embedding_size, hidden_size) if embedding_projection else nn.Identity()
         self.refine = TRM(embedding_cycles, dilations, cycle)
         self.positions = nn.Embedding(max_positions, hidden_size)
         self.dropout = nn.Dropout(dropout)
@@ -152,18 +153,22 @@ class CRT(nn.Module):
         Returns:
             loop → [B, T, C], in rising order; ``head_of(loop)`` makes logits of it.
         """
+        return {loop: x for loop, x in self.states(input_ids, positions, until) if loop in self.exits}
+
+    def states(
+        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Hidden states [B, T, C] after every loop, as they are computed; before the first one, as loop 0."""
         same_document = None if positions is None else document_mask(positions)
         x = self.embed(input_ids, positions)
-        states: dict[int, Tensor] = {}
+        yield 0, x
         for loop in range(1, (until or self.loops) + 1):
             encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
                 x = _recomputed(self.block, x, encoding, positions, same_document)
             else:
                 x = self.block(x, encoding, positions, same_document)
-            if loop in self.exits:
-                states[loop] = x
-        return states
+            yield loop, x
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
         """Next-token logits float32 [B, T, V] of the exit after ``loop`` (None: the last). input_ids int64 [B, T]."""

@@ -20,7 +20,7 @@ from edgeformer.machine.lock import in_turn
 from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import Choice, choose
 from edgeformer.tasks import Meter, Origin, Task
-from edgeformer.tasks.early_exit import SWEEP, ExitNotes
+from edgeformer.tasks.early_exit import SWEEP, ExitNotes, Rule
 from edgeformer.tasks.running import score_batches
 
 
@@ -129,15 +129,19 @@ class _Scoring:
     def _leave_early(self, task: Task, last: EvaluationRow, notes: ExitNotes) -> None:
         """With the paper's schedule where the task has one (threshold None), what was asked for, and the sweep."""
         schedule = task.exit_thresholds(notes.exits[:-1])
-        tried: dict[float | None, Mapping[int, float]] = {} if schedule is None else {None: schedule}
         asked = () if self.options.threshold is None else (self.options.threshold,)
-        tried |= {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
-        for threshold, thresholds in tried.items():
-            found = notes.leave(thresholds)
+        swept = {threshold: dict.fromkeys(notes.exits[:-1], threshold) for threshold in sorted({*SWEEP, *asked})}
+        tried: list[tuple[Rule, float | None, Mapping[int, float]]] = []
+        for rule in notes.rules:
+            tried += [(rule, None, schedule)] if schedule is not None and rule == "confidence" else []
+            tried += [(rule, threshold, thresholds) for threshold, thresholds in swept.items()]
+        for rule, threshold, thresholds in tried:
+            found = notes.leave(thresholds, rule)
             row = EarlyExitRow(
                 artifact=last.artifact,
                 split=last.split,
                 n=last.n,
+                rule=rule,
                 threshold=threshold,
                 thresholds={str(loop): value for loop, value in thresholds.items()},
                 mean_loops=found.mean_loops,

@@ -93,12 +93,17 @@ class LanguageMeter(Meter):
                 for loop in self._exits
                 if f"confidence_exit{loop}" in outputs
             }
-            self.add_tokens(losses, sure or None)
+            cosine = {
+                loop: outputs[f"cosine_exit{loop}"][counted] for loop in self._exits if f"cosine_exit{loop}" in outputs
+            }
+            self.add_tokens(losses, sure or None, cosine)
 
-    def add_tokens(self, losses: TokenValues, confidence: TokenValues | None = None) -> None:
-        """Count tokens: loop → loss in nats, and loop → top probability, of every predicted token, [n] each.
+    def add_tokens(
+        self, losses: TokenValues, confidence: TokenValues | None = None, cosine: TokenValues | None = None
+    ) -> None:
+        """Count tokens: loop → loss in nats, top probability and cosine, of every predicted token, [n] each.
 
-        The last loop's confidence does not matter: whoever is left answers there.
+        The last loop's confidence does not matter: whoever is left answers there. Cosines are for the notes alone.
 
         Raises:
             ValueError: an exit without its losses or confidence, arrays of other lengths, or confidence for some
@@ -119,7 +124,7 @@ class LanguageMeter(Meter):
         if self._notes is not None:
             for loop in self._exits:
                 sure = confidence[loop] if loop in confidence else np.ones(len(losses[loop]))
-                self._notes.add(loop, losses[loop], sure)
+                self._notes.add(loop, losses[loop], sure, cosine=(cosine or {}).get(loop))
 
     def _leave(self, losses: TokenValues, confidence: TokenValues) -> None:
         everyone = len(losses[self._exits[-1]])
