@@ -25,7 +25,8 @@ TOKENS = 30
 VARIANTS = [
     {}, {"heads": "separate"}, {"heads": "tied"}, {"exits": ()}, {"trm": "linear"}, {"trm": "conv"},
     {"trm": "depthwise"}, {"norm": "rms"}, {"norm": "none"}, {"norm": "batch"},
-    {"embedding_cycles": 0, "embedding_projection": False, "embedding_size": 32}, {"dilations": (3, 1)}, {"loops": 1, "exits": ()},
+    {"embedding_cycles": 0, "embedding_projection": False, "embedding_size": 32}, {"dilations": (3, 1)},
+    {"loops": 1, "exits": ()},
 ]  # fmt: skip
 
 

@@ -24,12 +24,12 @@ from edgeformer.stages.training.timing import timed
 from edgeformer.tasks import task_named
 
 SHARE_OF_PEAK = (0.04, 0.5)
-"""Of a device's stated rate that training reaches. The trainings of benchmarks/plan_time.py reached 0.06 to 0.40 on a
-CPU; no GPU was ever measured."""
+"""Of a device's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has what
+finished trainings reached on a CPU; no GPU was ever measured."""
 _TIMED = (0.7, 1.5)
 """Of what timed steps say: machines change their speed within minutes."""
 _VALIDATION = 1.15
-"""Of the time of the steps, with validation after each epoch; at most, in the trainings that SHARE_OF_PEAK is from."""
+"""Of the time of the steps, with validation after each epoch; assumed."""
 _UNKNOWN_ROWS = 1000
 _MOST_PREPARED = 64 << 20
 """Bytes of files that are read and encoded for it; `plan` is meant to answer in seconds."""
