@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.families import family_of, load_recipe
-from edgeformer.families.crt.loss import exit_losses, weighted
+from edgeformer.families.crt.loss import chunked_loss, whole_loss
 from edgeformer.families.crt.network import build_crt
 from edgeformer.families.network import Place
 from edgeformer.formats.errors import InputError
@@ -64,8 +64,8 @@ class Steps(nn.Module):
 
     def forward(self) -> Tensor:
         states = self.model(self.ids, self.positions)
-        losses = exit_losses(self.model, states, self.targets, chunked=self.config.chunked_loss)
-        return weighted(losses, self.config.exit_weight)
+        measure = chunked_loss if self.config.chunked_loss else whole_loss
+        return measure(self.model, states, self.targets, self.config.exit_weight)[0]
 
     def step(self) -> None:
         for _ in range(min(2, self.config.accumulation)):
