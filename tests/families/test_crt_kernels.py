@@ -77,16 +77,16 @@ def test_a_card_keeps_no_copies_in_float32() -> None:
     model, ids, kept = build_crt(small_config()).train(), torch.zeros(2, 9, dtype=torch.int64), dict[int, int]()
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     found = []
     for change in (lambda _: None, NETWORK.as_on_cuda):
         change(model)
         kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16):
-                states = model(ids)
+        saved = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with saved, torch.autocast("cpu", torch.bfloat16):
+            states = model(ids)
         found.append(sum(kept.values()))
         del states
     here, card = found
