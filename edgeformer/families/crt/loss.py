@@ -111,18 +111,19 @@ def _in_chunks(
     kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     weight, loss = head.to(kind), x.new_zeros((), dtype=_wide(kind))
     shape = min(len(x), CHUNK_TOKENS), len(head)
-    # Written over by every chunk: pages that are new cost more time than what is computed in them.
-    narrow, wide, shares = (x.new_empty(shape, dtype=dtype) for dtype in (kind, _wide(kind), _wide(kind)))
+    # Written over by every chunk, the logits by their softmax: new pages cost more time than what is computed in them.
+    narrow, wide = x.new_empty(shape, dtype=kind), x.new_empty(shape, dtype=_wide(kind))
     for start in range(0, len(x), CHUNK_TOKENS):
         chosen = slice(start, start + CHUNK_TOKENS)
         rows, aims = x[chosen].to(kind), targets[chosen, None]
         counted, size = aims != IGNORED, len(aims)
         place = torch.where(counted, aims, 0)
         logits = wide[:size].copy_(torch.mm(rows, weight.t(), out=narrow[:size]))
-        softmax = torch.softmax(logits, -1, out=shares[:size])
+        top, own = logits.amax(-1, keepdim=True), logits.gather(-1, place)
+        softmax = torch.softmax(logits, -1, out=logits)
         # The largest share is exp(largest logit − log-sum-exp).
-        log_sum = logits.amax(-1, keepdim=True) - softmax.amax(-1, keepdim=True).log()
-        loss = loss + torch.where(counted, log_sum - logits.gather(-1, place), 0.0).sum()
+        log_sum = top - softmax.amax(-1, keepdim=True).log()
+        loss = loss + torch.where(counted, log_sum - own, 0.0).sum()
         if slope is not None and gradient is not None:
             change = narrow[:size].copy_(softmax.scatter_add_(-1, place, softmax.new_full(place.shape, -1.0)))
             slope[chosen] = (change @ weight) * counted
