@@ -9,7 +9,7 @@ turns, A B C A B C …, in one process; ratios are of medians, round by round, w
 both, as a share of L / e. ``prefill``: a prompt read in one call, to the logits of its next token, against one forward
 of the full graph on the same tokens, and against as many steps of one token.
 
-Usage: python benchmarks/decode.py [--recipe crt_deep_rtx4050] [--context 512] [--rounds 5] [--tokens 8] [--threads N]
+Usage: python -m benchmarks.decode [--recipe crt_deep_rtx4050] [--context 512] [--rounds 5] [--tokens 8] [--threads N]
                                    [--matmul highest|high|medium] [--graphs DIR] [--json FILE]
 """
 
