@@ -75,11 +75,11 @@ def test_every_variant_of_the_ablations_learns_something(trm: str, norm: str) ->
     ids = random_ids(2, 20)
     targets = ids.roll(-1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    before = weighted(exit_losses(model, model(ids), targets, chunked=False), 0.3)
+    before = weighted(exit_losses(model, model(ids), targets), 0.3)
     before.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     optimizer.step()
-    after = weighted(exit_losses(model, model(ids), targets, chunked=False), 0.3)
+    after = weighted(exit_losses(model, model(ids), targets), 0.3)
     assert after < before
 
 
@@ -110,7 +110,7 @@ def test_recomputation_changes_neither_loss_nor_gradient(checkpointing: Checkpoi
         model = crt_of(small_config(dropout=0.2)).train()
         model.checkpointing = how
         torch.manual_seed(3)  # the same dropout masks, which recomputation must draw again
-        loss = weighted(exit_losses(model, model(ids, places), ids.roll(-1, 1), chunked=False), 0.3)
+        loss = weighted(exit_losses(model, model(ids, places), ids.roll(-1, 1)), 0.3)
         loss.backward()
         return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

@@ -56,7 +56,7 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     crt = build_crt(recipe.model).train()
     optimizer = torch.optim.AdamW(crt.parameters(), lr=1e-2)
     for _ in range(steps):
-        losses = exit_losses(crt, crt(ids[:, :-1]), ids[:, 1:], chunked=False)
+        losses = exit_losses(crt, crt(ids[:, :-1]), ids[:, 1:])
         (weighted(losses, 0.5) / (ids.shape[1] - 1)).backward()
         torch.nn.utils.clip_grad_norm_(crt.parameters(), 1.0)
         optimizer.step()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgeformer.families.crt.kernels import CausalConvolution, attention_here
+
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
 
@@ -45,6 +47,9 @@ class DilatedConv(nn.Module):
         """
         if torch.is_autocast_enabled(x.device.type):  # as conv1d would do by itself
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.training and self.causal and before is None:
+            y: Tensor = CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
+            return y
         d, length = self.dilation, x.shape[1]
         first, second, third = self.weight.squeeze(1).to(x.dtype).unbind(-1)  # each [C]
         if not self.causal:
@@ -105,6 +110,7 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(size, size, bias=False)
         # On the result, not on the attention weights: those would need the T × T matrix in memory.
         self.dropout = nn.Dropout(dropout)
+        self.attend = attention_here
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, C] → q, k, v, each [B, H, T, D]."""
@@ -119,8 +125,7 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor, same_document: Tensor | None = None) -> Tensor:
         """x [B, T, C]; same_document bool [B, 1, T, T], lower triangle included (None: one document) → [B, T, C]."""
         q, k, v = self.project(x)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=same_document, is_causal=same_document is None)
-        return self.combine(mixed)
+        return self.combine(self.attend(q, k, v, same_document))
 
 
 def document_mask(positions: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from edgeformer.data.batching import IGNORED
 from edgeformer.families.crt.model import CRT
@@ -14,37 +16,124 @@ CHUNK_TOKENS = 512
 """Tokens whose logits exist at the same time: at 50,257 words 98 MiB in float32."""
 
 
-def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor, *, chunked: bool) -> dict[int, Tensor]:
+def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor) -> dict[int, Tensor]:
     """Summed cross-entropy of every exit, in nats.
 
     Args:
         states: loop → hidden states [B, T, C], from ``model(…)``.
         targets: int64 [B, T]: the token after each position, or ``IGNORED``.
-        chunked: compute logits ``CHUNK_TOKENS`` at a time, and again in the backward pass.
 
     Returns:
         loop → scalar: the sum over all positions that count. Divide by their number.
     """
-    flat, losses = targets.reshape(-1), dict[int, Tensor]()
-    for loop, state in states.items():
-        x, head = state.reshape(-1, state.shape[-1]), model.head_of(loop)
-        if not chunked:
-            losses[loop] = _cross_entropy(x, head, flat)
-            continue
-        losses[loop] = x.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(flat), CHUNK_TOKENS):
-            part = slice(start, start + CHUNK_TOKENS)
-            losses[loop] = losses[loop] + checkpoint(_cross_entropy, x[part], head, flat[part], use_reentrant=False)
-    return losses
+    flat = targets.reshape(-1)
+    return {loop: _cross_entropy(state.flatten(0, 1), model.head_of(loop), flat) for loop, state in states.items()}
+
+
+def exit_weights(loops: Sequence[int], exit_weight: float) -> dict[int, float]:
+    """loop → its part of the loss: 1 − λ for the last one, λ shared evenly by the earlier ones (eq. 5)."""
+    *earlier, last = sorted(loops)
+    if not earlier or not exit_weight:
+        return {**dict.fromkeys(earlier, 0.0), last: 1.0}
+    return {**dict.fromkeys(earlier, exit_weight / len(earlier)), last: 1 - exit_weight}
 
 
 def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
     """(1 − λ) · final + λ · mean over the earlier exits (eq. 5)."""
-    final = losses[max(losses)]
-    earlier = [loss for loop, loss in losses.items() if loop != max(losses)]
-    if not earlier or not exit_weight:
-        return final
-    return (1 - exit_weight) * final + exit_weight * torch.stack(earlier).mean()
+    parts = [part * losses[loop] for loop, part in exit_weights([*losses], exit_weight).items() if part]
+    return torch.stack(parts).sum()
+
+
+def whole_loss(
+    model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """:func:`weighted` sum of :func:`exit_losses`, and those."""
+    losses = exit_losses(model, states, targets)
+    return weighted(losses, exit_weight), losses
+
+
+def chunked_loss(
+    model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """What :func:`weighted` makes of :func:`exit_losses`, and those, with ``CHUNK_TOKENS`` rows of logits at a time.
+
+    Logits are computed once: while they are there, so is their gradient, which the backward pass only scales. It must
+    not be asked for twice. Losses of single exits have no gradient.
+    """
+    parts = exit_weights([*states], exit_weight)
+    heads = list(dict.fromkeys(model.head_of(loop) for loop in states))
+    places = [(parts[loop], heads.index(model.head_of(loop))) for loop in states]
+    weights = [head.weight for head in heads]
+    total, losses = _ChunkedLoss.apply(targets.reshape(-1), places, *states.values(), *weights)  # type: ignore[no-untyped-call]
+    return total, dict(zip(states, losses.unbind(), strict=True))
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The weighted sum of the exits' losses, and its gradient by their states and heads, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, targets: Tensor, exits: list[tuple[float, int]], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """``exits``: of each one its part of the sum, and the number of its head; tensors: states, then heads."""
+        states, heads = tensors[: len(exits)], tensors[len(exits) :]
+        slopes: list[Tensor | None] = [None] * len(states)
+        gradients: list[Tensor | None] = [None] * len(heads)
+        losses: list[Tensor] = []
+        for number, (state, (part, own)) in enumerate(zip(states, exits, strict=True)):
+            x, head = state.flatten(0, 1), heads[own]
+            if part and any(ctx.needs_input_grad):  # an exit that does not count leaves its head without a gradient
+                slopes[number] = torch.empty_like(x)
+                gradients[own] = torch.zeros_like(head) if gradients[own] is None else gradients[own]
+            losses.append(_in_chunks(x, head, targets, slopes[number], gradients[own], part))
+        ctx.kept = [slopes, gradients, [state.shape for state in states], [part for part, _ in exits]]
+        every = torch.stack(losses)
+        ctx.mark_non_differentiable(every)
+        return torch.stack([part * loss for (part, _), loss in zip(exits, losses, strict=True)]).sum(), every
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.kept is None:
+            raise RuntimeError("the gradient of a chunked loss was scaled in place: backward runs once")
+        (slopes, gradients, shapes, parts), ctx.kept = ctx.kept, None
+        slopes = [
+            None if slope is None else slope.mul_(scale * part).view(shape)
+            for slope, shape, part in zip(slopes, shapes, parts, strict=True)
+        ]
+        return None, None, *slopes, *(None if one is None else one.mul_(scale) for one in gradients)
+
+
+def _in_chunks(
+    x: Tensor, head: Tensor, targets: Tensor, slope: Tensor | None, gradient: Tensor | None, part: float
+) -> Tensor:
+    """Summed cross-entropy of states [N, C] through a head [V, C].
+
+    ``slope``, shaped like ``x``, becomes its gradient; ``part`` times that by the head is added to ``gradient``.
+    """
+    kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    weight, loss = head.to(kind), x.new_zeros((), dtype=_wide(kind))
+    shape = min(len(x), CHUNK_TOKENS), len(head)
+    # Written over by every chunk, the logits by their softmax: new pages cost more time than what is computed in them.
+    narrow, wide = x.new_empty(shape, dtype=kind), x.new_empty(shape, dtype=_wide(kind))
+    for start in range(0, len(x), CHUNK_TOKENS):
+        chosen = slice(start, start + CHUNK_TOKENS)
+        rows, aims = x[chosen].to(kind), targets[chosen, None]
+        counted, size = aims != IGNORED, len(aims)
+        place = torch.where(counted, aims, 0)
+        logits = wide[:size].copy_(torch.mm(rows, weight.t(), out=narrow[:size]))
+        top, own = logits.amax(-1, keepdim=True), logits.gather(-1, place)
+        softmax = torch.softmax(logits, -1, out=logits)
+        # The largest share is exp(largest logit − log-sum-exp).
+        log_sum = top - softmax.amax(-1, keepdim=True).log()
+        loss = loss + torch.where(counted, log_sum - own, 0.0).sum()
+        if slope is not None and gradient is not None:
+            change = narrow[:size].copy_(softmax.scatter_add_(-1, place, softmax.new_full(place.shape, -1.0)))
+            slope[chosen] = (change @ weight) * counted
+            gradient.add_(change.t() @ (rows * counted), alpha=part)
+    return loss
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    """What logits of this type are normalised in."""
+    return torch.float64 if kind == torch.float64 else torch.float32
 
 
 def _cross_entropy(x: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:

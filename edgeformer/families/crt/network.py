@@ -10,7 +10,8 @@ from torch import nn
 
 from edgeformer.families.crt.cache import CachedLoops
 from edgeformer.families.crt.graphs import CRTExits, compose_decode, compose_exits, trace_pieces
-from edgeformer.families.crt.loss import TokenLosses, exit_losses, weighted
+from edgeformer.families.crt.kernels import attention
+from edgeformer.families.crt.loss import TokenLosses, chunked_loss, whole_loss
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.network import Batch, Loss, Losses, Network, Place, count_parameters
 from edgeformer.families.tracing import Graphs, Piece
@@ -36,9 +37,10 @@ class CRTNetwork(Network):
 
         def loss(wrapped: nn.Module, batch: Batch) -> Losses:
             states = wrapped(batch["input_ids"], batch.get("positions"))
-            losses = exit_losses(model, states, batch["targets"], chunked=training.chunked_loss)
+            measure = chunked_loss if training.chunked_loss else whole_loss
+            total, losses = measure(model, states, batch["targets"], training.exit_weight)
             parts = {f"loss_exit{loop}": loss for loop, loss in losses.items() if loop != model.loops}
-            return Losses(weighted(losses, training.exit_weight), {**parts, "loss_final": losses[model.loops]})
+            return Losses(total, {**parts, "loss_final": losses[model.loops]})
 
         return loss
 
@@ -70,6 +72,10 @@ class CRTNetwork(Network):
 
     def decoder(self, model: CRT) -> CachedLoops:
         return CachedLoops(model)
+
+    def as_on_cuda(self, model: CRT) -> None:
+        """Attention in the matrices' type, which a CPU computes in float32."""
+        model.attention.attend = attention
 
 
 def build_crt(config: Any) -> CRT:

@@ -255,7 +255,7 @@ def _steps(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ..
     """Kinds of changes from the cheapest on, each with its values from the mildest on."""
     training, data = recipe.training, recipe.data
     rows, effective = training.batch_size, training.effective_batch
-    note = "the same result; the heads' logits are computed twice, a part at a time"
+    note = "the same result; the heads' logits are computed a part at a time"
     whole_logits = getattr(training, "chunked_loss", True) is False
     chunked = [Change({"training.chunked_loss": True}, note)] if whole_logits else []
     note = f"the same effective batch of {effective} rows, fewer at a time"
