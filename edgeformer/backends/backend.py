@@ -77,11 +77,14 @@ class ProviderFacts:
         label: for tables, shorter than the name where that is long.
         kind: of the device that it computes on; None: another kind, or not known.
         counts_threads: it computes in the threads that a session is opened with; others bring their own.
+        rounds_to: what it computes FP32 in, where that has fewer bits: its answers are others, and have scores of
+            their own. None: an artifact's precision says it.
     """
 
     label: str
     kind: Kind | None = None
     counts_threads: bool = False
+    rounds_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,18 +182,20 @@ class Backend(ABC):
     Attributes:
         name: of its folder.
         formats: of the artifacts that it opens; empty: it opens none from a bundle.
+        reads: formats of other backends that it opens, too, where one of its providers is asked for.
         distributions: packages whose versions a run, a bundle and a report record.
         builders: what it can make artifacts with.
     """
 
     name: str
     formats: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        return None if artifact.format in self.formats else f"{self.name} opens nothing of the format {artifact.format}"
+        return None if artifact.format in (*self.formats, *self.reads) else f"{self.name} opens nothing of the format {artifact.format}"
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.
@@ -222,6 +227,17 @@ class Backend(ABC):
     def providers(self) -> tuple[str, ...]:
         """What its sessions may compute with on this machine; empty where there is no choice, or none is here."""
         return ()
+
+    def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
+        """What an artifact is measured with where this runtime is asked for by name: what computes it by default.
+
+        A runtime whose providers compute in several precisions offers each of them, also one that is not here: opening
+        it says why.
+
+        Args:
+            artifact: in one of ``formats`` or of what it ``reads``.
+        """
+        return (self.provider(artifact),)
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
         """What computes an artifact, as a session's ``provider`` will say it.

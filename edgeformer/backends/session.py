@@ -68,6 +68,20 @@ class Session(Protocol):
         self.close()
 
 
+class Graph(Session, Protocol):
+    """An opened ONNX graph, which may be a part of a model: what steps and decode graphs are run with."""
+
+    max_positions: int | None
+    """Longest sequence that the model takes; None: not known."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its inputs."""
+
+    def empty(self, name: str, rows: int) -> Array:
+        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
+
+
 def shape_text(array: Array) -> str:
     """An array's type and shape for a message: ``int64[1, 128]``."""
     return f"{np.asarray(array).dtype}{list(np.shape(array))}"
