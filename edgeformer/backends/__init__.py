@@ -96,7 +96,7 @@ def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]
 
     Args:
         artifact: of any format.
-        runtime: one of :func:`runtime_names`; all: of those that are installed.
+        runtime: one of :func:`runtime_names`, or a provider's name; all: of the runtimes that are installed.
 
     Returns:
         Names of providers; empty: that runtime does not open it.
@@ -104,11 +104,13 @@ def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]
     Raises:
         InputError: no such runtime.
     """
-    names = runtime_names()
-    if runtime not in names:
-        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(names)}")
+    named = any(backend.provider_facts(runtime) for backend in all_backends())
+    if not named and runtime not in runtime_names():
+        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(runtime_names())}")
     able = [backend for backend in all_backends() if artifact.format in (*backend.formats, *backend.reads)]
     able.sort(key=lambda backend: artifact.format not in backend.formats)
+    if named:
+        return (runtime,) if any(backend.provider_facts(runtime) for backend in able) else ()
     if runtime == ALL_RUNTIMES:
         chosen = [one for one in able if artifact.format in one.formats or one.cannot_run(artifact) is None]
     else:

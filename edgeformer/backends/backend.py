@@ -195,7 +195,11 @@ class Backend(ABC):
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        return None if artifact.format in (*self.formats, *self.reads) else f"{self.name} opens nothing of the format {artifact.format}"
+        return (
+            None
+            if artifact.format in (*self.formats, *self.reads)
+            else f"{self.name} opens nothing of the format {artifact.format}"
+        )
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.

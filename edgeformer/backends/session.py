@@ -55,6 +55,10 @@ class Session(Protocol):
         """Provider → nodes of the graph that it computes; None where one computes all, or the runtime does not say."""
         return None
 
+    def settings(self) -> dict[str, Any]:
+        """How the runtime says that it was told to compute, for the record; empty: it has nothing to say."""
+        return {}
+
     def caveats(self) -> tuple[str, ...]:
         """What a reader of this session's figures must be told: nodes that something else computes."""
         return ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def command(
         ),
     ] = None,
     artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
+    runtime: Runtime = None,
     max_latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; of language models: per decoded token."),
@@ -120,7 +121,8 @@ def command(
     whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
-    every count of --threads, and prints the Pareto front of score, latency and size.
+    every runtime that is installed and every count of --threads, and prints the Pareto front of score, latency and
+    size.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
@@ -156,7 +158,13 @@ def command(
     limits = _limits(max_latency, max_vram, max_size, max_energy)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
-        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
+        measuring |= {
+            "runtime": runtime,
+            "search": search,
+            "calibrate": calibrate,
+            "validate": validate,
+            "range": value_range,
+        }
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
@@ -167,6 +175,7 @@ def command(
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
         judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
+        judging |= {"runtime": runtime}
         refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
         shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
         rules = MeasureRules.strict() if strict else None
@@ -181,6 +190,7 @@ def command(
         strict=strict,
         threads=counts,
         artifacts=tuple(artifact or ()),
+        runtime=runtime,
         allow_leak=allow_leak,
         search=wanted,
         estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),

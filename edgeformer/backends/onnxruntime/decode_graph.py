@@ -100,6 +100,9 @@ class DecodeSession(Session):
     def placement(self) -> dict[str, int] | None:
         return self._graph.placement()
 
+    def settings(self) -> dict[str, object]:
+        return self._graph.settings()
+
     def caveats(self) -> tuple[str, ...]:
         return self._graph.caveats()
 

@@ -85,6 +85,10 @@ class StepParts:
         """What each graph's session says, with the part's name."""
         return tuple(f"{part}: {note}" for part, session in self._opened.items() for note in session.caveats())
 
+    def settings(self) -> dict[str, object]:
+        """The loop's, which all graphs share. See :meth:`Session.settings`."""
+        return self.loop.settings()
+
     def close(self) -> None:
         """Free the memory of all graphs."""
         for session in self._opened.values():

@@ -26,7 +26,8 @@ _SCRIPTS = {
 import openvino
 core = openvino.Core()
 bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-say(version=openvino.__version__.partition("-")[0], devices=core.available_devices + (["CPU in bfloat16"] if bf16 else []))
+more = ["CPU in bfloat16"] if bf16 else []
+say(version=openvino.__version__.partition("-")[0], devices=core.available_devices + more)
 """,
     "nncf": f"""{_SILENT}
 import importlib.metadata
@@ -74,7 +75,7 @@ class OpenVINOBackend(Backend):
         return _FACTS.get(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        import edgeformer.backends.openvino.session
+        import edgeformer.backends.openvino.session  # noqa: F401
         from edgeformer.backends.openvino.runtime import core
 
         core()  # the package is imported here, and its plugin for the processor with the first graph

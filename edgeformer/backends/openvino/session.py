@@ -56,12 +56,15 @@ class OpenVINOSession(Session):
             "INFERENCE_PRECISION_HINT": HINTS[provider],
         }
         try:
-            self._request: Any = core().compile_model(str(path), "CPU", options).create_infer_request()
+            compiled = core().compile_model(str(path), "CPU", options)
+            self._request: Any = compiled.create_infer_request()
         except Exception as error:  # RuntimeError mostly; its classes are its own affair
             raise ArtifactError(
                 f"{path}: cannot be opened by OpenVINO {package.__version__} ({_reason(error)}); export the run again, "
                 "or copy the whole bundle again"
             ) from None
+
+        self._settings = {name.lower(): _plain(compiled.get_property(name)) for name in options}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -91,6 +94,10 @@ class OpenVINOSession(Session):
                 raise self._refused(feed, f"its output {port.name!r} is {shape_text(outputs[port.name])}")
         return outputs
 
+    def settings(self) -> dict[str, Any]:
+        """Threads, streams, hint and precision, as OpenVINO itself says them of the compiled graph."""
+        return dict(self._settings)
+
     def close(self) -> None:
         self._request = None
 
@@ -113,6 +120,13 @@ class OpenVINOSession(Session):
         shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
         longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
         return InputError(f"{self.path.name}: the graph refuses {shapes}{longer} ({why})")
+
+
+def _plain(setting: Any) -> int | str:
+    """A property as a number or a word: ``1``, ``LATENCY``, ``bf16``."""
+    if isinstance(setting, int):
+        return int(setting)
+    return str(setting.get_type_name() if hasattr(setting, "get_type_name") else getattr(setting, "name", setting))
 
 
 def _as_announced(port: Port, array: Array, sizes: Mapping[str, int]) -> bool:
