@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, Kind, OpenOptions, ProviderFacts
+from edgeformer.backends.openvino.quantizing import FORMAT, Int8Builder
 from edgeformer.backends.openvino.runtime import CPU, CPU_BF16, EXTRA, HINTS, missing
 from edgeformer.formats.errors import InputError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ONNX
@@ -42,6 +43,8 @@ _FACTS = {
 
 class OpenVINOBackend(Backend):
     name = "openvino"
+    formats = (FORMAT,)
+    builders = (Int8Builder(),)
     reads = (ONNX,)
     distributions = ("openvino", "nncf")
 
