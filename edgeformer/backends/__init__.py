@@ -30,7 +30,7 @@ __all__ = [
     "ALL_RUNTIMES", "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",
     "Target", "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
     "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "opener_of", "provider_facts",
-    "provider_of", "providers_asked", "runtime_names",
+    "provider_of", "providers_asked", "rounding_providers", "runtime_names",
 ]  # fmt: skip
 
 # Beside the runtimes, which name theirs.
@@ -116,6 +116,15 @@ def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]
     else:
         chosen = [one for one in able if one.name == runtime]
     return tuple(provider for backend in chosen for provider in backend.offers(artifact))
+
+
+def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
+    """Providers of the installed runtimes that compute an artifact in fewer bits than its precision says.
+
+    Opening it with one of them can still be refused: the processor may lack what it takes.
+    """
+    asked = providers_asked(artifact, ALL_RUNTIMES)
+    return tuple(provider for provider in asked if provider_facts(provider).rounds_to is not None)
 
 
 def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str | None:

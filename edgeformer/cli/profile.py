@@ -202,10 +202,12 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report, print_search
+    from edgeformer.runtime_choice import remember
     from edgeformer.stages.profiling.profile import profile_bundle
 
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
+    remember(report, location)
     if as_json:
         print_json(report)
     else:

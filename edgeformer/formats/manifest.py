@@ -148,6 +148,15 @@ class Parity(Frozen):
     reason: str | None = None
 
 
+class Rounded(Frozen):
+    """What an artifact answers with a provider that computes in fewer bits than its precision says."""
+
+    parity: Parity
+    validation: AnyScore | None = Field(None, description="as of an artifact; None: no such split, or never scored")
+    score: AnyScore | None = Field(None, description="on the golden inputs")
+    reason: str | None = Field(None, description="why it misses its bar; None: it does not")
+
+
 class Sharing(Frozen):
     """Parameters counted in the artifact's own file against those of the model."""
 
@@ -232,6 +241,9 @@ class ArtifactManifest(Frozen):
     score: AnyScore | None = Field(None, description="on the golden inputs")
     validation: AnyScore | None = Field(
         None, description="on the validation split, or as many of its first rows as `n` says"
+    )
+    rounded: dict[str, Rounded] = Field(
+        {}, description="provider that computes FP32 in fewer bits → what that costs, where export could run it"
     )
     sharing: Sharing | None = None
     parts_bytes: dict[str, int] = Field(

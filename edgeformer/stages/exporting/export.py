@@ -196,7 +196,9 @@ def _variant(
     with write_graphs(job.folder, variant, graphs, wanted, job.previous.graphs(variant)) as written:
         job.previous.carry(variant, written, job.folder)
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
-        yield from judge.all(written)
+        for artifact in judge.all(written):
+            judged = artifact.status == "built" and artifact.role in ("full", "exit") and variant == Variant("fp32")
+            yield judge.rounded(artifact) if judged and job.options.joining else artifact
         if written.steps and len(subject.states) > 1:
             job.notes.append(judge.step_note(written))
 

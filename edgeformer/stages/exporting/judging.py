@@ -5,7 +5,7 @@ from __future__ import annotations
 import timeit
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeformer.backends import library_versions
+from edgeformer.backends import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
 from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.backends.session import Session
 from edgeformer.families.tracing import OPSET, state_name
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Rounded, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
@@ -93,6 +94,24 @@ class Judge:
             (written, self.subject.needed[exit_]),
             {**seen, "drift": drift, "role": "full" if last else "exit", "exit": None if last else exit_},
         )
+
+    def rounded(self, artifact: ArtifactManifest) -> ArtifactManifest:
+        """The same, with what it answers in fewer bits; see :func:`edgeformer.backends.rounding_providers`.
+
+        Such answers are held to the bar of INT8: by the task score.
+        """
+        exit_ = self.subject.last if artifact.exit is None else artifact.exit
+        found: dict[str, Rounded] = {}
+        for provider in rounding_providers(artifact):
+            files = ArtifactFiles(artifact, self.bundle / str(artifact.file))
+            try:
+                session = opener_of(artifact, provider).open(files, OpenOptions(provider))
+            except InputError:
+                continue  # the processor cannot
+            with session:
+                seen = replace(self, variant=Variant("int8"))._of_session(exit_, session)
+            found[provider] = Rounded.model_validate(seen)
+        return artifact.model_copy(update={"rounded": found})
 
     def built(self, entry: ArtifactManifest, path: Path, session: Session) -> dict[str, Any]:
         """Fields of the entry of what a builder made of an FP32 graph: an ONNX file that runs here.

@@ -25,7 +25,8 @@ class ExportOptions:
     Attributes:
         build: names of builders to run on the graphs, see :func:`edgeformer.backends.all_builders`; engines are built
             of the FP16 graphs where there are some, else of the FP32 ones.
-        joining: also run the builders that make one of the precisions for a runtime of their own.
+        joining: also run the builders that make one of the precisions for a runtime of their own, and judge FP32 graphs
+            in what other runtimes round them to.
         exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
         target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
