@@ -116,11 +116,11 @@ def _answer(
     *,
     as_json: bool,
 ) -> None:
-    """Answer single texts. ``how``: artifact, confidence and runtime; ``among``: file, column and number of --nearest."""
+    """Answer single texts. ``how``: artifact, confidence, runtime; ``among``: file, column, number of --nearest."""
     from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
-        _similarities(location, texts, how[0], among, as_json=as_json)
+        _similarities(location, texts, (how[0], how[2]), among, as_json=as_json)
         return
     chosen, answers = predict(location, _paired(texts, pair), *how)
     rows = [answer.as_dict() for answer in answers]
@@ -157,7 +157,7 @@ def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confid
 def _similarities(
     location: Location,
     texts: list[str],
-    artifact: str | None,
+    how: tuple[str | None, str | None],
     among: tuple[Path | None, str | None, int],
     *,
     as_json: bool,
@@ -165,7 +165,7 @@ def _similarities(
     from edgeformer.stages.evaluating.similarity import Among, compare_texts
 
     path, column, top = among
-    found = compare_texts(location, texts, artifact, Among(path, column, top) if path is not None else None)
+    found = compare_texts(location, texts, how[0], Among(path, column, top) if path is not None else None, how[1])
     if as_json:
         print_json({"run": location.name, **asdict(found)})
         return

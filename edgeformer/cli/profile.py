@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-N = TypeVar("N", int, float)
 Minimize = Literal["latency", "size", "memory", "energy"]
 
 
@@ -121,8 +119,7 @@ def command(
     whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
-    every runtime that is installed and every count of --threads, and prints the Pareto front of score, latency and
-    size.
+    every runtime here and every count of --threads, and prints the Pareto front of score, latency and size.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
@@ -149,13 +146,14 @@ def command(
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
     from edgeformer.cli.judge import judge_elsewhere, refuse
+    from edgeformer.cli.limits import limits_asked
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-    limits = _limits(max_latency, max_vram, max_size, max_energy)
+    limits = limits_asked(max_latency, max_vram, max_size, max_energy)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {
@@ -214,7 +212,9 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
         print_report(report, written, stdout())
         if report.search is not None:
             print_search(report.search, stdout())
-    if report.verdict.status == "fail" if report.search is None else report.search.pick is None:
+    failed = report.verdict.status == "fail" if report.search is None else report.search.pick is None
+    # A runtime that was named and measured nothing: asked for, and not done.
+    if failed or (options.runtime is not None and not any(row.latency_ms.status == "measured" for row in report.rows)):
         raise typer.Exit(3)
 
 
@@ -283,22 +283,3 @@ def _search(
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options
-
-
-def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
-    """The limits of the command line, as ProfileOptions takes them. Raises InputError."""
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
-
-    return {
-        "max_latency_ms": _quantity(latency, "--max-latency", parse_milliseconds),
-        "max_size_bytes": _quantity(size, "--max-size", parse_bytes),
-        "max_memory_bytes": _quantity(vram, "--max-vram", parse_bytes),
-        "max_energy_mj": _quantity(energy, "--max-energy", parse_millijoules),
-    }
-
-
-def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from None
