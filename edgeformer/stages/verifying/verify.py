@@ -23,24 +23,27 @@ INT8_AGREEMENT_LOSS = 0.02
 _ROWS = 2.5  # two rows, whatever the division rounds to
 
 
-def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT) -> Verification:
+def verify(
+    bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT, runtime: str | None = None
+) -> Verification:
     """Check a bundle on this machine, without torch and without the data set. Nothing is written.
 
     Args:
         bundle: opened just now: what it has hashed already is not hashed again.
         artifact: run this artifact only; the files of all are checked in any case.
         progress: is told of files and artifacts.
+        runtime: what ``--runtime`` names: a check for each of its providers; None: one with the usual one.
 
     Raises:
         ArtifactError: bundle.json names a file outside the bundle.
-        InputError: no such artifact.
+        InputError: no such artifact, or no such runtime.
     """
     chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
     files = _check_files(bundle, progress)
     checks = []
     with bar(progress, "Running golden inputs", len(chosen), "artifacts"):
         for entry in chosen:
-            checks += [_check_artifact(bundle, entry, provider) for provider in (None, *_others(entry))]
+            checks += [_check_artifact(bundle, entry, provider) for provider in _providers(entry, runtime)]
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -50,7 +53,7 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
         manifest_protected=bundle.manifest.manifest_sha256 is not None,
         files=files,
         artifacts=tuple(checks),
-        asked=artifact is not None,
+        asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
     )
 
 
@@ -74,13 +77,12 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
 
 
-def _others(artifact: ArtifactManifest) -> tuple[str, ...]:
-    """Providers of further runtimes that are installed here and open it; in fewer bits only where export did so, too:
-    else there is nothing to hold them to."""
-    if artifact.status != "built":
-        return ()
-    usual = providers_asked(artifact, ALL_RUNTIMES)[1:]
-    return tuple(one for one in usual if provider_facts(one).rounds_to is None or one in artifact.rounded)
+def _providers(artifact: ArtifactManifest, runtime: str | None) -> tuple[str | None, ...]:
+    """What to run it with; in fewer bits only where export did so, too: else there is nothing to hold that to."""
+    if artifact.status != "built" or runtime is None:
+        return (None,)
+    asked = providers_asked(artifact, runtime)
+    return tuple(one for one in asked if provider_facts(one).rounds_to is None or one in artifact.rounded)
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
