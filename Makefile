@@ -53,5 +53,5 @@ $(VENV)/.train: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[train,rtx,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[train,rtx,openvino,dev]"
 	touch $@ $(VENV)/.train

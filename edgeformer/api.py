@@ -171,7 +171,7 @@ class Run(runs.Run):
         with needs_extra("train", "exporting"):
             from edgeformer.stages.exporting.export import export
             from edgeformer.stages.exporting.variants import ExportOptions
-        export(self.folder, ExportOptions(**options))
+        export(self.folder, ExportOptions(**{"joining": True, **options}))
         return Bundle.open(self.folder / BUNDLE_FOLDER)
 
     def evaluate(self, **options: Any) -> Evaluation:

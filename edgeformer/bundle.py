@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from edgeformer.backends import ArtifactFiles, OpenOptions, backend_of, cannot_run
+from edgeformer.backends import ArtifactFiles, OpenOptions, cannot_run, opener_of
 from edgeformer.formats.bundle_files import BundleFiles
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import as_json, read_at_most, write_text
@@ -132,9 +132,9 @@ class Bundle:
         built = (artifact for artifact in self.artifacts if artifact.status == "built" and artifact.file is not None)
         return tuple(artifact for artifact in built if not roles or artifact.role in roles)
 
-    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+    def cannot_run(self, artifact: ArtifactManifest, provider: str | None = None) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        return cannot_run(artifact)
+        return cannot_run(artifact, provider)
 
     def exits(self, artifact: ArtifactManifest) -> tuple[int, ...]:
         """Loops that an artifact can answer after, in one call, the last one last; empty: it has one answer.
@@ -215,7 +215,8 @@ class Bundle:
             InputError: the provider is not available here, or rows cannot leave this artifact early.
             MissingDependencyError: the format needs a runtime that is not here.
         """
-        return backend_of(artifact).open(self.files(artifact), options or OpenOptions())
+        options = options or OpenOptions()
+        return opener_of(artifact, options.provider).open(self.files(artifact), options)
 
     def decoder(
         self, artifact: ArtifactManifest, exits: Collection[int], options: OpenOptions | None = None
@@ -239,7 +240,8 @@ class Bundle:
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} always runs all {self.loops} loops; use a step artifact"
             )
-        return backend_of(artifact).open_decoder(self.files(artifact), exits, options or OpenOptions())
+        options = options or OpenOptions()
+        return opener_of(artifact, options.provider).open_decoder(self.files(artifact), exits, options)
 
     def _companion(self, name: str) -> Path:
         """A file that is no artifact (``tokenizer.json``), after it was compared with the manifest."""

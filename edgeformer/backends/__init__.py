@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
 
 __all__ = [
-    "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts", "Target",
-    "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
-    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "provider_facts", "provider_of",
+    "ALL_RUNTIMES", "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",
+    "Target", "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
+    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "opener_of", "provider_facts",
+    "provider_of", "providers_asked", "rounding_providers", "runtime_names",
 ]  # fmt: skip
 
 # Beside the runtimes, which name theirs.
@@ -64,10 +65,77 @@ def backend_of(artifact: ArtifactManifest | str) -> Backend:
     )
 
 
-def cannot_run(artifact: ArtifactManifest) -> str | None:
-    """Why this machine cannot run an artifact: format, package, libraries, driver, GPU, version; None: it can."""
+def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Backend:
+    """The backend that opens an artifact for one of its providers: its format's own, or another that reads the format.
+
+    Args:
+        artifact: of any format.
+        provider: what shall compute; None, or one that nobody here has: the format's own backend decides.
+
+    Raises:
+        ArtifactError: as :func:`backend_of`.
+    """
+    readers = (backend for backend in all_backends() if provider is not None and artifact.format in backend.reads)
+    return next((one for one in readers if one.provider_facts(str(provider)) is not None), backend_of(artifact))
+
+
+ALL_RUNTIMES = "all"
+"""What ``--runtime`` calls every runtime that is installed."""
+
+
+def runtime_names() -> tuple[str, ...]:
+    """What ``--runtime`` can be told: runtimes that open graphs which another one opens, too; and all of them."""
+    others = [backend for backend in all_backends() if backend.reads]
+    shared = {format_ for backend in others for format_ in backend.reads}
+    own = [backend for backend in all_backends() if shared.intersection(backend.formats)]
+    return (*(backend.name for backend in own + [one for one in others if one not in own]), ALL_RUNTIMES)
+
+
+def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
+    """What an artifact is computed with where a runtime is asked for.
+
+    Args:
+        artifact: of any format.
+        runtime: one of :func:`runtime_names`, or a provider's name; all: of the runtimes that are installed.
+
+    Returns:
+        Names of providers; empty: that runtime does not open it.
+
+    Raises:
+        InputError: no such runtime.
+    """
+    named = any(backend.provider_facts(runtime) for backend in all_backends())
+    if not named and runtime not in runtime_names():
+        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(runtime_names())}")
+    able = [backend for backend in all_backends() if artifact.format in (*backend.formats, *backend.reads)]
+    able.sort(key=lambda backend: artifact.format not in backend.formats)
+    if named:
+        return (runtime,) if any(backend.provider_facts(runtime) for backend in able) else ()
+    if runtime == ALL_RUNTIMES:
+        chosen = [one for one in able if artifact.format in one.formats or one.cannot_run(artifact) is None]
+    else:
+        chosen = [one for one in able if one.name == runtime]
+    return tuple(provider for backend in chosen for provider in backend.offers(artifact))
+
+
+def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
+    """Providers of the installed runtimes that compute an artifact in fewer bits than its precision says.
+
+    Opening it with one of them can still be refused: the processor may lack what it takes.
+    """
+    asked = providers_asked(artifact, ALL_RUNTIMES)
+    return tuple(provider for provider in asked if provider_facts(provider).rounds_to is not None)
+
+
+def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str | None:
+    """Why this machine cannot run an artifact: format, package, libraries, driver, GPU, version; None: it can.
+
+    Args:
+        artifact: of any format.
+        provider: what shall compute; None: its format's own backend decides.
+    """
     try:
-        return backend_of(artifact).cannot_run(artifact)
+        return opener_of(artifact, provider).cannot_run(artifact)
     except ArtifactError as error:
         return str(error)
 

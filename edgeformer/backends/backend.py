@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.backends.session import Array
+from edgeformer.formats.errors import ArtifactError, DataError, InputError
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -26,6 +27,9 @@ Kind = Literal["cpu", "cuda"]
 
 ENGINES_FOLDER = "engines"
 """Where builders put their files, relative to the bundle."""
+
+Calls = Sequence[Mapping[str, Array]]
+"""Inputs of one call each."""
 
 InputShapes = dict[str, tuple[tuple[int, ...], ...]]
 """Input → smallest, best and largest shape."""
@@ -77,11 +81,14 @@ class ProviderFacts:
         label: for tables, shorter than the name where that is long.
         kind: of the device that it computes on; None: another kind, or not known.
         counts_threads: it computes in the threads that a session is opened with; others bring their own.
+        rounds_to: what it computes FP32 in, where that has fewer bits: its answers are others, and have scores of
+            their own. None: an artifact's precision says it.
     """
 
     label: str
     kind: Kind | None = None
     counts_threads: bool = False
+    rounds_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class Target:
 
     Attributes:
         format: of the artifacts that it will make.
+        precision: of what it will make; None: that of the graphs it is given.
         device: the profile's name, a part of the files' names; None where the builder needs no device.
         compute_capability: NVIDIA GPUs: what the code is compiled for.
     """
@@ -97,14 +105,16 @@ class Target:
     format: str
     device: str | None = None
     compute_capability: str | None = None
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Nothing can be built here: the format that it would have had, and why not."""
+    """Nothing can be built here: the format that it would have had, and why not; ``precision`` as of a target."""
 
     format: str
     reason: str
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,9 @@ class BuildJob:
         note: adds a line to the bundle's notes.
         module: the torch module behind the full graph of ``precision``, in evaluation mode, for those who compile that.
         shapes: of what is no text; empty: of text, by its lengths.
+        calibration: real rows of the training split; raises DataError where there are none.
+        judge: of what runs here: runs it on the golden inputs and the validation split, counts what its ONNX file
+            stores, and returns fields of its manifest entry, with a ``reason`` where it misses a bar.
     """
 
     bundle: Path
@@ -134,6 +147,12 @@ class BuildJob:
     note: Callable[[str], None]
     module: Callable[[], Any]
     shapes: InputShapes = field(default_factory=dict)
+    calibration: Callable[[], Calls] = lambda: _unavailable("calibration")
+    judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = lambda *_: _unavailable("judging")
+
+
+def _unavailable(what: str) -> NoReturn:
+    raise DataError(f"no data for {what} is at hand in this export")
 
 
 class Builder(ABC):
@@ -144,11 +163,14 @@ class Builder(ABC):
         flag: what asks for it on the command line.
         formats: of the artifacts that it makes.
         needs_device: it builds for one device, whose profile it must be given.
+        joins: a precision of ``export`` that also asks for it, where its packages are installed and the task has rows
+            to calibrate with: ``int8``.
     """
 
     name: str
     formats: tuple[str, ...]
     needs_device: bool = False
+    joins: Precision | None = None
 
     @property
     def flag(self) -> str:
@@ -179,18 +201,24 @@ class Backend(ABC):
     Attributes:
         name: of its folder.
         formats: of the artifacts that it opens; empty: it opens none from a bundle.
+        reads: formats of other backends that it opens, too, where one of its providers is asked for.
         distributions: packages whose versions a run, a bundle and a report record.
         builders: what it can make artifacts with.
     """
 
     name: str
     formats: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        return None if artifact.format in self.formats else f"{self.name} opens nothing of the format {artifact.format}"
+        return (
+            None
+            if artifact.format in (*self.formats, *self.reads)
+            else f"{self.name} opens nothing of the format {artifact.format}"
+        )
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.
@@ -222,6 +250,17 @@ class Backend(ABC):
     def providers(self) -> tuple[str, ...]:
         """What its sessions may compute with on this machine; empty where there is no choice, or none is here."""
         return ()
+
+    def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
+        """What an artifact is measured with where this runtime is asked for by name: what computes it by default.
+
+        A runtime whose providers compute in several precisions offers each of them, also one that is not here: opening
+        it says why.
+
+        Args:
+            artifact: in one of ``formats`` or of what it ``reads``.
+        """
+        return (self.provider(artifact),)
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
         """What computes an artifact, as a session's ``provider`` will say it.

@@ -55,6 +55,10 @@ class Session(Protocol):
         """Provider → nodes of the graph that it computes; None where one computes all, or the runtime does not say."""
         return None
 
+    def settings(self) -> dict[str, Any]:
+        """How the runtime says that it was told to compute, for the record; empty: it has nothing to say."""
+        return {}
+
     def caveats(self) -> tuple[str, ...]:
         """What a reader of this session's figures must be told: nodes that something else computes."""
         return ()
@@ -66,6 +70,20 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Graph(Session, Protocol):
+    """An opened ONNX graph, which may be a part of a model: what steps and decode graphs are run with."""
+
+    max_positions: int | None
+    """Longest sequence that the model takes; None: not known."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its inputs."""
+
+    def empty(self, name: str, rows: int) -> Array:
+        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
 
 
 def shape_text(array: Array) -> str:

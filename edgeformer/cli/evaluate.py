@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Run, Runtime, print_json, stdout
 
 
 def command(
@@ -55,6 +55,7 @@ def command(
     pair: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
     ] = None,
+    runtime: Runtime = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -84,7 +85,7 @@ def command(
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair)
+    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime)
     found = evaluate(location, options, show_progress())
     picture = None
     if location.run is not None and data is None and found.early_exit:

@@ -23,7 +23,9 @@ def command(
     int8: Annotated[
         bool,
         typer.Option(
-            "--int8", help="Also write INT8 graphs, a quarter of the size; judged by what the task score loses."
+            "--int8",
+            help="Also write INT8 graphs, a quarter of the size; judged by what the task score loses. With the extra "
+            "openvino also one that OpenVINO quantises, with rows of the training split.",
         ),
     ] = False,
     trt: Annotated[
@@ -129,6 +131,7 @@ def command(
             fp16=fp16,
             int8=int8,
             build=_builders(trt, trt_via, build or []),
+            joining=True,
             exits=_exits(exits),
             target=target,
             vocab_trim=vocab_trim,

@@ -27,6 +27,15 @@ Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The
 Json = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON document on stdout; everything else on stderr.")
 ]
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16. "
+        "Default: what profile --search found faster on this machine, else onnxruntime.",
+    ),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

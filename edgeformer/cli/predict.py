@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, print_json, stdin, stdout
+from edgeformer.cli.options import Artifacts, Json, Runtime, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -69,6 +69,7 @@ def command(
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
+    runtime: Runtime = None,
     run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -95,7 +96,7 @@ def command(
 
         _refuse({"--nearest": nearest, "--top": top}, "is for single texts; with --file, --output has the vectors")
         options = FileOptions(file, text, pair or [], input_format, output, format_)
-        answer_file(given, run, artifacts, (artifact, confidence), options, as_json=as_json)
+        answer_file(given, run, artifacts, (artifact, confidence, runtime), options, as_json=as_json)
         return
     _refuse({"--input-format": input_format, "--output": output, "--format": format_}, "belongs to --file FILE")
     if nearest is None:
@@ -103,23 +104,23 @@ def command(
     _check(nearest, top, pair, confidence)
     location, texts = split(given, artifacts, run, "predict")
     texts = texts or ([] if sys.stdin.isatty() else _lines())
-    _answer(location, texts, pair, (artifact, confidence), (nearest, text, top or _TOP), as_json=as_json)
+    _answer(location, texts, pair, (artifact, confidence, runtime), (nearest, text, top or _TOP), as_json=as_json)
 
 
 def _answer(
     location: Location,
     texts: list[str],
     pair: list[str] | None,
-    how: tuple[str | None, float | None],
+    how: tuple[str | None, float | None, str | None],
     among: tuple[Path | None, str | None, int],
     *,
     as_json: bool,
 ) -> None:
-    """Answer single texts. ``how``: artifact and confidence; ``among``: file, column and number of --nearest."""
+    """Answer single texts. ``how``: artifact, confidence, runtime; ``among``: file, column, number of --nearest."""
     from edgeformer.stages.evaluating.predict import predict, predicts_vectors
 
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
-        _similarities(location, texts, how[0], among, as_json=as_json)
+        _similarities(location, texts, (how[0], how[2]), among, as_json=as_json)
         return
     chosen, answers = predict(location, _paired(texts, pair), *how)
     rows = [answer.as_dict() for answer in answers]
@@ -156,7 +157,7 @@ def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confid
 def _similarities(
     location: Location,
     texts: list[str],
-    artifact: str | None,
+    how: tuple[str | None, str | None],
     among: tuple[Path | None, str | None, int],
     *,
     as_json: bool,
@@ -164,7 +165,7 @@ def _similarities(
     from edgeformer.stages.evaluating.similarity import Among, compare_texts
 
     path, column, top = among
-    found = compare_texts(location, texts, artifact, Among(path, column, top) if path is not None else None)
+    found = compare_texts(location, texts, how[0], Among(path, column, top) if path is not None else None, how[1])
     if as_json:
         print_json({"run": location.name, **asdict(found)})
         return

@@ -57,7 +57,7 @@ def answer_file(
     words: list[str],
     run: str | None,
     artifacts: Path,
-    how: tuple[str | None, float | None],
+    how: tuple[str | None, float | None, str | None],
     options: FileOptions,
     *,
     as_json: bool,
@@ -68,7 +68,7 @@ def answer_file(
         words: a run, or nothing.
         run: of ``--run``.
         artifacts: the folder that holds the runs.
-        how: artifact and confidence.
+        how: artifact, confidence and runtime.
         options: of the file.
         as_json: print one JSON document: the answers, or where they are written to a file what became of them.
 

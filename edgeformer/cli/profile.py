@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-N = TypeVar("N", int, float)
 Minimize = Literal["latency", "size", "memory", "energy"]
 
 
@@ -47,6 +45,7 @@ def command(
         ),
     ] = None,
     artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
+    runtime: Runtime = None,
     max_latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; of language models: per decoded token."),
@@ -120,7 +119,7 @@ def command(
     whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
-    every count of --threads, and prints the Pareto front of score, latency and size.
+    every runtime here and every count of --threads, and prints the Pareto front of score, latency and size.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
@@ -147,16 +146,23 @@ def command(
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
     from edgeformer.cli.judge import judge_elsewhere, refuse
+    from edgeformer.cli.limits import limits_asked
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-    limits = _limits(max_latency, max_vram, max_size, max_energy)
+    limits = limits_asked(max_latency, max_vram, max_size, max_energy)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
-        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
+        measuring |= {
+            "runtime": runtime,
+            "search": search,
+            "calibrate": calibrate,
+            "validate": validate,
+            "range": value_range,
+        }
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
@@ -167,6 +173,7 @@ def command(
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
         judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
+        judging |= {"runtime": runtime}
         refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
         shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
         rules = MeasureRules.strict() if strict else None
@@ -181,6 +188,7 @@ def command(
         strict=strict,
         threads=counts,
         artifacts=tuple(artifact or ()),
+        runtime=runtime,
         allow_leak=allow_leak,
         search=wanted,
         estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
@@ -192,17 +200,21 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.report_files import write_report
     from edgeformer.reporting.report_tables import print_report, print_search
+    from edgeformer.runtime_choice import remember
     from edgeformer.stages.profiling.profile import profile_bundle
 
     report = profile_bundle(location, profile, options, show_progress())
     written = write_report(report, location)
+    remember(report, location)
     if as_json:
         print_json(report)
     else:
         print_report(report, written, stdout())
         if report.search is not None:
             print_search(report.search, stdout())
-    if report.verdict.status == "fail" if report.search is None else report.search.pick is None:
+    failed = report.verdict.status == "fail" if report.search is None else report.search.pick is None
+    # A runtime that was named and measured nothing: asked for, and not done.
+    if failed or (options.runtime is not None and not any(row.latency_ms.status == "measured" for row in report.rows)):
         raise typer.Exit(3)
 
 
@@ -271,22 +283,3 @@ def _search(
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)
     return options
-
-
-def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
-    """The limits of the command line, as ProfileOptions takes them. Raises InputError."""
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
-
-    return {
-        "max_latency_ms": _quantity(latency, "--max-latency", parse_milliseconds),
-        "max_size_bytes": _quantity(size, "--max-size", parse_bytes),
-        "max_memory_bytes": _quantity(vram, "--max-vram", parse_bytes),
-        "max_energy_mj": _quantity(energy, "--max-energy", parse_millijoules),
-    }
-
-
-def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from None

@@ -18,6 +18,10 @@ def command(
         ),
     ] = None,
     artifact: Annotated[str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.")] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run them in onnxruntime, openvino or all. Default: each in its usual one."),
+    ] = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -38,7 +42,7 @@ def command(
     from edgeformer.stages.verifying.verify import verify
 
     location = locate(bundle, artifacts)
-    found = verify(location.open_bundle(), artifact or location.artifact, show_progress())
+    found = verify(location.open_bundle(), artifact or location.artifact, show_progress(), runtime)
     if as_json:
         print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
     else:

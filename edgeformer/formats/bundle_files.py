@@ -101,7 +101,9 @@ class BundleFiles:
         Raises:
             ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
         """
-        for graph in dict.fromkeys((str(artifact.file), *artifact.parts.values())) if artifact.is_graph else ():
+        files = (str(artifact.file), *artifact.parts.values())
+        # What a builder made for a runtime of its own can be an ONNX file, too.
+        for graph in dict.fromkeys(name for name in files if artifact.is_graph or name.endswith(".onnx")):
             for location in sorted(external_files(self.path(graph))):
                 name = (PurePosixPath(graph).parent / location).as_posix()
                 # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.

@@ -148,6 +148,15 @@ class Parity(Frozen):
     reason: str | None = None
 
 
+class Rounded(Frozen):
+    """An artifact with a provider that computes in fewer bits than its precision says."""
+
+    parity: Parity
+    validation: AnyScore | None = None
+    score: AnyScore | None = None
+    reason: str | None = Field(None, description="why it misses its bar")
+
+
 class Sharing(Frozen):
     """Parameters counted in the artifact's own file against those of the model."""
 
@@ -230,9 +239,8 @@ class ArtifactManifest(Frozen):
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None
     score: AnyScore | None = Field(None, description="on the golden inputs")
-    validation: AnyScore | None = Field(
-        None, description="on the validation split, or as many of its first rows as `n` says"
-    )
+    validation: AnyScore | None = Field(None, description="on the first `n` rows of the validation split")
+    rounded: dict[str, Rounded] = Field({}, description="provider that computes in fewer bits → what that costs")
     sharing: Sharing | None = None
     parts_bytes: dict[str, int] = Field(
         {}, description="ONNX: what `size_bytes` is made of: embeddings, block, heads, other. Empty: not known"

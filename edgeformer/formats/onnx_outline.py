@@ -288,6 +288,8 @@ def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, 
     for node in nodes:  # in the order in which they run
         if node.operator in _SAME and node.inputs and node.inputs[0] in origin and node.outputs:
             origin[node.outputs[0]] = origin[node.inputs[0]]
+        elif node.operator == "DequantizeLinear" and node.inputs and node.inputs[0] in stored and node.outputs:
+            stored = {**stored, node.outputs[0]: stored[node.inputs[0]]}
         elif node.operator == "Gather" and len(node.inputs) == 2 and node.axis == 0:
             table, picked = stored.get(node.inputs[0], ()), origin.get(node.inputs[1])
             if picked is not None and len(table) > 1:

@@ -15,7 +15,7 @@ from edgeformer.backends.onnxruntime.providers import (
     describe,
     facts_of,
 )
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.backends.onnxruntime.roles import open_role, open_role_decoder
 from edgeformer.formats.manifest import ONNX
 
 if TYPE_CHECKING:
@@ -37,34 +37,10 @@ class OnnxRuntimeBackend(Backend):
         return None
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        from edgeformer.backends.onnxruntime.decode_graph import DecodeSession
-        from edgeformer.backends.onnxruntime.steps import StepSession
-
-        role = files.artifact.role
-        if options.early is not None and role != "step":
-            raise InputError(
-                f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
-            )
-        if options.exits and role != "step":
-            raise InputError(f"artifact {files.artifact.id!r} answers after its last loop only; a step artifact at all")
-        open_part = _opener(files, options)
-        if role == "step":
-            return StepSession(files.parts, _loops(files), open_part, exits=options.exits, early=options.early)
-        return DecodeSession(open_part(files.file)) if role == "decode" else open_part(files.file)
+        return open_role(files, options, _opener(files, options))
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        from edgeformer.backends.decoder import Decoder
-        from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
-        from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
-
-        role = files.artifact.role
-        if role not in ("step", "decode"):
-            raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
-        open_part = _opener(files, options)
-        if role == "decode":
-            return Decoder(FullDepthEngine(open_part(files.file)))
-        loops = _loops(files)
-        return Decoder(StepEngine(StepParts(files.parts, loops, exits or (loops,), open_part)))
+        return open_role_decoder(files, exits, _opener(files, options))
 
     def providers(self) -> tuple[str, ...]:
         """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
@@ -100,17 +76,15 @@ class OnnxRuntimeBackend(Backend):
 
 
 def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
-    from edgeformer.backends.onnxruntime.session import OnnxSession
-
-    provider = options.provider or default_provider()
     in_turns = files.artifact.role == "step"
-    return lambda path: OnnxSession(path, provider, options.threads, files.max_positions, in_turns=in_turns)
 
+    def open_part(path: Path) -> OnnxSession:
+        from edgeformer.backends.onnxruntime.session import OnnxSession
 
-def _loops(files: ArtifactFiles) -> int:
-    if files.loops is None:
-        raise ArtifactError(f"{files.file}: a step artifact whose number of loops is not known; export the run again")
-    return files.loops
+        provider = options.provider or default_provider()
+        return OnnxSession(path, provider, options.threads, files.max_positions, in_turns=in_turns)
+
+    return open_part
 
 
 BACKEND = OnnxRuntimeBackend()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from edgeformer.backends.decoder import Decoder, LoopEngine
-from edgeformer.backends.onnxruntime.session import KEPT, OnnxSession
-from edgeformer.backends.session import Array, Session
+from edgeformer.backends.feeding import KEPT
+from edgeformer.backends.session import Array, Graph, Session
 from edgeformer.formats.errors import InputError
 
 
@@ -21,7 +21,7 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         graph: the opened decode graph; several engines may share it.
     """
 
-    def __init__(self, graph: OnnxSession) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.provider = graph.provider
         self.max_positions = graph.max_positions
@@ -64,7 +64,7 @@ def placed(ids: Array, start: int) -> dict[str, Array]:
     return {"input_ids": ids, "position_ids": np.tile(places, (len(ids), 1))}
 
 
-def decode_windows(session: OnnxSession, ids: Array, first: int) -> Array:
+def decode_windows(session: Graph, ids: Array, first: int) -> Array:
     """Logits of a decode graph with the right token fed in at every place.
 
     Args:
@@ -87,7 +87,7 @@ def decode_windows(session: OnnxSession, ids: Array, first: int) -> Array:
 class DecodeSession(Session):
     """The decode graph as if it were the full graph: it reads its input token by token."""
 
-    def __init__(self, graph: OnnxSession) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.provider = graph.provider
 
@@ -99,6 +99,9 @@ class DecodeSession(Session):
 
     def placement(self) -> dict[str, int] | None:
         return self._graph.placement()
+
+    def settings(self) -> dict[str, object]:
+        return self._graph.settings()
 
     def caveats(self) -> tuple[str, ...]:
         return self._graph.caveats()

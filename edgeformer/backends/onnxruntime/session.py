@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 
+from edgeformer.backends.feeding import checked, empty
 from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, SUFFIX, available_providers, rtx_plugin
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.host import default_threads
-
-KEPT = "past"
-"""How the names of inputs begin that hold what was kept of earlier tokens; they are empty at the start of a text."""
 
 _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
     f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -71,8 +68,7 @@ class OnnxSession(Session):
 
     def empty(self, name: str, rows: int) -> Array:
         """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
-        dtype, (_, *sizes) = self._inputs[name]
-        return np.zeros((rows, *(size if isinstance(size, int) else 0 for size in sizes)), dtype)
+        return empty(self._inputs[name], rows)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -82,7 +78,10 @@ class OnnxSession(Session):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._session is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = {name: self._checked(name, inputs) for name in self._inputs}
+        feed = {
+            name: checked(self.path.name, name, wanted, inputs, self.max_positions)
+            for name, wanted in self._inputs.items()
+        }
         try:
             outputs = self._session.run(self._outputs, feed, self._run_options)
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -105,29 +104,6 @@ class OnnxSession(Session):
 
     def close(self) -> None:
         self._session = None
-
-    def _checked(self, name: str, inputs: Mapping[str, Array]) -> Array:
-        if name not in inputs:
-            given = ", ".join(sorted(inputs)) or "none"
-            raise InputError(f"{self.path.name}: input {name!r} is missing (given: {given})")
-        dtype, shape = self._inputs[name]
-        array = inputs[name]
-        kept = name.startswith(KEPT)
-        fits = len(array.shape) == len(shape) and all(
-            (actual > 0 or kept) and (not isinstance(wanted, int) or actual == wanted)
-            for actual, wanted in zip(array.shape, shape, strict=True)
-        )
-        if array.dtype != dtype or not fits:
-            wanted_text = f"{dtype}[{', '.join(map(str, shape))}]"
-            raise InputError(
-                f"{self.path.name}: input {name!r} must be {wanted_text} and not empty, but is {shape_text(array)}"
-            )
-        if self.max_positions is not None and not kept and len(array.shape) > 1 and array.shape[1] > self.max_positions:
-            raise InputError(
-                f"{self.path.name}: the sequence is {array.shape[1]} tokens long, "
-                f"but the model takes at most {self.max_positions}; shorten it"
-            )
-        return array
 
     def _explained(self, error: Exception, feed: Mapping[str, Array]) -> EdgeformerError:
         name, why = self.path.name, _first_line(str(error))

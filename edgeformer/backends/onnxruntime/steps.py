@@ -11,18 +11,19 @@ import numpy as np
 
 from edgeformer.backends.decoder import LoopEngine
 from edgeformer.backends.onnxruntime.decode_graph import placed
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.session import Array, Session
+from edgeformer.backends.session import Array, Graph, Session
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.metric import top_probability
 
-OpenPart = Callable[[Path], OnnxSession]
+OpenPart = Callable[[Path], Graph]
 _KEPT = ("past_key", "past_value", "past_conv")
 
 
-def open_here(path: Path) -> OnnxSession:
+def open_here(path: Path) -> Graph:
     """A part on the CPU with the default number of threads."""
+    from edgeformer.backends.onnxruntime.session import OnnxSession  # other runtimes open their own
+
     return OnnxSession(path, in_turns=True)
 
 
@@ -51,7 +52,7 @@ class StepParts:
             known = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
             names[loop] = next((name for name in known if name in parts), "readout")
         self.loops = loops
-        self._opened: dict[str, OnnxSession] = {}
+        self._opened: dict[str, Graph] = {}
         for name in ("embed", "loop", *sorted(set(names.values()))):
             if name not in parts:
                 raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
@@ -83,6 +84,10 @@ class StepParts:
     def caveats(self) -> tuple[str, ...]:
         """What each graph's session says, with the part's name."""
         return tuple(f"{part}: {note}" for part, session in self._opened.items() for note in session.caveats())
+
+    def settings(self) -> dict[str, object]:
+        """The loop's, which all graphs share. See :meth:`Session.settings`."""
+        return self.loop.settings()
 
     def close(self) -> None:
         """Free the memory of all graphs."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edgeformer.backends import OpenOptions
+from edgeformer.backends import OpenOptions, providers_asked
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.run import TORCH, Location, Run
+from edgeformer.runtime_choice import fastest_here
 from edgeformer.tasks import TextReader
 
 _WHOLE_TEXTS = ("full", "exit", "step")
@@ -24,10 +25,12 @@ class Choice:
     Attributes:
         owner: the bundle, or the run.
         artifact: of the bundle; None: the run's own weights.
+        provider: what shall compute it; None: its format's runtime decides.
     """
 
     owner: Bundle | Run
     artifact: ArtifactManifest | None = None
+    provider: str | None = None
 
     @property
     def id(self) -> str:
@@ -69,7 +72,7 @@ class Choice:
         """
         if not isinstance(self.owner, Run):
             exits = self.exits if every_exit else ()
-            return self.owner.session(self._entry, OpenOptions(early=early, exits=exits))
+            return self.owner.session(self._entry, OpenOptions(self.provider, early=early, exits=exits))
         if early is not None:
             raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
         return self.owner.session(every_exit=every_exit)
@@ -80,17 +83,35 @@ class Choice:
         return self.artifact
 
 
-def choose(location: Location, wanted: str | None) -> list[Choice]:
+def choose(location: Location, wanted: str | None, runtime: str | None = None) -> list[Choice]:
     """What ``--artifact ID|all`` stands for; None: the one that RUN names, else all of the bundle that run here.
 
     Args:
         location: the run, the bundle, or both.
         wanted: an artifact's id, ``torch`` or ``all``.
+        runtime: what ``--runtime`` names: a choice for each of its providers; None: what a search found fastest here.
 
     Raises:
-        InputError: no such artifact.
+        InputError: no such artifact, or a runtime that opens none of them.
         ArtifactError: none at all, or a damaged run or bundle.
     """
+    chosen = _artifacts(location, wanted)
+    if runtime is None:
+        known = fastest_here(location) if location.bundle is not None else {}
+        return [replace(one, provider=known.get(one.id)) for one in chosen]
+    ways = [(one, one.artifact) for one in chosen]
+    found = [
+        replace(one, provider=provider)
+        for one, artifact in ways
+        if artifact is not None
+        for provider in providers_asked(artifact, runtime)
+    ]
+    if not found:
+        raise InputError(f"--runtime {runtime}: opens none of {', '.join(one.id for one in chosen)}")
+    return found
+
+
+def _artifacts(location: Location, wanted: str | None) -> list[Choice]:
     bundle = location.open_bundle() if location.bundle is not None else None
     built = [Choice(bundle, artifact) for artifact in bundle.built(*_WHOLE_TEXTS)] if bundle is not None else []
     ids = [*(choice.id for choice in built), *([TORCH] if location.run is not None else [])]

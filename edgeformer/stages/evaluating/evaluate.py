@@ -29,6 +29,7 @@ class EvaluateOptions:
     """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large.
 
     Attributes:
+        runtime: what ``--runtime`` names; None: see :func:`choose`.
         artifact: an id, ``torch`` or ``all``; None: the one that RUN names, else all of the bundle that run here.
         split: ``test`` (the protocol's own), ``validation``, or a test set by name.
         data: a file to score on instead.
@@ -47,6 +48,7 @@ class EvaluateOptions:
     text: str | None = None
     label: str | None = None
     pair: str | None = None
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         if self.data is None and (self.text or self.label or self.pair):
@@ -70,7 +72,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         InputError: unknown artifact or split; unusable data; a threshold for artifacts without exits.
         ArtifactError: a damaged bundle.
     """
-    chosen = choose(location, options.artifact)
+    chosen = choose(location, options.artifact, options.runtime)
     if options.threshold is not None and not any(choice.leaves_early for choice in chosen):
         task, ids = chosen[0].owner.task, ", ".join(choice.id for choice in chosen)
         if not task.has_confidence:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgeformer.backends import ALL_RUNTIMES
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
@@ -32,17 +33,23 @@ class Model:
 
     Attributes:
         id: of the artifact, or ``torch``.
+        provider: what computes.
         answering: how it answers.
         run: its session's.
     """
 
     id: str
+    provider: str
     answering: Answering
     run: calls.Run
 
 
 def predict(
-    location: Location, texts: Sequence[Text], artifact: str | None = None, confidence: float | None = None
+    location: Location,
+    texts: Sequence[Text],
+    artifact: str | None = None,
+    confidence: float | None = None,
+    runtime: str | None = None,
 ) -> tuple[str, list[Answer]]:
     """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
 
@@ -52,6 +59,7 @@ def predict(
         location: the run, the bundle, or both.
         texts: one or more; of a classifier also pairs of texts.
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
+        runtime: what ``--runtime`` names; None: what ``profile --search`` found fastest here, else the usual one.
         confidence: a step bundle's host loop stops for a text as soon as its top softmax probability is at least this.
 
     Raises:
@@ -65,13 +73,15 @@ def predict(
         for part in (text,) if isinstance(text, str) else text:
             require_unicode("a text", part)
     check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
-    with opened(location, artifact, confidence) as model:
+    with opened(location, artifact, confidence, runtime) as model:
         window = model.answering.read(texts)
         return model.id, model.answering.answers(window, model.answering.run(model.run, window))
 
 
 @contextmanager
-def opened(location: Location, artifact: str | None = None, confidence: float | None = None) -> Iterator[Model]:
+def opened(
+    location: Location, artifact: str | None = None, confidence: float | None = None, runtime: str | None = None
+) -> Iterator[Model]:
     """Open a model that :func:`check` let pass, to answer texts. Arguments and errors are those of :func:`predict`."""
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
@@ -80,12 +90,14 @@ def opened(location: Location, artifact: str | None = None, confidence: float | 
                 f"{location.name}: has no step bundle; write one: edgeformer export {location.argument} --exit all"
             )
         artifact = steps[0].id
-    chosen = choose(location, artifact)[0]
+    if runtime == ALL_RUNTIMES:
+        raise InputError("--runtime all: one of them answers; name it")
+    chosen = choose(location, artifact, runtime)[0]
     owner = chosen.owner
     early = dict.fromkeys(chosen.exits[:-1], confidence) if confidence is not None else None
     answering = Answering(owner.task, chosen.reader(), owner.data)
     with chosen.session(early=early) as session:
-        yield Model(chosen.id, answering, session.run)
+        yield Model(chosen.id, session.provider, answering, session.run)
 
 
 def check(location: Location, confidence: float | None, *, pairs: bool | None) -> None:

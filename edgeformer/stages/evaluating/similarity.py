@@ -61,7 +61,11 @@ class Among:
 
 
 def compare_texts(
-    location: Location, texts: Sequence[str], artifact: str | None = None, among: Among | None = None
+    location: Location,
+    texts: Sequence[str],
+    artifact: str | None = None,
+    among: Among | None = None,
+    runtime: str | None = None,
 ) -> Similarities:
     """Vectors of texts, their cosines, and for each text the nearest of a list.
 
@@ -70,6 +74,7 @@ def compare_texts(
         texts: one or more.
         artifact: as of :func:`~edgeformer.stages.evaluating.predict.predict`.
         among: the list; empty texts in it are passed over. None: no list.
+        runtime: as of ``predict``.
 
     Raises:
         InputError: no text, an empty one, an unknown artifact, or a model that makes no vectors.
@@ -78,7 +83,7 @@ def compare_texts(
     if not predicts_vectors(location):
         raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
     listed = _texts_of(among, location) if among is not None else []
-    chosen, found = predict(location, [*texts, *listed], artifact)
+    chosen, found = predict(location, [*texts, *listed], artifact, runtime=runtime)
     asked: Any = found[: len(texts)]  # of an embedding model
     for number, answer in enumerate(asked, start=1):
         if isinstance(answer, Unanswered):

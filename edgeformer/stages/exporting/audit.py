@@ -63,7 +63,9 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     their weights. Rotary tables, running statistics, shapes and scalars are in none of the three. A tied table counts
     as embeddings.
     """
-    tables = {node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")}
+    stored_as = {node.output[0]: node.input[0] for node in graph.graph.node if node.op_type == "DequantizeLinear"}
+    taken_from = [node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")]
+    tables = {stored_as.get(name, name) for name in taken_from}
     heads = _behind_the_logits(graph)
     parts = dict.fromkeys(("embeddings", "block", "heads"), 0)
     for tensor in graph.graph.initializer:

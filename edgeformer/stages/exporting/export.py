@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
+from edgeformer.backends import Builder, BuildJob, Unavailable, all_builders, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER, Target
 from edgeformer.bundle import seal
 from edgeformer.families.saving import MODEL_FOLDER
@@ -31,6 +31,7 @@ from edgeformer.stages.exporting.bundle_folder import (
     trim_subject,
     write_companions,
 )
+from edgeformer.stages.exporting.calibration import Calibration, training_rows
 from edgeformer.stages.exporting.exportable import Exportable, Validation, open_exportable, open_validation, read_json
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
@@ -56,6 +57,7 @@ class _Export:
     trimmed: TrimmedSubject | None
     validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
     plans: tuple[tuple[Builder, Target | Unavailable], ...]
+    rows: Calibration
     largest: float
     baseline: Baseline
     notes: list[str]
@@ -94,7 +96,11 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
         raise EdgeformerError(
             f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
         )
+    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
     exits, tokenizer = _exits(options, subject), _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
+    reader = TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)
+    rows = training_rows(opened.settled, subject.task, reader, manifest.data.fingerprints.get("train"))
+    builders = (*builders, *_joining(options, builders, rows))
     plans = _plans(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
     source, previous = made_from(run), Previous(run / BUNDLE_FOLDER)
     if not options.replace:
@@ -103,8 +109,7 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
         previous.refuse_to_lose(but=previous.again)
     keep = options.vocab_keep or 0
     trimmed = trim_subject(subject, manifest, tokenizer, keep) if options.vocab_trim else None
-    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
-    readers = {False: TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)}
+    readers = {False: reader}
     if trimmed is not None:
         readers[True] = trimmed.reader
     origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
@@ -116,7 +121,9 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
         largest = largest_activation(subject.network.exits(subject.model), *subject.inputs.values())
         notes.append(_FP16_NOTE)
     with replacing_folder(run / BUNDLE_FOLDER) as folder:
-        job = _Export(folder, previous, options, subject, trimmed, validations, plans, largest, {}, notes, progress)
+        job = _Export(
+            folder, previous, options, subject, trimmed, validations, plans, rows, largest, {}, notes, progress
+        )
         facts |= {"made_from": source}
         return _write(job, opened, exits, facts)
 
@@ -189,9 +196,20 @@ def _variant(
     with write_graphs(job.folder, variant, graphs, wanted, job.previous.graphs(variant)) as written:
         job.previous.carry(variant, written, job.folder)
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
-        yield from judge.all(written)
+        for artifact in judge.all(written):
+            judged = artifact.status == "built" and artifact.role in ("full", "exit") and variant == Variant("fp32")
+            yield judge.rounded(artifact) if judged and job.options.joining else artifact
         if written.steps and len(subject.states) > 1:
             job.notes.append(judge.step_note(written))
+
+
+def _joining(options: ExportOptions, named: Sequence[Builder], rows: Calibration) -> Iterator[Builder]:
+    """Builders that nobody named, of a precision that is wanted: where they work, and have rows to calibrate with."""
+    wanted = {"int8": options.int8, "fp16": options.fp16} if options.joining and rows.missing is None else {}
+    for builder in all_builders():
+        asked = builder.joins is not None and wanted.get(builder.joins) and builder not in named
+        if asked and isinstance(builder.plan(None), Target):
+            yield builder
 
 
 def _plans(
@@ -222,17 +240,24 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[Artifa
         progress=job.progress,
         note=job.notes.append,
         module=lambda: job.subject.network.whole(job.subject.model).eval(),
+        calibration=job.rows.read,
+        judge=lambda entry, path, session: _judge(job, entry).built(entry, path, session),
     )
     for builder, target in job.plans:
         if isinstance(target, Unavailable):
-            id_ = f"{target.format}-{request.precision}"
-            yield _nothing(id_, target.format, request.precision, "unavailable", target.reason)
+            precision = target.precision or request.precision
+            yield _nothing(f"{target.format}-{precision}", target.format, precision, "unavailable", target.reason)
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
         for artifact in builder.build(target, request):
             yield artifact
             if _stops(job, artifact):
                 return
+
+
+def _judge(job: _Export, entry: ArtifactManifest) -> Judge:
+    variant = Variant(entry.precision)
+    return Judge(job.folder, job.subject, variant, job.validations[False], None, job.largest, job.baseline)
 
 
 def _nothing(

@@ -106,6 +106,14 @@ def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
     return dict(counted)
 
 
+def quantized_pairs(graph: onnx.ModelProto) -> dict[str, int]:
+    """Operator → nodes whose weight is stored in INT8 behind a DequantizeLinear, as static quantisers write it."""
+    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in _INTEGERS}
+    pairs = (node for node in graph.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored)
+    weights = {node.output[0] for node in pairs}
+    return dict(Counter(node.op_type for node in graph.graph.node if weights.intersection(node.input)))
+
+
 def gemm_as_matmul(model: onnx_ir.Model) -> None:
     """Gemm → MatMul, Add where it is the same. The quantizer would do that too, but wrongly for a shared weight."""
     transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}

@@ -5,22 +5,25 @@ from __future__ import annotations
 import timeit
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import onnx
 
-from edgeformer.backends import library_versions
+from edgeformer.backends import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
 from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
+from edgeformer.backends.session import Session
 from edgeformer.families.tracing import OPSET, state_name
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Sharing, Vocabulary
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Rounded, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting.audit import (
     audit_sharing,
@@ -31,7 +34,7 @@ from edgeformer.stages.exporting.audit import (
 )
 from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, Validation
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
-from edgeformer.stages.exporting.int8 import quantized_nodes
+from edgeformer.stages.exporting.int8 import quantized_nodes, quantized_pairs
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
@@ -84,14 +87,55 @@ class Judge:
         last = exit_ == self.subject.last
         file = written.exits[exit_]
         with OnnxSession(self.bundle / file) as session:
-            logits = _rows(session.run(self.subject.inputs)["logits"])
-            seen = self._judge(exit_, logits, session.run, session.provider)
+            seen = self._of_session(exit_, session)
         return self._manifest(
             self.variant.id("" if last else f"exit{exit_}"),
             {LOOP: file},
             (written, self.subject.needed[exit_]),
             {**seen, "drift": drift, "role": "full" if last else "exit", "exit": None if last else exit_},
         )
+
+    def rounded(self, artifact: ArtifactManifest) -> ArtifactManifest:
+        """The same, with what it answers in fewer bits; see :func:`edgeformer.backends.rounding_providers`.
+
+        Such answers are held to the bar of INT8: by the task score.
+        """
+        exit_ = self.subject.last if artifact.exit is None else artifact.exit
+        found: dict[str, Rounded] = {}
+        for provider in rounding_providers(artifact):
+            files = ArtifactFiles(artifact, self.bundle / str(artifact.file))
+            try:
+                session = opener_of(artifact, provider).open(files, OpenOptions(provider))
+            except InputError:
+                continue  # the processor cannot
+            with session:
+                seen = replace(self, variant=Variant("int8"))._of_session(exit_, session)
+            found[provider] = Rounded.model_validate(seen)
+        return artifact.model_copy(update={"rounded": found})
+
+    def built(self, entry: ArtifactManifest, path: Path, session: Session) -> dict[str, Any]:
+        """Fields of the entry of what a builder made of an FP32 graph: an ONNX file that runs here.
+
+        Args:
+            entry: its role and exit.
+            path: of the file.
+            session: that it is opened with.
+        """
+        exit_ = self.subject.last if entry.exit is None else entry.exit
+        graph = onnx.load(str(path))
+        sharing = audit_sharing(graph, self.subject.needed[exit_])
+        parts, seen = weight_parts(graph), self._of_session(exit_, session)
+        return {
+            **seen,
+            "reason": seen.get("reason") or stored_twice(sharing),
+            "sharing": sharing,
+            "parts_bytes": {**parts, "other": max(0, path.stat().st_size - sum(parts.values()))},
+            "quantized": dict(sorted(quantized_pairs(graph).items())),
+        }
+
+    def _of_session(self, exit_: int, session: Session) -> dict[str, Any]:
+        logits = _rows(session.run(self.subject.inputs)["logits"])
+        return self._judge(exit_, logits, session.run, session.provider)
 
     def steps(self, written: Written) -> ArtifactManifest:
         """Embed, loop and readouts, run in turn through all loops."""
@@ -163,7 +207,7 @@ class Judge:
         needed = self.subject.needed[last]
         return self._manifest(self.variant.id("decode"), {LOOP: written.decode}, (written, needed), facts)
 
-    def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, object]:
+    def _judge(self, exit_: int, logits: Logits, run: Run | None, provider: str) -> dict[str, Any]:
         """Parity and scores; ``run`` is left out where the golden inputs are enough."""
         reference = self.subject.references[exit_]
         parity = self.subject.task.parity(logits, reference, self.variant.precision, provider)

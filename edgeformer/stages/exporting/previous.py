@@ -64,7 +64,8 @@ class Asked:
         return None
 
     def _same(self, old: ArtifactManifest, target: Target) -> bool:
-        return old.format == target.format and old.precision == ("fp16" if self.options.fp16 else "fp32")
+        precision = target.precision or ("fp16" if self.options.fp16 else "fp32")
+        return old.format == target.format and old.precision == precision
 
 
 def _built_for(old: ArtifactManifest, target: Target) -> bool:

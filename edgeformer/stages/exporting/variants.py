@@ -25,6 +25,8 @@ class ExportOptions:
     Attributes:
         build: names of builders to run on the graphs, see :func:`edgeformer.backends.all_builders`; engines are built
             of the FP16 graphs where there are some, else of the FP32 ones.
+        joining: also run the builders that make one of the precisions for a runtime of their own, and judge FP32 graphs
+            in what other runtimes round them to.
         exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
         target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
@@ -40,6 +42,7 @@ class ExportOptions:
     fp16: bool = False
     int8: bool = False
     build: tuple[str, ...] = ()
+    joining: bool = False
     exits: tuple[int, ...] | Literal["all"] = ()
     target: str | None = None
     vocab_trim: bool = False

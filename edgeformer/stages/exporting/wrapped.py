@@ -222,8 +222,8 @@ def _engines(job: _Export, graphs: Sequence[ArtifactManifest]) -> Iterator[Artif
     for builder, target in job.plans:
         if isinstance(target, Unavailable):
             yield ArtifactManifest(
-                id=f"{target.format}-{precision}", file=None, format=target.format, precision=precision,
-                status="unavailable", reason=target.reason,
+                id=f"{target.format}-{target.precision or precision}", file=None, format=target.format,
+                precision=target.precision or precision, status="unavailable", reason=target.reason,
             )  # fmt: skip
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)

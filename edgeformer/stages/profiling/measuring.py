@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.backends import OpenOptions, backend_of, on_gpu, provider_facts
+from edgeformer.backends import OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.backends.session import Array
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.report import Energy, Latency, Memory, Row
@@ -82,7 +82,8 @@ class Workload:
 
 def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     """Open the artifact of ``spec`` for whole inputs in one call; ``buffers`` have one shape and are used in turn."""
-    backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    backend = opener_of(spec.checked.artifact, provider)
+    files, options = spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     session = backend.open(files, options)
     load_ms = (time.perf_counter() - began) * 1000
@@ -92,7 +93,7 @@ def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
         call=lambda index: session.run(buffers[index % len(buffers)]),
         close=session.close,
         load_ms=load_ms,
-        facts={"nodes_by_provider": placement} if placement is not None else {},
+        facts={**({} if placement is None else {"nodes_by_provider": placement}), **session.settings()},
         caveats=session.caveats(),
         device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
         memory_by_name=session.memory_by_name,
@@ -102,7 +103,8 @@ def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
 def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     """Open it for one more token at the end of the same text every time, its output thrown away; the tokens before
     the last of the first buffer are read once."""
-    backend, files, options = backend_of(spec.checked.artifact), spec.checked.files, OpenOptions(provider, spec.threads)
+    backend = opener_of(spec.checked.artifact, provider)
+    files, options = spec.checked.files, OpenOptions(provider, spec.threads)
     began = time.perf_counter()
     decoder = backend.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - began) * 1000
@@ -136,7 +138,7 @@ class _Measurement:
         self.spec = spec
         self.send = send
         self.rules = spec.rules
-        backend = backend_of(spec.checked.artifact)
+        backend = opener_of(spec.checked.artifact, spec.provider)
         self.provider = backend.provider(spec.checked.artifact, spec.provider)
         backend.load(spec.checked.artifact)  # part of the baseline: the runtime, nothing opened
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, provider_facts
+from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, opener_of, provider_facts
 from edgeformer.backends.backend import Kind
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
@@ -85,20 +85,28 @@ def _with_inputs(row: Row, bundle: Bundle) -> Row:
 
 
 def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
-    """The host's rows of one artifact, for every number of threads."""
+    """The host's rows of one artifact, for every runtime and every number of threads."""
+    providers = here.request.providers(checked.artifact)
+    if not providers:
+        here.notes.append(f"{checked.artifact.id}: left out: {here.request.runtime} does not open it")
+    return [row for provider in providers for row in _measure_with(here, checked, provider)]
+
+
+def _measure_with(here: _Profiling, checked: CheckedArtifact, provider: str | None) -> list[Row]:
     request, gpu, artifact = here.request, here.target.gpu, checked.artifact
-    refusal = cannot_run(artifact)
+    refusal = cannot_run(artifact, provider)
     if refusal is not None:
         here.progress.message(f"{artifact.id}: not measured: {refusal}")
+        named = opener_of(artifact, provider).provider(artifact, provider)
         return [
-            unavailable_row(artifact, checked.size_bytes, ("steady", *shape), artifact.format, "host", refusal)
+            unavailable_row(artifact, checked.size_bytes, ("steady", *shape), named, "host", refusal)
             for shape in request.shapes
         ]
     rows: list[Row] = []
     for threads in request.threads:
         spec = MeasureSpec(
             checked=checked,
-            provider=request.provider,
+            provider=provider,
             threads=threads,
             phases=phases_of(artifact, here.bundle.task),
             shapes=request.shapes,

@@ -4,6 +4,7 @@ the device is this very machine."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from edgeformer.backends import default_provider
+from edgeformer.backends import ALL_RUNTIMES, default_provider, providers_asked
 from edgeformer.formats.device import Budget, DeviceProfile, EstimateError
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
@@ -48,6 +49,7 @@ class ProfileOptions:
         threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids to profile; empty: all that were built.
         provider: what shall compute, as its backend names it; None: what fits the device's kind and works here.
+        runtime: what ``--runtime`` names, instead of ``provider``; None: of a search, all that are installed.
         rules: when to stop measuring; None: the usual rules.
         allow_leak: also measure a language model that looks ahead; the report says so.
         search: also name the artifact to deploy.
@@ -64,6 +66,7 @@ class ProfileOptions:
     threads: tuple[int, ...] = ()
     artifacts: tuple[str, ...] = ()
     provider: str | None = None
+    runtime: str | None = None
     rules: MeasureRules | None = None
     allow_leak: bool = False
     search: SearchOptions | None = None
@@ -72,7 +75,10 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The options, resolved against one bundle and one device. ``shapes`` go from small to large, ``threads`` too."""
+    """The options, resolved against one bundle and one device. ``shapes`` go from small to large, ``threads`` too.
+
+    ``runtime``: what is asked for by name, see :func:`edgeformer.backends.providers_asked`; None: ``provider``.
+    """
 
     shapes: tuple[Shape, ...]
     limits: Limits
@@ -81,6 +87,11 @@ class Request:
     provider: str | None
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...]
+    runtime: str | None = None
+
+    def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
+        """What an artifact is measured with, one after the other; empty: the runtime asked for does not open it."""
+        return (self.provider,) if self.runtime is None else providers_asked(artifact, self.runtime)
 
 
 def resolve(
@@ -112,6 +123,8 @@ def resolve(
     asked = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in asked}
     artifacts, left_out = _artifacts(options, manifest, artifact)
+    runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
+    _require_opened(artifacts, runtime, manifest)
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
     notes += task.shape_notes(manifest.data)
     if manifest.leaks:
@@ -129,7 +142,15 @@ def resolve(
         provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
         artifacts=artifacts,
         notes=(*notes, *left_out),
+        runtime=runtime,
     )
+
+
+def _require_opened(artifacts: Sequence[ArtifactManifest], runtime: str | None, manifest: BundleManifest) -> None:
+    """Raises InputError for a runtime that opens none of the artifacts, or that nobody knows."""
+    if runtime is not None and not any(providers_asked(artifact, runtime) for artifact in artifacts):
+        ids = ", ".join(artifact.id for artifact in artifacts)
+        raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
 
 
 def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from operator import attrgetter
 
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.backends import provider_facts
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Rounded
 from edgeformer.formats.report import Candidate, Check, Row, Search
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import Basis, Choice, Option, SearchOptions, check_options, choose, front
@@ -109,8 +110,10 @@ def _options(artifact: ArtifactManifest, own: Sequence[Row], known: Evidence, qu
     return [_option(artifact, own, row, known, question) for row in ways or [None]]
 
 
-def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric) -> _KnownScore:
+def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric, provider: str) -> _KnownScore:
     """The score on the validation split, or, where export found no such split, on the golden inputs.
+
+    With a provider that rounds, the score of what that answers.
 
     The decode graph and the step bundle compute what the full graph of their precision computes (export checked that
     against torch), token by token or loop by loop, and are not scored by themselves.
@@ -120,13 +123,21 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric)
     if artifact.role in ("decode", "step"):
         kind = attrgetter("format", "precision", "trimmed")
         same += [full for full in manifest.artifacts if full.role == "full" and kind(full) == kind(artifact)]
-    for scored in same:
+    rounds_to = provider_facts(provider).rounds_to
+    for entry in same:
+        scored = entry if rounds_to is None else entry.rounded.get(provider)
+        if scored is None:
+            continue
+        if isinstance(scored, Rounded) and scored.reason is not None:
+            return _KnownScore(None, why_none=f"{rounds_to}: {scored.reason}")
         score = scored.validation if anywhere else scored.score
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
                 return _KnownScore(None, why_none=f"it has no {metric.name}")
-            return _KnownScore(value, scored_as=scored.id if scored is not artifact else None)
+            return _KnownScore(value, scored_as=entry.id if entry is not artifact else None)
+    if rounds_to is not None:
+        return _KnownScore(None, why_none=f"its predictions in {rounds_to} were never scored: export on such a machine")
     if not artifact.is_graph:
         return _KnownScore(None, why_none="its predictions were never scored (an engine runs only on its target)")
     split = "the validation split" if anywhere else "anything"
@@ -138,7 +149,8 @@ def _option(
 ) -> Option:
     """``row``, one of the artifact's ``rows``, as a candidate; None: nothing usable is known but the size."""
     limits, choice = question.limits, question.choice
-    score = _score(artifact, question.manifest, choice.metric)
+    provider = (row or rows[0]).provider
+    score = _score(artifact, question.manifest, choice.metric, provider)
     # Why there is no usable row: what the rows say, else that none is of the judged shape.
     said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
     shape = f"{limits.batch}×{limits.seq} was neither measured nor estimated"
@@ -157,7 +169,7 @@ def _option(
         precision=artifact.precision,
         exit=artifact.exit,
         trimmed=artifact.trimmed,
-        provider=(row or rows[0]).provider,
+        provider=provider,
         threads=row.threads if row is not None else None,
         score=score.value,
         latency_ms=latency.value,

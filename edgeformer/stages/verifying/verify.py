@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, provider_facts, providers_asked
 from edgeformer.bundle import Bundle
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import GoldenError
-from edgeformer.formats.manifest import ArtifactManifest, Parity
+from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
@@ -22,24 +23,27 @@ INT8_AGREEMENT_LOSS = 0.02
 _ROWS = 2.5  # two rows, whatever the division rounds to
 
 
-def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT) -> Verification:
+def verify(
+    bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT, runtime: str | None = None
+) -> Verification:
     """Check a bundle on this machine, without torch and without the data set. Nothing is written.
 
     Args:
         bundle: opened just now: what it has hashed already is not hashed again.
         artifact: run this artifact only; the files of all are checked in any case.
         progress: is told of files and artifacts.
+        runtime: what ``--runtime`` names: a check for each of its providers; None: one with the usual one.
 
     Raises:
         ArtifactError: bundle.json names a file outside the bundle.
-        InputError: no such artifact.
+        InputError: no such artifact, or no such runtime.
     """
     chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
     files = _check_files(bundle, progress)
     checks = []
     with bar(progress, "Running golden inputs", len(chosen), "artifacts"):
         for entry in chosen:
-            checks.append(_check_artifact(bundle, entry))
+            checks += [_check_artifact(bundle, entry, provider) for provider in _providers(entry, runtime)]
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -49,7 +53,7 @@ def verify(bundle: Bundle, artifact: str | None = None, progress: Progress = SIL
         manifest_protected=bundle.manifest.manifest_sha256 is not None,
         files=files,
         artifacts=tuple(checks),
-        asked=artifact is not None,
+        asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
     )
 
 
@@ -73,7 +77,15 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
 
 
-def _check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck:
+def _providers(artifact: ArtifactManifest, runtime: str | None) -> tuple[str | None, ...]:
+    """What to run it with; in fewer bits only where export did so, too: else there is nothing to hold that to."""
+    if artifact.status != "built" or runtime is None:
+        return (None,)
+    asked = providers_asked(artifact, runtime)
+    return tuple(one for one in asked if provider_facts(one).rounds_to is None or one in artifact.rounded)
+
+
+def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
     """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports."""
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
 
@@ -87,7 +99,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck
         if file.status != "intact":
             detail = f" ({file.detail})" if file.detail else ""
             return because(f"{name} is {file.status}{detail}", "damaged")
-    refusal = bundle.cannot_run(artifact)
+    refusal = bundle.cannot_run(artifact, provider)
     if refusal is not None:
         return because(refusal)
     try:
@@ -95,31 +107,33 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactCheck
     except ArtifactError as error:
         return because(f"no answers to compare with: {error}")
     try:
-        with bundle.session(artifact) as session:
-            outputs, provider = bundle.task.golden_outputs(golden, session.run, _most_rows(artifact)), session.provider
+        with bundle.session(artifact, OpenOptions(provider)) as session:
+            outputs, used = bundle.task.golden_outputs(golden, session.run, _most_rows(artifact)), session.provider
         last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
         exit_ = last if artifact.exit is None else artifact.exit
-        parity = bundle.task.golden_parity(golden.arrays, outputs, exit_, artifact.precision, provider)
+        rounds = provider_facts(used).rounds_to is not None
+        precision: Precision = "int8" if rounds else artifact.precision  # by the same bar as at export
+        parity = bundle.task.golden_parity(golden.arrays, outputs, exit_, precision, used)
     except (MissingDependencyError, GoldenError) as error:
         return because(error)
     except ArtifactError as error:
         return because(error, "damaged")
     except EdgeformerError as error:
         return because(error, "failed")
-    tolerance, problem = _hold(parity, artifact)
+    recorded = artifact.rounded[used].parity if rounds and used in artifact.rounded else artifact.parity
+    tolerance, problem = _hold(parity, recorded)
     status = "failed" if problem else "verified"
     return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
 
 
-def _hold(parity: Parity, artifact: ArtifactManifest) -> tuple[str | None, str | None]:
-    """What an artifact is held to on this machine, and what is wrong with it (None: nothing).
+def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
+    """What an artifact is held to on this machine, and what is wrong with it (None: nothing); ``recorded``: at export.
 
     FP32 and FP16 have export's own tolerances. INT8 has none of its own: export judged it by its task score, which
     needs the data set; here it has to be about as close to torch as it was at export.
     """
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
-    recorded = artifact.parity
     if recorded is None or recorded.max_abs_error is None or recorded.top1_agreement is None:
         return None, out_of_tolerance(parity) or "bundle.json does not say how close it was at export"
     if parity.max_abs_error is None or parity.top1_agreement is None:

@@ -1,0 +1,171 @@
+"""OpenVINO: sessions in FP32 and bfloat16, INT8 by NNCF, no telemetry, and what is said where it is not installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeformer.backends import OpenOptions, opener_of, provider_facts, providers_asked, runtime_names
+from edgeformer.backends.openvino import runtime
+from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import InputError, MissingDependencyError
+from edgeformer.stages.exporting.export import export
+from edgeformer.stages.exporting.variants import ExportOptions
+from edgeformer.stages.verifying.verify import verify
+from tests.backends.tiny_bundle import VOCABULARY, write_bundle
+
+HERE = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+CPU, BF16 = runtime.CPU, runtime.CPU_BF16
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def quantised(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a small classifier whose bundle was exported with --int8 and the extra."""
+    pytest.importorskip("nncf", reason="nncf is not installed")
+    run = tmp_path_factory.mktemp("openvino") / finished_run.name
+    shutil.copytree(finished_run, run)
+    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
+    yield run
+
+
+def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
+    (entry,) = tiny.artifacts
+    assert runtime_names() == ("onnxruntime", "openvino", "all")
+    assert providers_asked(entry, "onnxruntime") == ("CPUExecutionProvider",)
+    assert providers_asked(entry, "openvino") == (CPU, BF16) and providers_asked(entry, BF16) == (BF16,)
+    assert opener_of(entry, CPU).name == "openvino" and opener_of(entry).name == "onnxruntime"
+    assert provider_facts(BF16).rounds_to == "bf16" and provider_facts(CPU).rounds_to is None
+    engine = entry.model_copy(update={"format": "tensorrt-rtx"})
+    assert providers_asked(engine, "openvino") == ()
+    with pytest.raises(InputError, match="no such runtime; there are: onnxruntime, openvino, all"):
+        providers_asked(entry, "tflite")
+
+
+def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    (entry,) = tiny.artifacts
+    assert "package: openvino is not installed" in str(tiny.cannot_run(entry, CPU)) and tiny.cannot_run(entry) is None
+    assert providers_asked(entry, "all") == ("CPUExecutionProvider",)
+    with pytest.raises(MissingDependencyError, match=r"openvino is not installed .*\[openvino\]"):
+        tiny.session(entry, OpenOptions(CPU))
+
+
+@HERE
+def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> None:
+    (entry,) = tiny.artifacts
+    inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
+    answers = {}
+    for provider in (None, CPU, *([BF16] if runtime.bf16_missing() is None else [])):
+        with tiny.session(entry, OpenOptions(provider, 1)) as session:
+            answers[provider] = session.run(inputs)["logits"]
+            if provider is not None:
+                hints = {"inference_precision_hint": runtime.HINTS[provider], "performance_hint": "LATENCY"}
+                expected = {"num_streams": 1, "inference_num_threads": 1, **hints}
+                assert (session.provider, session.settings()) == (provider, expected)
+    np.testing.assert_allclose(answers[CPU], answers[None], atol=1e-6)
+    assert 0 < abs(answers.get(BF16, answers[None] + 1e-3) - answers[None]).max() < 0.1
+
+
+@HERE
+def test_a_processor_without_bfloat16_is_told_so(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "edgeformer.backends.openvino.session.bf16_missing", lambda: "this processor has no bfloat16 instructions"
+    )
+    with pytest.raises(InputError, match=r"openvino-cpu-bf16.*no bfloat16 instructions"):
+        tiny.session(tiny.artifacts[0], OpenOptions(BF16))
+
+
+@HERE
+def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> None:
+    """It takes unknown ids for rows of zeros, and texts beyond the positions without a word."""
+    inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    with tiny.session(tiny.artifacts[0], OpenOptions(CPU)) as session:
+        for broken, why in (
+            ({"input_ids": np.full_like(ids, VOCABULARY), "attention_mask": mask}, "outside the model's vocabulary"),
+            ({"input_ids": ids, "attention_mask": mask[:, :-1].copy()}, "the graph refuses"),
+            ({"input_ids": np.tile(ids, 3), "attention_mask": np.tile(mask, 3)}, "takes at most"),
+        ):
+            with pytest.raises(InputError, match=why):
+                session.run(broken)
+
+
+@HERE
+def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    """In a process of its own, whose home is empty and in which opening a connection ends it."""
+    program = (
+        "import socket, sys\n"
+        "def refuse(*_): raise SystemExit('a connection was opened')\n"
+        "socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse\n"
+        "from edgeformer.backends.openvino.runtime import core\n"
+        "core()\n"
+        "from edgeformer.backends.openvino.quantizing import _quietly\n"
+        "with _quietly():\n"
+        "    try:\n        import nncf\n"
+        "    except ImportError: pass\n"
+        "import threading\n"
+        "print([name for name in sys.modules if name.startswith('openvino_telemetry')], threading.active_count())\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    told = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[] 1"), done.stderr
+    assert [path for path in home.rglob("*") if "intel" in str(path).lower() or "openvino" in str(path)] == []
+
+
+def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
+    bundle = Bundle.open(quantised / "bundle")
+    found = bundle.artifact("openvino-int8")
+    assert (found.status, found.format, found.precision) == ("built", "openvino", "int8"), found.reason
+    fp32 = bundle.artifact("onnx-fp32")
+    assert found.size_bytes is not None and fp32.size_bytes is not None and found.size_bytes < 0.6 * fp32.size_bytes
+    assert found.parity is not None and found.parity.provider == CPU and found.parity.top1_agreement is not None
+    assert found.parity.top1_agreement > 0.9 and found.validation is not None
+    assert found.sharing is not None and fp32.sharing is not None
+    assert found.sharing.stored_parameters == fp32.sharing.stored_parameters == found.sharing.unique_parameters
+    assert found.quantized["MatMul"] >= 8 and found.built_with["nncf"]
+    checks = {
+        (check.artifact, check.parity.provider if check.parity else None): check
+        for check in verify(bundle, runtime="all").artifacts
+    }
+    assert checks["openvino-int8", CPU].status == "verified"
+
+
+def test_weights_have_seven_bits_and_are_stored_once(quantised: Path) -> None:
+    graph = onnx.load(str(quantised / "bundle" / "engines" / "model_int8.openvino.onnx")).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    used = [pairs.get(name) for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input]
+    weights = {name for name in used if name in stored}
+    assert len(used) > 2 * len(weights) >= 10, "both loops multiply by the same stored weight"
+    assert max(int(abs(stored[name].astype(int)).max()) for name in weights) == 64
+
+
+def test_a_file_that_was_changed_is_not_opened(quantised: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "bundle"
+    shutil.copytree(quantised / "bundle", copied)
+    file = copied / "engines" / "model_int8.openvino.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    bundle = Bundle.open(copied)
+    with pytest.raises(InputError, match="changed since it was exported"):
+        bundle.session(bundle.artifact("openvino-int8"))
