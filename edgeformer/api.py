@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from edgeformer.data.rows import Text
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.recipe import Recipe
-    from edgeformer.formats.report import Plan, Report, Verification
+    from edgeformer.formats.report import Plan, Report
     from edgeformer.formats.scores import Evaluation
+    from edgeformer.formats.verification import Verification
     from edgeformer.stages.generating.generate import Generation
 
 __all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]

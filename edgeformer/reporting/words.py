@@ -108,7 +108,25 @@ def state_words(row: Row) -> str:
 
 
 def in_words(report: Report) -> str:
-    """The verdict in one sentence that a newcomer understands."""
+    """The verdict in one or two sentences that a newcomer understands; of a search, that of what it picked."""
+    search, sentence = report.search, _of_checks(report)
+    if search is not None and search.pick is None:
+        return f"The search picks nothing: {search.reason}."
+    if search is not None and search.pick is not None:
+        sentence = f"The search picks {search.candidates[search.pick].artifact}. {sentence}"
+    if not report.left_out:
+        return sentence
+    # Listed one by one in the notes.
+    whole = "every artifact" if report.left_out and not report.verdict.checks else numbers_of(len(report.left_out))
+    return f"{sentence} Left out: {whole} that no {report.device_title} can run."
+
+
+def numbers_of(count: int) -> str:
+    """``1 artifact``, ``3 artifacts``."""
+    return f"{count} artifact{'s' if count != 1 else ''}"
+
+
+def _of_checks(report: Report) -> str:
     checks = report.verdict.checks
     failed = [c for c in checks if c.status == "fail"]
     open_ = [c for c in checks if c.status == "unknown"]
