@@ -52,7 +52,9 @@ def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest], bundle: BundleMani
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
     title = f"size, and {scored_on}" if scored_on is not None else "size"
-    axis.set(xlabel="MiB, with its share of weights beside it", title=title)
+    # Weights that several graphs share lie beside them, each graph's part of it counted in.
+    beside = any(artifact.weights_file for artifact in artifacts)
+    axis.set(xlabel=f"size (MiB){', with its share of the weights file beside it' if beside else ''}", title=title)
 
 
 def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:

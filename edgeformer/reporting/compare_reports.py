@@ -73,7 +73,9 @@ def compare_reports(first: Report, second: Report) -> Record:
 
 
 def _about(report: Report) -> Record:
-    host = report.host.get("cpu") if not report.on_target else report.device_title
+    # Of the machine, not of the device that it was judged for: one machine has one name in both reports.
+    parts = [report.host.get(part) for part in ("cpu", "gpu")]
+    host = " with ".join(str(part) for part in parts if part) or report.device_title
     return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
 
 

@@ -76,7 +76,8 @@ def _with_asked(known: Limits, options: ProfileOptions, task: Task, data: DataSe
         replace(known, **{**nothing, **given, "batch": batch, "seq": seq})
         for batch, seq in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     )
-    return replace(known, **dict.fromkeys(given, None), asked=tuple(asked))
+    gone: dict[str, Any] = dict.fromkeys(given)
+    return replace(known, **gone, asked=tuple(asked))
 
 
 def shape_notes(limits: Limits) -> list[str]:
