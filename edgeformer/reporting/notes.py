@@ -43,7 +43,8 @@ def warning_words(report: Report, written: bool) -> Iterator[str]:
     named = [f"{kind} ({count} rows)" for kind, count in kinds.most_common(_MOST_KINDS)]
     more = f"; and {len(kinds) - _MOST_KINDS} more" if len(kinds) > _MOST_KINDS else ""
     where = "the report" if written else "the report's rows"
-    yield f"{len(warned)} of {of} rows are noisy, {unstable} not stable: {'; '.join(named)}{more}; row by row in {where}"
+    counted = f"{len(warned)} of {of} rows are noisy, {unstable} not stable"
+    yield f"{counted}: {'; '.join(named)}{more}; row by row in {where}"
 
 
 def _kind(warning: str) -> str:

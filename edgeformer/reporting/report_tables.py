@@ -104,11 +104,6 @@ def measurements(report: Report) -> Columns[Row]:
     )
 
 
-def _wrapped(report: Report) -> bool:
-    """Whether its shapes are those of a wrapped graph, which batch and length do not tell."""
-    return any(row.inputs for row in report.rows)
-
-
 def _first_calls(report: Report) -> dict[int, float]:
     """Identity of the first steady row of an artifact → milliseconds of its first call in a fresh process."""
     here = [row for row in report.rows if row.where == "host"]
@@ -244,9 +239,9 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     """
     _print_rows(report, console)
     shapes = {at_words(check) for check in report.verdict.checks} - {""}
-    at = ("at",) if len(shapes) > 1 else ()
+    at, wrapped = ("at",) if len(shapes) > 1 else (), any(row.inputs for row in report.rows)
     terminal = CHECKS.pick("check", "artifact", *at, "limit", "value", "known_by", "result")
-    said = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not _wrapped(report) else ""
+    said = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not wrapped else ""
     console.print(terminal.terminal(f"Budget of {report.device}{said}", report.verdict.checks))
     console.print(Text.assemble((f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)), end="")
     console.print(f". {escape(in_words(report))}\n")

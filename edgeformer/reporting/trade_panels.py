@@ -120,7 +120,7 @@ class TradePanel(Panel):
         axis.set_yscale("log")
         axis.set_xlim(left, right)
         axis.grid(color=FAINT, linewidth=0.8)
-        at = "" if len(marks) > 1 else f"; all at {next(iter(marks))[0]} × {next(iter(marks))[1]}"
+        at = "" if len(marks) > 1 else f"\nall at {next(iter(marks))[0]} × {next(iter(marks))[1]}"
         label = plain(f"operations per byte moved; roofs: {self.report.device}{at}")
         axis.set(xlabel=label, ylabel="operations per second")
 
