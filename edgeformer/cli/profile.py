@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from edgeformer.cli.gate import (
+    Against,
+    Gating,
+    JUnit,
+    MaxMemoryGrowth,
+    MaxScoreLoss,
+    MaxSizeGrowth,
+    MaxSlowdown,
+    Summary,
+    run_gate,
+)
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
@@ -17,7 +28,6 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import BundleManifest
     from edgeformer.run import Location
     from edgeformer.stages.profiling.choosing import SearchOptions
-    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
 N = TypeVar("N", int, float)
@@ -100,6 +110,13 @@ def command(
             help="Measure nothing: judge a report that was measured on the device itself.",
         ),
     ] = None,
+    against: Against = None,
+    max_slowdown: MaxSlowdown = None,
+    max_memory_growth: MaxMemoryGrowth = None,
+    max_size_growth: MaxSizeGrowth = None,
+    max_score_loss: MaxScoreLoss = None,
+    junit: JUnit = None,
+    summary: Summary = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
@@ -129,6 +146,10 @@ def command(
     --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
     --validate then says how wrong such estimates are at --batch and --seq.
 
+    --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
+    fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
+    where the machine is too noisy to say.
+
     --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
     for download. RUN is not needed; where it is given, the report must be of its files.
 
@@ -144,8 +165,11 @@ def command(
 
       edgeformer profile --calibrate --validate
 
+      edgeformer profile --against main/reports/host.json --max-slowdown 5% --junit gate.xml
+
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
+    from edgeformer.cli.calibrate import one_count, run_calibration
     from edgeformer.cli.judge import judge_elsewhere, refuse
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
@@ -154,9 +178,13 @@ def command(
     from edgeformer.stages.profiling.profile import ProfileOptions
 
     limits = _limits(max_latency, max_vram, max_size, max_energy)
+    shares = {"max-slowdown": max_slowdown, "max-memory-growth": max_memory_growth}
+    shares |= {"max-size-growth": max_size_growth, "max-score-loss": max_score_loss}
+    gating = Gating(against, shares, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
+        measuring |= {"against": against}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
@@ -166,13 +194,19 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
+        judging = {
+            "search": search,
+            "against": against,
+            "artifact": artifact,
+            "max-latency": max_latency,
+            "max-vram": max_vram,
+        }
         refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
         shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
         rules = MeasureRules.strict() if strict else None
-        asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
+        asked = CalibrationOptions(calibrate, validate, shapes, one_count(counts, calibrate), rules)
         host = load_profile(device or "host", own_profiles(artifacts))
-        return _calibrate(location, host, asked, artifacts, as_json)
+        return run_calibration(location, host, asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or None,
@@ -185,6 +219,9 @@ def command(
         search=wanted,
         estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
     )
+    if against is not None:
+        refuse({"search": search, **_given(limits), "strict": strict}, "--against holds a bundle against another one")
+        return run_gate(gating, location, profile, options, (artifacts, as_json))
     return _judge(location, profile, options, as_json)
 
 
@@ -204,33 +241,6 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
             print_search(report.search, stdout())
     if report.verdict.status == "fail":  # of a search: nothing can be picked
         raise typer.Exit(3)
-
-
-def _calibrate(
-    location: Location, profile: DeviceProfile, options: CalibrationOptions, artifacts: Path, as_json: bool
-) -> None:
-    """--calibrate and --validate; ``artifacts`` gets the profile."""
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import own_profiles
-    from edgeformer.reporting.verification import print_calibration
-    from edgeformer.stages.profiling.estimating.check import improve
-
-    bundle = location.require_bundle()
-    profile, written = improve(bundle, profile, options, own_profiles(artifacts), show_progress())
-    assert profile.calibration is not None
-    if as_json:
-        print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
-    else:
-        print_calibration(profile.calibration, written, stdout())
-
-
-def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
-    """The one number of threads that a calibration is for."""
-    if len(threads) > 1:
-        raise InputError("--threads: a calibration is for one number of threads")
-    if threads and not calibrate:
-        raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
-    return threads[0] if threads else None
 
 
 def _locate(
@@ -283,6 +293,12 @@ def _limits(latency: str | None, vram: str | None, size: str | None, energy: str
         "max_memory_bytes": _quantity(vram, "--max-vram", parse_bytes),
         "max_energy_mj": _quantity(energy, "--max-energy", parse_millijoules),
     }
+
+
+def _given(limits: dict[str, Any]) -> dict[str, Any]:
+    """Names of the limits as their flags have them."""
+    flags = {"max_latency_ms": "max-latency", "max_size_bytes": "max-size", "max_memory_bytes": "max-vram"}
+    return {flags.get(name, "max-energy"): limit for name, limit in limits.items()}
 
 
 def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
