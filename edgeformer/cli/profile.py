@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from edgeformer.cli.gate import (
-    Against,
-    Gating,
-    JUnit,
-    MaxMemoryGrowth,
-    MaxScoreLoss,
-    MaxSizeGrowth,
-    MaxSlowdown,
-    Summary,
-    run_gate,
-)
+from edgeformer.cli import gate
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
@@ -110,13 +100,13 @@ def command(
             help="Measure nothing: judge a report that was measured on the device itself.",
         ),
     ] = None,
-    against: Against = None,
-    max_slowdown: MaxSlowdown = None,
-    max_memory_growth: MaxMemoryGrowth = None,
-    max_size_growth: MaxSizeGrowth = None,
-    max_score_loss: MaxScoreLoss = None,
-    junit: JUnit = None,
-    summary: Summary = None,
+    against: gate.Against = None,
+    max_slowdown: gate.MaxSlowdown = None,
+    max_memory_growth: gate.MaxMemoryGrowth = None,
+    max_size_growth: gate.MaxSizeGrowth = None,
+    max_score_loss: gate.MaxScoreLoss = None,
+    junit: gate.JUnit = None,
+    summary: gate.Summary = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
@@ -180,7 +170,7 @@ def command(
     limits = _limits(max_latency, max_vram, max_size, max_energy)
     shares = {"max-slowdown": max_slowdown, "max-memory-growth": max_memory_growth}
     shares |= {"max-size-growth": max_size_growth, "max-score-loss": max_score_loss}
-    gating = Gating(against, shares, junit, summary)
+    gating = gate.Gating(against, shares, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
@@ -221,7 +211,7 @@ def command(
     )
     if against is not None:
         refuse({"search": search, **_given(limits), "strict": strict}, "--against holds a bundle against another one")
-        return run_gate(gating, location, profile, options, (artifacts, as_json))
+        return gate.run_gate(gating, location, profile, options, (artifacts, as_json))
     return _judge(location, profile, options, as_json)
 
 

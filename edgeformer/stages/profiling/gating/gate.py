@@ -27,7 +27,7 @@ from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
 from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
 
-RULES = replace(MeasureRules(), warmup_max_s=3.0)
+RULES = replace(MeasureRules(), warmup_max_s=1.5)
 """As for any row; but a process that does not settle goes on, for the other one meets the same machine."""
 _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
