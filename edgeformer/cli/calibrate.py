@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,33 @@ def run_calibration(
         print_calibration(profile.calibration, written, stdout())
 
 
-def one_count(threads: tuple[int, ...], calibrate: bool) -> int | None:
+def calibration_options(
+    wanted: tuple[bool, bool],
+    sizes: tuple[tuple[int, ...], tuple[int, ...]],
+    threads: tuple[int, ...],
+    strict: bool,
+) -> CalibrationOptions:
+    """What the options ask for.
+
+    Args:
+        wanted: to calibrate, to validate.
+        sizes: batches and sequence lengths; empty: the usual ones.
+        threads: as given.
+        strict: by the rules for figures to publish.
+
+    Raises:
+        InputError: several numbers of threads, or one for a validation.
+    """
+    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
+    from edgeformer.stages.profiling.measure import MeasureRules
+
+    (calibrate, validate), (batches, seqs) = wanted, sizes
+    shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
+    rules = MeasureRules.strict() if strict else None
+    return CalibrationOptions(calibrate, validate, shapes, _one_count(threads, calibrate), rules)
+
+
+def _one_count(threads: tuple[int, ...], calibrate: bool) -> int | None:
     """The one number of threads that a calibration is for.
 
     Args:

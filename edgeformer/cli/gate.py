@@ -47,11 +47,18 @@ Summary = Annotated[
 ]
 
 
+_SHARES = ("max-slowdown", "max-memory-growth", "max-size-growth", "max-score-loss")
+
+
 class Gating:
     """What the options of the gate say; nothing of them is read without ``--against``."""
 
-    def __init__(self, against: str | None, given: dict[str, str | None], junit: Path | None, summary: Path | None):
+    def __init__(
+        self, against: str | None, shares: tuple[str | None, ...], junit: Path | None, summary: Path | None
+    ) -> None:
+        """``shares``: as given, in the order of the options."""
         self.against, self.junit, self.summary = against, junit, summary
+        given = dict(zip(_SHARES, shares, strict=True))
         asked = {**given, "junit": junit, "summary": summary}
         if against is None and (alone := [name for name, value in asked.items() if value is not None]):
             raise InputError(f"--{alone[0]}: says what --against may find; add --against BASELINE")

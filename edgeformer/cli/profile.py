@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -159,17 +158,14 @@ def command(
 
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
-    from edgeformer.cli.calibrate import one_count, run_calibration
+    from edgeformer.cli.calibrate import calibration_options, run_calibration
     from edgeformer.cli.judge import judge_elsewhere, refuse
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
-    from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
     limits = _limits(max_latency, max_vram, max_size, max_energy)
-    shares = {"max-slowdown": max_slowdown, "max-memory-growth": max_memory_growth}
-    shares |= {"max-size-growth": max_size_growth, "max-score-loss": max_score_loss}
+    shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
     gating = gate.Gating(against, shares, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
@@ -184,31 +180,16 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        judging = {
-            "search": search,
-            "against": against,
-            "artifact": artifact,
-            "max-latency": max_latency,
-            "max-vram": max_vram,
-        }
-        refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
-        shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
-        rules = MeasureRules.strict() if strict else None
-        asked = CalibrationOptions(calibrate, validate, shapes, one_count(counts, calibrate), rules)
+        judging = {"search": search, "against": against, "artifact": artifact, **_given(limits)}
+        refuse(judging, "--calibrate and --validate judge nothing")
+        asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict)
         host = load_profile(device or "host", own_profiles(artifacts))
         return run_calibration(location, host, asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
-    options = ProfileOptions(
-        batches=batches or None,
-        seqs=seqs,
-        **limits,
-        strict=strict,
-        threads=counts,
-        artifacts=tuple(artifact or ()),
-        allow_leak=allow_leak,
-        search=wanted,
-        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
-    )
+    error = known_error(profile, load_profile("host", own_profiles(artifacts)))
+    how: dict[str, Any] = {"strict": strict, "threads": counts, "allow_leak": allow_leak, "search": wanted}
+    how |= {"artifacts": tuple(artifact or ()), "estimate_error": error}
+    options = ProfileOptions(batches or None, seqs, **limits, **how)
     if against is not None:
         refuse({"search": search, **_given(limits), "strict": strict}, "--against holds a bundle against another one")
         return gate.run_gate(gating, location, profile, options, (artifacts, as_json))

@@ -62,18 +62,6 @@ def measurements(report: Report) -> Columns[Row]:
     def first_call(row: Row) -> str:
         return f"{format_milliseconds(starts[id(row)])} ms" if id(row) in starts else ""
 
-    def typical(row: Row) -> Text:
-        return _styled(latency_words(row.latency_ms), row.latency_ms.status)
-
-    def memory(row: Row) -> Text:
-        return _styled(memory_words(row.memory_bytes), row.memory_bytes.status)
-
-    def within(row: Row) -> Text:
-        return _styled(latency_range(row.latency_ms), row.latency_ms.status)
-
-    def memory_within(row: Row) -> Text:
-        return _styled(memory_range(row.memory_bytes), row.memory_bytes.status)
-
     return Columns(
         [
             *(Column(name, attrgetter(name)) for name in ("artifact", "precision")),
@@ -83,7 +71,7 @@ def measurements(report: Report) -> Columns[Row]:
             Column("threads", attrgetter("threads")),
             Column("status", attrgetter("latency_ms.status")),
             Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call, leaves=2),
-            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", typical, narrow=within),
+            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _typical, narrow=_within),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
             Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)", leaves=4),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
@@ -93,7 +81,7 @@ def measurements(report: Report) -> Columns[Row]:
             Column("device", attrgetter("device_ms"), "ms", "on the card"),
             Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second", leaves=1),
             Column("memory_status", attrgetter("memory_bytes.status")),
-            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", memory, narrow=memory_within),
+            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", _memory, narrow=_memory_within),
             *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
             Column("energy", attrgetter("energy_mj.value"), "mj"),
             Column("size", attrgetter("size_bytes"), "bytes", leaves=3),
@@ -119,6 +107,22 @@ def _first_calls(report: Report) -> dict[int, float]:
 
 def _runtime(row: Row) -> str:
     return provider_facts(row.provider).label
+
+
+def _typical(row: Row) -> Text:
+    return _styled(latency_words(row.latency_ms), row.latency_ms.status)
+
+
+def _within(row: Row) -> Text:
+    return _styled(latency_range(row.latency_ms), row.latency_ms.status)
+
+
+def _memory(row: Row) -> Text:
+    return _styled(memory_words(row.memory_bytes), row.memory_bytes.status)
+
+
+def _memory_within(row: Row) -> Text:
+    return _styled(memory_range(row.memory_bytes), row.memory_bytes.status)
 
 
 def _styled(words: str, status: str) -> Text:
@@ -214,19 +218,6 @@ def _verdict(row: Numbered) -> Text:
     parts = [Text(f"not known: {', '.join(candidate.unknown)}", "yellow")] if candidate.unknown else []
     parts += [Text(f"score of {candidate.scored_as}", "dim")] if candidate.scored_as else []
     return Text("; ").join(parts) if parts else Text("feasible", "green")
-
-
-Fact = tuple[str, str, str, str]
-"""Name, value, checked on the device (yes or no), source."""
-
-FACTS: Columns[Fact] = Columns(
-    [
-        Column("fact", lambda fact: fact[0]),
-        Column("value", lambda fact: fact[1]),
-        Column("checked_on_the_device", lambda fact: fact[2]),
-        Column("source", lambda fact: fact[3], wraps=True),
-    ]
-)
 
 
 def print_report(report: Report, files: Sequence[Path], console: Console) -> None:

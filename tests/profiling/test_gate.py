@@ -155,7 +155,7 @@ def test_a_report_names_its_bundle_which_must_still_be_the_one_that_was_measured
 
 def test_bundles_that_have_nothing_in_common_are_refused(baseline: Path, tmp_path: Path) -> None:
     other = write_bundle(tmp_path / "other", {"another": classifier_graph()})
-    with pytest.raises(InputError, match="the baseline .* has no another; it has model"):
+    with pytest.raises(InputError, match=r"the baseline .* has no another; it has model"):
         gated(other, baseline, options=replace(ONE, artifacts=()))
 
 

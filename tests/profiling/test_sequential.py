@@ -18,7 +18,6 @@ from edgeformer.stages.profiling.gating.sequential import (
     interval,
 )
 
-
 RUNS = 400
 
 

@@ -43,7 +43,7 @@ class PairRules:
     """
 
     pairs: int = 5
-    block_s: float = 0.08
+    block_s: float = 0.05
     block_calls: int = 3
     longest_s: float = 180.0
     most: float = 0.05
