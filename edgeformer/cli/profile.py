@@ -48,7 +48,10 @@ def command(
     artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
     max_latency: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; of language models: per decoded token."),
+        typer.Option(
+            metavar="TIME",
+            help="Fail above this p50, e.g. 5ms, at --batch × --seq; of language models: per decoded token.",
+        ),
     ] = None,
     max_vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.")
@@ -123,10 +126,11 @@ def command(
 
     Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
     estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
-    whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
+    whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked. A budget is judged at its own
+    shape, cut to the longest text of the model; a limit that you give, at the shapes that you give.
 
-    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
-    every count of --threads, and prints the Pareto front of score, latency and size.
+    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
+    count of --threads, and prints the Pareto front of score, latency and size. The report's verdict is that of the pick.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from edgeformer.formats.gate import GateCheck, GateStatus
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.units import format_bytes
 from edgeformer.stages.profiling.gating.sequential import ERROR
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.tasks import task_named
 
+_LEAST_BYTES = 2 * 2**20
 _DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
 """A drift is worse that is twice the baseline's; below a tenth of the tolerance it is rounding, and of no account."""
 
@@ -46,7 +48,7 @@ class Both:
     candidate: ArtifactManifest
 
 
-def against(name: str, both: Both, limit: float, figures: tuple[float | None, float | None], unit: str) -> GateCheck:
+def _against(name: str, both: Both, limit: float, figures: tuple[float | None, float | None], unit: str) -> GateCheck:
     """A figure that may grow by a share.
 
     Args:
@@ -65,6 +67,21 @@ def against(name: str, both: Both, limit: float, figures: tuple[float | None, fl
     return GateCheck.model_validate({**known, "change": change, "status": "fail" if change > limit else "pass"})
 
 
+def memory_check(both: Both, options: GateOptions, peaks: tuple[float | None, float | None]) -> GateCheck:
+    """The median peaks of baseline and candidate.
+
+    Args:
+        both: whose peaks they are.
+        options: what they may grow by.
+        peaks: bytes; None: not known.
+    """
+    check, (before, after) = _against("memory", both, options.max_memory_growth, peaks, "bytes"), peaks
+    if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_BYTES:
+        why = f"less than {format_bytes(_LEAST_BYTES)} more, which a process may take for anything"
+        return check.model_copy(update={"status": "pass", "reason": why})
+    return check
+
+
 def file_checks(
     baseline: BundleManifest, candidate: BundleManifest, both: Both, options: GateOptions
 ) -> Iterator[GateCheck]:
@@ -77,7 +94,7 @@ def file_checks(
         options: what it may be worse by.
     """
     sizes = both.baseline.size_bytes, both.candidate.size_bytes
-    yield against("size", both, options.max_size_growth, sizes, "bytes")
+    yield _against("size", both, options.max_size_growth, sizes, "bytes")
     yield _score(baseline, candidate, both, options.max_score_loss)
     yield _drift(both)
 

@@ -9,17 +9,18 @@ from itertools import product
 from pathlib import Path
 
 from edgeformer.backends import cannot_run
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.gate import Gate, GateCheck, GateStatus
+from edgeformer.formats.golden import GOLDEN_FILE
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report
 from edgeformer.formats.report_file import read_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, against, file_checks
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks, memory_check
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, compare_pair
 from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
@@ -54,24 +55,26 @@ def named_baseline(path: Path) -> Bundle:
     """
     report = read_report(path)
     beside = path.resolve().parents[1]  # reports lie in a folder of the run, or of the bundle
-    places = [Path(report.bundle), beside / Path(report.bundle).name, beside]
-    folder = next((place for place in places if (place / "onnx").is_dir() or place.is_dir()), None)
-    if folder is None:
-        raise ArtifactError(f"{path}: its bundle {report.bundle} is not here; name the bundle's folder instead")
-    bundle = Bundle.open(folder)
-    _require_same(path, report, bundle)
-    return bundle
+    problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
+    for place in (beside / Path(report.bundle).name, Path(report.bundle), beside):
+        if bundle_around(place / GOLDEN_FILE) != place.resolve():
+            continue
+        bundle = Bundle.open(place)
+        changed = _changed(report, bundle)
+        if changed is None:
+            return bundle
+        problem = (
+            f"{changed!r} in {place} is not the one that was measured; keep the baseline's bundle somewhere else, and "
+            "name its folder"
+        )
+    raise ArtifactError(f"{path}: {problem}")
 
 
-def _require_same(path: Path, report: Report, bundle: Bundle) -> None:
+def _changed(report: Report, bundle: Bundle) -> str | None:
+    """An artifact of the report that the bundle has not, or another one of that name."""
     told = report.subject.artifacts if report.subject is not None else {}
     own = {artifact.id: artifact.sha256 for artifact in bundle.artifacts}
-    for name, artifact in told.items():
-        if own.get(name) != artifact.sha256:
-            raise ArtifactError(
-                f"{path}: {name!r} in {bundle.folder} is not the one that was measured; keep the baseline's bundle "
-                "somewhere else, and name its folder"
-            )
+    return next((name for name, artifact in told.items() if own.get(name) != artifact.sha256), None)
 
 
 def gate_bundles(
@@ -105,7 +108,7 @@ def gate_bundles(
     here = _Gating(baseline, candidate, request, items, gate, gpu, progress or Silent())
     began = time.perf_counter()
     chosen = _in_both(here, bool(options.artifacts) or location.artifact is not None)
-    checks = [*_lost(here, chosen), *_checks(here, chosen)]
+    checks = [*_lost(here), *_checks(here, chosen)]
     found = {check.status for check in checks}
     return Gate(
         status=next((status for status in _STATUSES if status in found), "undecided"),
@@ -130,7 +133,7 @@ def _in_both(here: _Gating, named: bool) -> list[Both]:
     return both
 
 
-def _lost(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
+def _lost(here: _Gating) -> Iterator[GateCheck]:
     """What the baseline has and the candidate does not; where single artifacts are asked for, only they matter."""
     asked = {artifact.id for artifact in here.request.artifacts}
     whole = asked == {one.id for one in here.candidate.artifacts if one.status == "built"}
@@ -200,7 +203,7 @@ def _timed(
             yield check.model_copy(update=at)
             return
     yield _latency(found, both, rules).model_copy(update=at)
-    yield against("memory", both, options.max_memory_growth, found.peak_medians, "bytes").model_copy(update=at)
+    yield memory_check(both, options, found.peak_medians).model_copy(update=at)
 
 
 def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
@@ -227,6 +230,8 @@ def _notes(here: _Gating, chosen: Sequence[Both]) -> Iterator[str]:
     yield "both were measured in turns on this host; a ratio of another processor may differ"
     if len(here.request.threads) > 1:
         yield f"measured with {here.request.threads[0]} threads only, the first of those asked for"
+    if all(both.baseline.sha256 == both.candidate.sha256 for both in chosen):
+        yield "baseline and candidate are the same files"
     asked, known = here.request.artifacts, {both.candidate.id for both in chosen}
     for artifact in asked:
         if artifact.id not in known:
