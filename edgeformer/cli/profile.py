@@ -126,8 +126,8 @@ def command(
 
     Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
     estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
-    whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked. A budget is judged at its own
-    shape, cut to the longest text of the model; a limit that you give, at the shapes that you give.
+    whole range. A budget is judged at its own shape, cut to the model's longest text; a limit that you give, at the
+    shapes that you give. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
     count of --threads, and prints the Pareto front of score, latency and size. The report's verdict is that of the pick.
