@@ -130,7 +130,7 @@ def command(
     shapes that you give. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
-    count of --threads, and prints the Pareto front of score, latency and size. The report's verdict is that of the pick.
+    count of --threads, and prints the Pareto front of score, latency and size. The verdict is that of the pick.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;

@@ -123,12 +123,14 @@ class _Fitting(Table):
 
     Attributes:
         needs: characters that it takes to cut no word in two.
+        flowing: of each column, whether its words may stand below each other.
         narrower: the same table with less in it, the widest first.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.needs = 0
+        self.flowing: list[bool] = []
         self.narrower: list[_Fitting] = []
 
     def fill(self, columns: Sequence[Column[R]], rows: Sequence[R], *, narrow: bool) -> None:
@@ -138,6 +140,7 @@ class _Fitting(Table):
             shown = [column.shown(row) for row in rows]
             self.add_column(escape(title), justify="right" if column.right else "left", overflow="fold")
             pieces = [title, *(text.plain for text in shown)]
+            self.flowing.append(column.flows)
             self.needs += 3 + max(
                 cell_len(piece)
                 for text in pieces
@@ -150,6 +153,9 @@ class _Fitting(Table):
         for table in (self, *self.narrower):
             if table.needs <= options.max_width:
                 break
+        if table.needs <= options.max_width:  # else the others would give way to the column with the longest text
+            for column, flows in zip(table.columns, table.flowing, strict=True):
+                column.no_wrap = not flows
         if table is self:
             yield from super().__rich_console__(console, options)
         else:

@@ -234,8 +234,8 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     terminal = CHECKS.pick("check", "artifact", *at, "limit", "value", "known_by", "result")
     said = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not wrapped else ""
     console.print(terminal.terminal(f"Budget of {report.device}{said}", report.verdict.checks))
-    console.print(Text.assemble((f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)), end="")
-    console.print(f". {escape(in_words(report))}\n")
+    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)
+    console.print(Text.assemble(*verdict, f". {in_words(report)}\n"))
     # Where no files are written, this is all that says why.
     unknown: dict[str, list[str]] = {}
     for check in report.verdict.checks if not files else ():

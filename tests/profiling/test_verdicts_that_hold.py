@@ -93,7 +93,7 @@ def test_reports_of_different_questions_do_not_overwrite_each_other(on_pi: Repor
         ({"artifacts": ("onnx-int8",)}, "onnx-int8"),
         ({"search": SearchOptions({"accuracy": 0.9}, "size")}, "search-accuracy-0.9-least-size"),
         ({"max_latency_ms": 2.0, "seqs": (16, 64), "batches": None}, "latency-2ms-seq-16-64"),
-        ({"max_size_bytes": 1000}, "size-1000bytes"),
+        ({"max_size_bytes": 30 * 2**20, "artifacts": ("model",)}, "size-30.0MiB-model"),
         ({"artifacts": ("../../x",)}, ".._.._x"),
     ],
 )

@@ -55,6 +55,17 @@ def test_a_search_fits_too() -> None:
                                  for line in text.splitlines())  # fmt: skip
 
 
+def test_long_words_beside_it_break_no_name() -> None:
+    search = made_search()
+    why = "accuracy 0.4414 is below 0.9; size 42.0 MiB is over 30.0 MiB; latency 9.00 ms is over 5.00 ms"
+    changed = [c.model_copy(update={"artifact": name, "reason": why, "feasible": False, "low_ms": 5.8, "high_ms": 48.0})
+               for c, name in zip(search.candidates, NAMES, strict=False)]  # fmt: skip
+    text = printed(made_report(search=search.model_copy(update={"candidates": tuple(changed), "pick": None})))
+    for name in NAMES[: len(changed)]:
+        assert f" {name} " in text
+    assert text.count("≈ 5.80 to 48.0 ms") == len(changed)
+
+
 def test_many_noisy_rows_are_one_line_with_a_count() -> None:
     notes = [line for line in printed(crowded()).splitlines() if line.startswith("note")]
     (noise,) = [line for line in notes if "noisy" in line]

@@ -26,7 +26,7 @@ from edgeformer.tasks.calls import longest_call
 
 # Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
-_LONGEST_QUESTION = 80
+_LONGEST_QUESTION = 60
 """Characters of a file's name; the rest of the 255 that systems allow is for the device and the kind of file."""
 
 
@@ -142,22 +142,23 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
         options: what a caller asks for.
         artifact: the one that the RUN argument itself names.
     """
-    words: list[str] = [*options.artifacts] or ([artifact] if artifact is not None else [])
+    words: list[str] = []
     if options.search is not None:
         words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
     limits = {
-        "latency": (options.max_latency_ms, "ms"),
-        "memory": (options.max_memory_bytes, "bytes"),
-        "energy": (options.max_energy_mj, "mJ"),
+        "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
+        "memory": (options.max_memory_bytes, format_bytes),
+        "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),
     }
-    given = [f"{name}-{limit:g}{unit}" for name, (limit, unit) in limits.items() if limit is not None]
+    given = [f"{name}-{shown(limit)}" for name, (limit, shown) in limits.items() if limit is not None]
     if given:
         shapes = {"batch": options.batches or (), "seq": options.seqs}
         given += ["-".join([name, *map(str, sizes)]) for name, sizes in shapes.items() if sizes]
     if options.max_size_bytes is not None:
-        given.append(f"size-{options.max_size_bytes}bytes")
-    name = re.sub(r"[^\w.-]+", "_", "-".join([*words, *given]))
+        given.append(f"size-{format_bytes(options.max_size_bytes)}")
+    words += [*given, *(options.artifacts or ((artifact,) if artifact is not None else ()))]
+    name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
     if len(name) <= _LONGEST_QUESTION:
         return name
     return f"{name[:_LONGEST_QUESTION]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
