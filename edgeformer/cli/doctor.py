@@ -34,9 +34,8 @@ def capabilities(timeout_s: float = 20.0) -> list[Capability]:
 
     from edgeformer.backends import all_backends
     from edgeformer.machine.capability import machine_capabilities
-    from edgeformer.machine.jetson import jetson_capability
 
     backends = all_backends()
     with ThreadPoolExecutor(len(backends)) as pool:
         answers = list(pool.map(lambda backend: backend.capabilities(timeout_s), backends))
-    return [*machine_capabilities(), *jetson_capability(), *(capability for lines in answers for capability in lines)]
+    return [*machine_capabilities(), *(capability for lines in answers for capability in lines)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, OpenOptions, ProviderFacts
 from edgeformer.backends.tensorrt.builders import TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.backends.tensorrt.jetson import jetson_capability
 from edgeformer.backends.tensorrt.state import (
     RUNTIMES,
     SCRIPTS,
@@ -59,7 +60,10 @@ class TensorRTBackend(Backend):
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
-        return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
+        return [
+            *jetson_capability(),
+            *(describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES),
+        ]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Engines run on NVIDIA GPUs only, and on those of the compute capability that they were built for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -146,7 +147,7 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     if options.search is not None:
         words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
-    limits = {
+    limits: dict[str, tuple[float | None, Callable[[float], str]]] = {
         "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
         "memory": (options.max_memory_bytes, format_bytes),
         "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.cli.doctor import capabilities
-from edgeformer.machine import jetson
-from edgeformer.machine.jetson import jetson_capability
+from edgeformer.backends.tensorrt import BACKEND, jetson
+from edgeformer.backends.tensorrt.jetson import jetson_capability
 
 LINE = "# R{} (release), REVISION: {}, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Sep 11 2025\n"
 
@@ -61,6 +60,6 @@ def test_a_file_that_names_no_release_is_told_and_other_machines_have_no_such_li
     assert "names no release" in jetson_capability(tmp_path)[0].detail
 
 
-def test_doctor_asks(tmp_path: Path) -> None:
-    known = jetson_capability()
-    assert [one for one in capabilities() if one.name == "jetpack"] == known
+def test_doctor_asks() -> None:
+    asked = [one for one in BACKEND.capabilities(20.0) if one.name == "jetpack"]
+    assert asked == jetson_capability()
