@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from edgeformer.formats.report import Report, Verdict, Work
+from edgeformer.reporting.bundle_figure import _draw_sizes
 from edgeformer.reporting.compare_reports import compare_reports
 from edgeformer.reporting.panels import Panel
 from edgeformer.reporting.report_tables import print_report, print_search
 from edgeformer.reporting.trade_panels import TradePanel
+from tests.profiling.test_search import artifact, bundle
 from tests.reporting.made_reports import LATENCY, SIZE, estimated, made_report, made_row, made_search, measured
 
 NAMES = [f"onnx-{precision}-{part}" for precision in ("fp32", "fp16", "int8") for part in ("full", "exit10", "step")]
@@ -113,3 +115,14 @@ def test_no_two_labels_of_a_roofline_lie_on_each_other() -> None:
 
 def test_eleven_artifacts_have_eleven_colours() -> None:
     assert len(set(Panel(None, crowded()).colours.values())) == len(NAMES)
+
+
+@pytest.mark.parametrize(("weights", "label"), [(None, "size (MiB)"), ("w", "its share of the weights file beside it")])
+def test_the_axis_of_a_bundles_sizes_says_what_it_has(weights: str | None, label: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    axis = Figure().subplots()
+    entry = artifact("onnx-fp32", weights_file=weights)
+    _draw_sizes(axis, [entry], bundle(entry))
+    assert axis.get_xlabel().startswith("size (MiB)") and axis.get_xlabel().endswith(label)
