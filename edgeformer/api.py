@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.plan import Plan
     from edgeformer.formats.recipe import Recipe
-    from edgeformer.formats.report import Report, Verification
+    from edgeformer.formats.report import Report
     from edgeformer.formats.scores import Evaluation
+    from edgeformer.formats.verification import Verification
     from edgeformer.stages.generating.generate import Generation
 
 __all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]

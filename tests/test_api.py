@@ -15,8 +15,8 @@ import pytest
 
 import edgeformer
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.report import Verification
 from edgeformer.formats.scores import read_evaluation
+from edgeformer.formats.verification import Verification
 from edgeformer.stages.profiling.measure import MeasureRules
 from tests.cli.run_cli import edgeformer as command
 from tests.wrapping import graphs

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_RUNTIMES", "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",
     "Target", "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
-    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "on_gpu", "opener_of", "provider_facts",
-    "provider_of", "providers_asked", "rounding_providers", "runtime_names",
+    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "never_runs", "on_gpu", "opener_of",
+    "provider_facts", "provider_of", "providers_asked", "rounding_providers", "runtime_names",
 ]  # fmt: skip
 
 # Beside the runtimes, which name theirs.
@@ -138,6 +138,19 @@ def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str |
         return opener_of(artifact, provider).cannot_run(artifact)
     except ArtifactError as error:
         return str(error)
+
+
+def never_runs(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+    """Why no device like this one can ever run an artifact; None: one could, as far as is known here.
+
+    Args:
+        artifact: of any format.
+        device: facts of the device.
+    """
+    try:
+        return backend_of(artifact).never_runs(artifact, device)
+    except ArtifactError:
+        return None  # of a runtime that is not installed here: what it can do elsewhere is not known
 
 
 def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:

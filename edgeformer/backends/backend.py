@@ -284,6 +284,15 @@ class Backend(ABC):
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         """Its lines of ``doctor``. Imports that can be dangerous run in child processes, each for ``timeout_s``."""
 
+    def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """Why no device like this one can ever run the artifact, whatever is installed there; None: one could.
+
+        Args:
+            artifact: in one of ``formats``.
+            device: facts of the device.
+        """
+        return None
+
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Why nothing can be estimated of an artifact for a device that is not here; None: it can be.
 

@@ -22,6 +22,12 @@ def limits_asked(latency: str | None, vram: str | None, size: str | None, energy
     }
 
 
+def limit_flags(limits: dict[str, Any]) -> dict[str, Any]:
+    """Names of limits as their flags have them → what was given."""
+    flags = {"max_latency_ms": "max-latency", "max_size_bytes": "max-size", "max_memory_bytes": "max-vram"}
+    return {flags.get(name, "max-energy"): limit for name, limit in limits.items()}
+
+
 def _quantity(text: str | None, option: str, parse: Callable[[str], N]) -> N | None:
     try:
         return None if text is None else parse(text)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edgeformer.cli import gate
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from edgeformer.formats.manifest import BundleManifest
     from edgeformer.run import Location
     from edgeformer.stages.profiling.choosing import SearchOptions
-    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -48,7 +47,10 @@ def command(
     runtime: Runtime = None,
     max_latency: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; of language models: per decoded token."),
+        typer.Option(
+            metavar="TIME",
+            help="Fail above this p50, e.g. 5ms, at --batch × --seq; of language models: per decoded token.",
+        ),
     ] = None,
     max_vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.")
@@ -99,6 +101,13 @@ def command(
             help="Measure nothing: judge a report that was measured on the device itself.",
         ),
     ] = None,
+    against: gate.Against = None,
+    max_slowdown: gate.MaxSlowdown = None,
+    max_memory_growth: gate.MaxMemoryGrowth = None,
+    max_size_growth: gate.MaxSizeGrowth = None,
+    max_score_loss: gate.MaxScoreLoss = None,
+    junit: gate.JUnit = None,
+    summary: gate.Summary = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
@@ -116,10 +125,12 @@ def command(
 
     Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
     estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
-    whole range. Exit code 3 when a budget fails; with --search, when nothing can be picked.
+    whole range. A budget is judged at its own shape, cut to the model's longest text; a limit that you give, at the
+    shapes that you give. Exit code 3 when a budget fails; with --search, when nothing can be picked.
 
-    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at the budget's shape, with
-    every runtime here and every count of --threads, and prints the Pareto front of score, latency and size.
+    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
+    runtime here and every count of --threads, and prints the Pareto front of score, latency and size. The verdict is
+    that of the pick.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
@@ -127,6 +138,10 @@ def command(
 
     --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
     --validate then says how wrong such estimates are at --batch and --seq.
+
+    --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
+    fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
+    where the machine is too noisy to say.
 
     --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
     for download. RUN is not needed; where it is given, the report must be of its files.
@@ -143,26 +158,24 @@ def command(
 
       edgeformer profile --calibrate --validate
 
+      edgeformer profile --against main/reports/host.json --max-slowdown 5% --junit gate.xml
+
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
+    from edgeformer.cli.calibrate import calibration_options, run_calibration
     from edgeformer.cli.judge import judge_elsewhere, refuse
-    from edgeformer.cli.limits import limits_asked
+    from edgeformer.cli.limits import limit_flags, limits_asked
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
-    from edgeformer.stages.profiling.measure import MeasureRules
     from edgeformer.stages.profiling.profile import ProfileOptions
 
     limits = limits_asked(max_latency, max_vram, max_size, max_energy)
+    shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
+    gating = gate.Gating(against, shares, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
-        measuring |= {
-            "runtime": runtime,
-            "search": search,
-            "calibrate": calibrate,
-            "validate": validate,
-            "range": value_range,
-        }
+        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
+        measuring |= {"against": against, "runtime": runtime}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
@@ -172,27 +185,20 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
-        judging |= {"runtime": runtime}
-        refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
-        shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
-        rules = MeasureRules.strict() if strict else None
-        asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
+        judging = {"search": search, "against": against, "artifact": artifact, "runtime": runtime}
+        refuse({**judging, **limit_flags(limits)}, "--calibrate and --validate judge nothing")
+        asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict)
         host = load_profile(device or "host", own_profiles(artifacts))
-        return _calibrate(location, host, asked, artifacts, as_json)
+        return run_calibration(location, host, asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
-    options = ProfileOptions(
-        batches=batches or (1, 16),
-        seqs=seqs,
-        **limits,
-        strict=strict,
-        threads=counts,
-        artifacts=tuple(artifact or ()),
-        runtime=runtime,
-        allow_leak=allow_leak,
-        search=wanted,
-        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
-    )
+    error = known_error(profile, load_profile("host", own_profiles(artifacts)))
+    how: dict[str, Any] = {"strict": strict, "threads": counts, "allow_leak": allow_leak, "search": wanted}
+    how |= {"artifacts": tuple(artifact or ()), "runtime": runtime, "estimate_error": error}
+    options = ProfileOptions(batches or None, seqs, **limits, **how)
+    if against is not None:
+        nothing = {"search": search, **limit_flags(limits), "strict": strict, "runtime": runtime}
+        refuse(nothing, "--against holds a bundle against another one")
+        return gate.run_gate(gating, location, profile, options, (artifacts, as_json))
     return _judge(location, profile, options, as_json)
 
 
@@ -212,37 +218,10 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
         print_report(report, written, stdout())
         if report.search is not None:
             print_search(report.search, stdout())
-    failed = report.verdict.status == "fail" if report.search is None else report.search.pick is None
-    # A runtime that was named and measured nothing: asked for, and not done.
-    if failed or (options.runtime is not None and not any(row.latency_ms.status == "measured" for row in report.rows)):
+    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
+    measured = any(row.latency_ms.status == "measured" for row in report.rows)
+    if report.verdict.status == "fail" or (options.runtime is not None and not measured):
         raise typer.Exit(3)
-
-
-def _calibrate(
-    location: Location, profile: DeviceProfile, options: CalibrationOptions, artifacts: Path, as_json: bool
-) -> None:
-    """--calibrate and --validate; ``artifacts`` gets the profile."""
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import own_profiles
-    from edgeformer.reporting.verification import print_calibration
-    from edgeformer.stages.profiling.estimating.check import improve
-
-    bundle = location.require_bundle()
-    profile, written = improve(bundle, profile, options, own_profiles(artifacts), show_progress())
-    assert profile.calibration is not None
-    if as_json:
-        print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
-    else:
-        print_calibration(profile.calibration, written, stdout())
-
-
-def _one(threads: tuple[int, ...], calibrate: bool) -> int | None:
-    """The one number of threads that a calibration is for."""
-    if len(threads) > 1:
-        raise InputError("--threads: a calibration is for one number of threads")
-    if threads and not calibrate:
-        raise InputError("--threads: --validate takes those of the calibration; calibrate anew to change them")
-    return threads[0] if threads else None
 
 
 def _locate(

@@ -1,13 +1,11 @@
-"""The JSON of `profile` and `verify` that scripts rely on: measurements, verdicts, checks."""
+"""The JSON of `profile` that scripts rely on: measurements, verdicts."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.device import EstimateError
-from edgeformer.formats.manifest import Parity, Precision
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
@@ -103,6 +101,8 @@ class Check(Frozen):
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+    batch: int | None = Field(None, description="of the call that `value` is of; None: of no call, a file's size")
+    seq: int | None = Field(None, description="tokens of a row of that call")
 
 
 class Verdict(Frozen):
@@ -161,6 +161,8 @@ class Search(Frozen):
         "host's own for want of both, which do not count against the device's limits",
     )
     not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
+    batch: int | None = Field(None, description="of the call whose time and memory the candidates have")
+    seq: int | None = Field(None, description="tokens of a row of that call")
 
 
 class SubjectArtifact(Frozen):
@@ -175,6 +177,9 @@ class Subject(Frozen):
 
     task: str
     max_positions: int | None = Field(None, description="tokens that the model takes; None: any number")
+    max_length: int | None = Field(
+        None, description="tokens that its texts are cut to; None: reports of earlier versions"
+    )
     artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
 
 
@@ -193,7 +198,9 @@ class Report(Frozen):
     leaks: bool = Field(False, description="the model sees what it is asked to predict; its scores are void")
     parameters: int
     rows: tuple[Row, ...] = Field(strict=False)
-    verdict: Verdict
+    verdict: Verdict = Field(description="of every artifact that could run on the device; of a search: of its pick")
+    left_out: dict[str, str] = Field({}, description="artifact → why it can never run on the device; not judged")
+    question: str = Field("", description="what else was asked than the device's budget; ends the files' names")
     estimate_error: EstimateError | None = Field(None, description="of estimated rows; None: never checked anywhere")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = Field((), strict=False)
@@ -204,51 +211,7 @@ class Report(Frozen):
     measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")
     judged_from: str | None = Field(None, description="the report, measured elsewhere, whose rows were judged")
 
-
-DAMAGED, INCOMPLETE = 2, 3
-"""Exit codes: a file is not what was exported; or an artifact computes something else, or could not be checked."""
-
-
-class ArtifactCheck(Frozen):
-    """One artifact, run here on the golden inputs."""
-
-    artifact: str
-    role: Literal["full", "exit", "step", "decode"]
-    precision: Precision
-    status: Literal["verified", "failed", "damaged", "unavailable"] = Field(
-        description="failed: outside the tolerance; damaged: a file of it is, or it does not open; unavailable: it "
-        "cannot run here, or was not built"
-    )
-    reason: str | None = None
-    parity: Parity | None = Field(None, description="with torch FP32, measured here")
-    tolerance: str | None = Field(None, description="what it was held to")
-
-
-class Verification(Frozen):
-    """The whole bundle."""
-
-    bundle: str
-    run: str
-    manifest_sha256: str = Field(
-        description="of bundle.json as it is; that it is the origin's, only the origin can tell"
-    )
-    wrapped: str | None = Field(None, description="the ONNX file that the bundle was made of; None: of a run")
-    manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
-    files: tuple[FileCheck, ...] = Field(strict=False)
-    artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)
-    asked: bool = Field(description="one artifact was asked for by name")
-
     @property
-    def damaged(self) -> tuple[FileCheck, ...]:
-        """Files that are not what was exported."""
-        return tuple(check for check in self.files if check.status != "intact")
-
-    @property
-    def exit_code(self) -> int:
-        """0 fine, 2 damaged or tampered with, 3 parity failed or what was asked for could not be checked."""
-        found = {check.status for check in self.artifacts}
-        if self.damaged or "damaged" in found:
-            return DAMAGED
-        # An engine for another card is no failure of this machine; a bundle of which nothing ran is not verified.
-        unchecked = found != {"verified"} if self.asked else "verified" not in found
-        return INCOMPLETE if "failed" in found or unchecked else 0
+    def stem(self) -> str:
+        """Of its files: the device, and the question where it is another than the device's own budget."""
+        return f"{self.device}-{self.question}" if self.question else self.device

@@ -37,6 +37,14 @@ def parse_millijoules(text: str) -> float:
     return _parse(text, _MILLIJOULES, "10mJ")
 
 
+def parse_share(text: str) -> float:
+    """``"5%"`` → 0.05. Raises ValueError for what has no per cent sign, so that nobody's 0.05 becomes 5 %."""
+    number = text.strip().removesuffix("%")
+    if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
+        raise ValueError(f"{text!r} is no share; write it in per cent, e.g. 5%")
+    return float(number) / 100
+
+
 def format_bytes(value: float | None) -> str:
     """Bytes for a table: ``41.9 MiB``; an en dash where there is no value."""
     if value is None:

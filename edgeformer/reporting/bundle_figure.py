@@ -52,7 +52,9 @@ def _draw_sizes(axis: Any, artifacts: list[ArtifactManifest], bundle: BundleMani
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
     title = f"size, and {scored_on}" if scored_on is not None else "size"
-    axis.set(xlabel="MiB, with its share of weights beside it", title=title)
+    # Weights that several graphs share lie beside them, each graph's part of it counted in.
+    beside = any(artifact.weights_file for artifact in artifacts)
+    axis.set(xlabel=f"size (MiB){', with its share of the weights file beside it' if beside else ''}", title=title)
 
 
 def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
@@ -61,7 +63,10 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
         assert artifact.drift is not None
         rows = [row for row in artifact.drift.loops if row.rms_error is not None]
         loops, errors = [row.loop for row in rows], [row.rms_error for row in rows]
-        axis.plot(loops, errors, "o-", color=colour, label=plain(artifact.id), markersize=4)
+        # Graphs of one precision have nearly the same drift: dashes let the line below be seen.
+        same = [other for other in artifacts[: artifacts.index(artifact)] if other.precision == artifact.precision]
+        dashes = ("-", "--", ":", "-.")[len(same) % 4]
+        axis.plot(loops, errors, "o", linestyle=dashes, color=colour, label=plain(artifact.id), markersize=4)
         tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
     for tolerance, precisions in tolerances.items():
         axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
@@ -72,4 +77,4 @@ def _draw_drift(axis: Any, artifacts: list[ArtifactManifest]) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
     axis.set_title("drift from torch FP32, loop by loop")
-    axis.legend(frameon=False, fontsize=8, loc="best")
+    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3)

@@ -11,7 +11,10 @@ from edgeformer.formats.errors import install_hint
 from edgeformer.formats.files import replacing
 
 BLUE, ORANGE, GREY, RED = "#2f6fb3", "#d9822b", "#8a8f98", "#c23b3b"
-PALETTE = (BLUE, ORANGE, "#3f9a6b", "#8b5fb0", GREY, "#b5894a", "#4ba3b8", "#d46a9f", "#5b6770", "#a3b534")
+PALETTE = (
+    BLUE, ORANGE, "#3f9a6b", "#8b5fb0", GREY, "#b5894a", "#4ba3b8", "#d46a9f", "#5b6770", "#a3b534", "#7a4b2a",
+    "#1c6b62",
+)  # fmt: skip
 """One colour per artifact; no red, which is for limits and for what fails."""
 
 INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -69,6 +72,9 @@ class Column(Generic[R]):
         number: stands on the right of its column.
         wraps: long text, which HTML breaks into lines.
         mark: a status word, in its colour.
+        narrow: row → what people read where the terminal is too narrow for ``text``.
+        flows: in the terminal its words may stand below each other.
+        leaves: the terminal's table does without it where it is too narrow: 1 goes first, then 2…; 0 stays.
     """
 
     name: str
@@ -79,6 +85,9 @@ class Column(Generic[R]):
     number: bool = False
     wraps: bool = False
     mark: bool = False
+    narrow: Callable[[R], str | Text] | None = None
+    flows: bool = False
+    leaves: int = 0
 
     @property
     def title(self) -> str:
@@ -104,6 +113,54 @@ class Column(Generic[R]):
         if value is None:
             return Text(DASH)
         return coloured(str(value)) if self.mark else Text(_WRITTEN[self.unit](value))
+
+
+_STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False}
+
+
+class _Fitting(Table):
+    """A table that knows smaller ones: where a terminal is too narrow, columns leave before words are cut in two.
+
+    Attributes:
+        needs: characters that it takes to cut no word in two.
+        flowing: of each column, whether its words may stand below each other.
+        narrower: the same table with less in it, the widest first.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.needs = 0
+        self.flowing: list[bool] = []
+        self.narrower: list[_Fitting] = []
+
+    def fill(self, columns: Sequence[Column[R]], rows: Sequence[R], *, narrow: bool) -> None:
+        """Add the columns and the rows; ``narrow``: headings of several words stand in several lines."""
+        for column in columns:
+            title = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
+            shown = [column.shown(row) for row in rows]
+            self.add_column(escape(title), justify="right" if column.right else "left", overflow="fold")
+            pieces = [title, *(text.plain for text in shown)]
+            self.flowing.append(column.flows)
+            self.needs += 3 + max(
+                cell_len(piece)
+                for text in pieces
+                for piece in (text.split() if column.flows else text.splitlines()) or [""]
+            )
+        for row in rows:
+            self.add_row(*(column.shown(row) for column in columns))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for table in (self, *self.narrower):
+            if table.needs <= options.max_width:
+                break
+        if table.needs <= options.max_width:  # else the others would give way to the column with the longest text
+            for column, flows in zip(table.columns, table.flowing, strict=True):
+                column.no_wrap = not flows
+        if table is self:
+            yield from super().__rich_console__(console, options)
+        else:
+            table.title, table.caption = self.title, self.caption  # a caller may have changed them
+            yield table
 
 
 class PageTable(NamedTuple):
@@ -142,12 +199,15 @@ class Columns(Generic[R]):
             rows: one line each.
             caption: below the table.
         """
-        style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
-        table = Table(title=escape(title), caption=caption, caption_justify="left", pad_edge=False, **style)
-        for column in self._columns:
-            table.add_column(escape(column.title), justify="right" if column.right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(column.shown(row) for column in self._columns))
+        held = list(rows)
+        narrow = [replace(column, text=column.narrow or column.text) for column in self._columns]
+        leaving = sorted({0, *(column.leaves for column in self._columns)})
+        smaller = [[column for column in narrow if not 0 < column.leaves <= rank] for rank in leaving]
+        table = _Fitting(title=escape(title), caption=caption, caption_justify="left", **_STYLE)
+        table.fill(self._columns, held, narrow=False)
+        for columns in smaller:
+            table.narrower.append(_Fitting(title=escape(title), caption=caption, caption_justify="left", **_STYLE))
+            table.narrower[-1].fill(columns, held, narrow=True)
         return table
 
     def plain(self, rows: Iterable[R]) -> str:

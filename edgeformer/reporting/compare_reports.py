@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Sequence
 from operator import itemgetter
@@ -39,6 +40,9 @@ def report_of(location: Location, device: str) -> Report:
     path = location.reports / f"{device}.json"
     if not path.is_file():
         made = f"make it: edgeformer profile {location.argument} --device {device}"
+        others = sorted(other.name for other in location.reports.glob(f"{glob.escape(device)}-*.json"))
+        if others:
+            made += f"; or compare files: those there answer other questions ({', '.join(others)})"
         raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {made}")
     return read_report(path)
 
@@ -69,7 +73,9 @@ def compare_reports(first: Report, second: Report) -> Record:
 
 
 def _about(report: Report) -> Record:
-    host = report.host.get("cpu") if not report.on_target else report.device_title
+    # Of the machine, not of the device that it was judged for: one machine has one name in both reports.
+    parts = [report.host.get(part) for part in ("cpu", "gpu")]
+    host = " with ".join(str(part) for part in parts if part) or report.device_title
     return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
 
 

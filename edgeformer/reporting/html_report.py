@@ -12,9 +12,9 @@ from edgeformer.formats.caution import cautions
 from edgeformer.formats.escaping import visible
 from edgeformer.formats.report import Check, Report, Row
 from edgeformer.formats.units import format_bytes
-from edgeformer.reporting.columns import PageTable
+from edgeformer.reporting.columns import Column, Columns, PageTable
 from edgeformer.reporting.pictures import draw_pictures
-from edgeformer.reporting.report_tables import CHECKS, FACTS, SIZES, Fact, Numbered, candidates, measurements
+from edgeformer.reporting.report_tables import CHECKS, SIZES, Numbered, candidates, measurements
 from edgeformer.reporting.words import (
     badge_text,
     estimate_words,
@@ -31,6 +31,19 @@ _MEASURED = (
     "artifact", "precision", "provider", "phase", "shape", "status", "p50", "p90", "p99", "cv", "n", "throughput",
     "memory_peak", "energy", "size", "state",
 )  # fmt: skip
+
+
+Fact = tuple[str, str, str, str]
+"""Name, value, checked on the device (yes or no), source."""
+
+FACTS: Columns[Fact] = Columns(
+    [
+        Column("fact", lambda fact: fact[0]),
+        Column("value", lambda fact: fact[1]),
+        Column("checked_on_the_device", lambda fact: fact[2]),
+        Column("source", lambda fact: fact[3], wraps=True),
+    ]
+)
 
 
 def as_html(report: Report) -> str:

@@ -26,6 +26,9 @@ _LEFT_S = 3600.0  # no living process takes that long from making a file of a re
 def write_report(report: Report, location: Location) -> list[Path]:
     """Write ``reports/<device>.{json,md,csv,html,svg}`` and, where matplotlib is installed, a PNG.
 
+    The answer to another question than the device's own budget (a search, other limits, one artifact) has its own
+    name, ``<device>-<question>``, and overwrites only its own earlier answer.
+
     Args:
         report: what `profile` found.
         location: the run that was measured, or a bundle without one.
@@ -34,19 +37,19 @@ def write_report(report: Report, location: Location) -> list[Path]:
         The paths, in that order.
     """
     folder = location.reports
-    _remove_leftovers(folder, report.device)
-    write_json(folder / f"{report.device}.json", report)
+    _remove_leftovers(folder, report.stem)
+    write_json(folder / f"{report.stem}.json", report)
     texts = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, made in texts.items():
-        write_text(folder / f"{report.device}.{kind}", made(report))
-    written = [folder / f"{report.device}.{kind}" for kind in ("json", *texts)]
-    picture = draw_report(report, folder / f"{report.device}.png")
+        write_text(folder / f"{report.stem}.{kind}", made(report))
+    written = [folder / f"{report.stem}.{kind}" for kind in ("json", *texts)]
+    picture = draw_report(report, folder / f"{report.stem}.png")
     return [*written, *([picture] if picture is not None else [])]
 
 
-def _remove_leftovers(folder: Path, device: str) -> None:
+def _remove_leftovers(folder: Path, stem: str) -> None:
     """What killed processes began to write. Several may profile at once, so what is young stays."""
-    for left in folder.glob(f".{glob.escape(device)}.*.tmp.*"):
+    for left in folder.glob(f".{glob.escape(stem)}.*.tmp.*"):
         with suppress(OSError):  # rubbish that cannot be deleted is in nobody's way
             if time.time() - left.stat().st_mtime > _LEFT_S:
                 left.unlink()
@@ -70,7 +73,7 @@ def as_markdown(report: Report) -> str:
     gaps = "".join(f"- {markdown(what)}: {markdown(why)}\n" for what, why in not_measured(report))
     return (
         f"# {markdown(report.run)} on {markdown(report.device_title)}\n\n"
-        f"{badge_markdown(report, f'{report.device}.svg')}\n\n"
+        f"{badge_markdown(report, f'{report.stem}.svg')}\n\n"
         f"**Verdict: {report.verdict.status}.** {markdown(in_words(report))}\n{warned}\n"
         f"{report.parameters:,} parameters. Rows `host` were measured on: {markdown(host)}. "
         f"{markdown(report.created)}\n\n"

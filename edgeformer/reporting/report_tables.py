@@ -17,12 +17,16 @@ from edgeformer.formats.report import Candidate, Check, Report, Row, Search, Siz
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.canvas import NO_PICTURE
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured
+from edgeformer.reporting.notes import absent_words, warning_words
 from edgeformer.reporting.words import (
     ABOUT,
+    at_words,
     badge_markdown,
     estimate_words,
     in_words,
+    latency_range,
     latency_words,
+    memory_range,
     memory_words,
     metric_named,
     numbered,
@@ -30,6 +34,7 @@ from edgeformer.reporting.words import (
     shape_heading,
     shape_words,
     state_words,
+    value_range,
     value_words,
 )
 
@@ -57,38 +62,32 @@ def measurements(report: Report) -> Columns[Row]:
     def first_call(row: Row) -> str:
         return f"{format_milliseconds(starts[id(row)])} ms" if id(row) in starts else ""
 
-    def typical(row: Row) -> Text:
-        return _styled(latency_words(row.latency_ms), row.latency_ms.status)
-
-    def memory(row: Row) -> Text:
-        return _styled(memory_words(row.memory_bytes), row.memory_bytes.status)
-
     return Columns(
         [
             *(Column(name, attrgetter(name)) for name in ("artifact", "precision")),
-            Column("provider", attrgetter("provider"), "", "runtime", lambda row: provider_facts(row.provider).label),
+            Column("provider", attrgetter("provider"), "", "runtime", _runtime, leaves=5),
             *(Column(name, attrgetter(name)) for name in ("where", "phase", "batch", "seq")),
             Column("shape", lambda row: shape_words(row, report), heading=shape_heading(report), number=True),
             Column("threads", attrgetter("threads")),
             Column("status", attrgetter("latency_ms.status")),
-            Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call),
-            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", typical),
+            Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call, leaves=2),
+            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _typical, narrow=_within),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
-            Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)"),
+            Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)", leaves=4),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
             Column("cv", attrgetter("latency_ms.cv"), "share"),
             Column("n", attrgetter("latency_ms.n"), heading="calls", number=True),
             Column("stable", attrgetter("latency_ms.stable")),
             Column("device", attrgetter("device_ms"), "ms", "on the card"),
-            Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second"),
+            Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second", leaves=1),
             Column("memory_status", attrgetter("memory_bytes.status")),
-            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", memory),
+            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", _memory, narrow=_memory_within),
             *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
             Column("energy", attrgetter("energy_mj.value"), "mj"),
-            Column("size", attrgetter("size_bytes"), "bytes"),
+            Column("size", attrgetter("size_bytes"), "bytes", leaves=3),
             Column("reason", attrgetter("latency_ms.reason")),
             Column("why_not", _why_not, heading="", wraps=True),
-            Column("state", _state, heading="", text=lambda row: Text(_state(row), "yellow")),
+            Column("state", _state, heading="", text=lambda row: Text(_state(row), "yellow"), flows=True),
         ]
     )
 
@@ -104,6 +103,26 @@ def _first_calls(report: Report) -> dict[int, float]:
             if first is not None:
                 found[id(row)] = first
     return found
+
+
+def _runtime(row: Row) -> str:
+    return provider_facts(row.provider).label
+
+
+def _typical(row: Row) -> Text:
+    return _styled(latency_words(row.latency_ms), row.latency_ms.status)
+
+
+def _within(row: Row) -> Text:
+    return _styled(latency_range(row.latency_ms), row.latency_ms.status)
+
+
+def _memory(row: Row) -> Text:
+    return _styled(memory_words(row.memory_bytes), row.memory_bytes.status)
+
+
+def _memory_within(row: Row) -> Text:
+    return _styled(memory_range(row.memory_bytes), row.memory_bytes.status)
 
 
 def _styled(words: str, status: str) -> Text:
@@ -125,8 +144,9 @@ CHECKS: Columns[Check] = Columns(
         Column("result", attrgetter("status"), mark=True),
         Column("artifact", attrgetter("artifact")),
         Column("limit", attrgetter("limit"), text=lambda check: quantity(check.limit, check), number=True),
-        Column("value", attrgetter("value"), text=value_words, number=True),
-        Column("known_by", lambda check: check.basis if check.value is not None else None),
+        Column("at", attrgetter("batch"), text=at_words),
+        Column("value", attrgetter("value"), text=value_words, number=True, narrow=value_range),
+        Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
         Column("why", attrgetter("reason"), text=lambda check: check.reason or "", wraps=True),
     ]
 )
@@ -158,15 +178,15 @@ def candidates(search: Search, *names: str) -> Columns[Numbered]:
             Column[Numbered]("number", lambda row: row[0], heading="", text=number),
             Column("artifact", lambda row: row[2].artifact),
             Column("runtime", lambda row: provider_facts(row[2].provider).label if several else None),
-            Column("threads", lambda row: row[2].threads, number=True),
+            Column("threads", lambda row: row[2].threads, number=True, leaves=2),
             Column("score", lambda row: row[2].score, "", metric.name, lambda row: metric.text(row[2].score), True),
             Column("latency", lambda row: row[2].latency_ms, "ms", text=_candidate_latency),
             Column("size", lambda row: row[2].size_bytes, "bytes"),
-            Column("memory", lambda row: row[2].memory_bytes, "bytes", text=_candidate_memory),
-            Column("energy", lambda row: row[2].energy_mj, "mj"),
-            Column("front", lambda row: row[2].on_front, text=lambda row: "●" if row[2].on_front else ""),
+            Column("memory", lambda row: row[2].memory_bytes, "bytes", text=_candidate_memory, leaves=1),
+            Column("energy", lambda row: row[2].energy_mj, "mj", leaves=1),
+            Column("front", lambda row: row[2].on_front, text=lambda row: "●" if row[2].on_front else "", leaves=3),
             Column("feasible", lambda row: row[2].feasible),
-            Column("verdict", lambda row: row[2].reason, heading="", text=_verdict),
+            Column("verdict", lambda row: row[2].reason, heading="", text=_verdict, flows=True),
             Column("why", lambda row: row[2].reason, text=lambda row: row[2].reason or "", wraps=True),
         ]
     )
@@ -200,19 +220,6 @@ def _verdict(row: Numbered) -> Text:
     return Text("; ").join(parts) if parts else Text("feasible", "green")
 
 
-Fact = tuple[str, str, str, str]
-"""Name, value, checked on the device (yes or no), source."""
-
-FACTS: Columns[Fact] = Columns(
-    [
-        Column("fact", lambda fact: fact[0]),
-        Column("value", lambda fact: fact[1]),
-        Column("checked_on_the_device", lambda fact: fact[2]),
-        Column("source", lambda fact: fact[3], wraps=True),
-    ]
-)
-
-
 def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
     """Print the whole report.
 
@@ -222,20 +229,20 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
         console: of the terminal.
     """
     _print_rows(report, console)
-    terminal = CHECKS.pick("check", "artifact", "limit", "value", "known_by", "result")
-    console.print(terminal.terminal(f"Budget of {report.device}", report.verdict.checks))
-    console.print(Text.assemble((f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)), end="")
-    console.print(f". {escape(in_words(report))}\n")
-    warned = [row for row in report.rows if row.latency_ms.warnings]
-    warnings = [f"{r.artifact} {shape_words(r, report)}: {'; '.join(r.latency_ms.warnings)}" for r in warned]
-    absent = {f"{r.artifact}: {state_words(r)}": None for r in report.rows if r.latency_ms.status == "unavailable"}
+    shapes = {at_words(check) for check in report.verdict.checks} - {""}
+    at, wrapped = ("at",) if len(shapes) > 1 else (), any(row.inputs for row in report.rows)
+    terminal = CHECKS.pick("check", "artifact", *at, "limit", "value", "known_by", "result")
+    said = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not wrapped else ""
+    console.print(terminal.terminal(f"Budget of {report.device}{said}", report.verdict.checks))
+    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)
+    console.print(Text.assemble(*verdict, f". {in_words(report)}\n"))
     # Where no files are written, this is all that says why.
     unknown: dict[str, list[str]] = {}
     for check in report.verdict.checks if not files else ():
         if check.status == "unknown":
             unknown.setdefault(check.reason or "no reason was given", []).append(f"{check.name} of {check.artifact}")
     why = [f"not known: {', '.join(names)}: {reason}" for reason, names in unknown.items()]
-    for note in (*report.notes, *why, *absent, *warnings):
+    for note in (*report.notes, *why, *absent_words(report), *warning_words(report, bool(files))):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if files and not any(path.suffix == ".png" for path in files):
         console.print(f"no pictures: {NO_PICTURE}", soft_wrap=True, markup=False)
@@ -251,6 +258,8 @@ def _print_rows(report: Report, console: Console) -> None:
     where = "on this host" if report.judged_from is None else "elsewhere"
     title = f"{report.run} for {report.device_title}\nmeasured {where}: {host}{warned}"
     here = [row for row in report.rows if row.where == "host" and row.phase != "cold"]
+    # What was left out of the verdict and did not run here either has a line below, and no figure.
+    here = [row for row in here if row.artifact not in report.left_out or row.latency_ms.status != "unavailable"]
     several = ("provider",) if len({row.provider for row in here}) > 1 else ()
     figures = ("first_call", "p50", "p90", "throughput", "memory_peak", "state")
     console.print(columns.pick("artifact", "size", *several, "shape", *figures).terminal(title, here))

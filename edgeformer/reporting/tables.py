@@ -113,9 +113,9 @@ def artifact_table(bundle: BundleManifest) -> Table:
     columns: Columns[ArtifactManifest] = Columns(
         [
             Column("artifact", attrgetter("id")),
-            Column("file", attrgetter("file")),
+            Column("file", attrgetter("file"), leaves=2),
             Column("size", attrgetter("size_bytes"), "bytes"),
-            Column("parameters stored", stored, number=True),
+            Column("parameters stored", stored, number=True, leaves=1),
             Column("max_error", lambda a: getattr(a.parity, "max_abs_error", None), "error", heading),
             Column("top-1 agreement", lambda a: getattr(a.parity, "top1_agreement", None), "share"),
             Column(metric.name, score, text=lambda artifact: metric.text(score(artifact)), number=True),
@@ -211,7 +211,7 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:
             Column("what", itemgetter("name")),
             Column("status", itemgetter("status"), mark=True),
             Column("version", lambda found: found["version"] or None),
-            Column("details", itemgetter("detail"), text=details),
+            Column("details", itemgetter("detail"), text=details, flows=True),
         ]
     )
     return columns.terminal("What works on this machine", capabilities)

@@ -53,6 +53,22 @@ def drawn_candidates(search: Search) -> list[tuple[int, int, Candidate]]:
     return [entry for entry in numbered(search) if entry[2].score is not None and entry[2].latency_ms is not None]
 
 
+Shape = tuple[int, int]
+_MARKS: dict[str, dict[str, Any]] = {
+    "measured": {"marker": "D"},
+    "on this host": {"marker": "x"},
+    "estimated": {"marker": "D", "markerfacecolor": "none"},
+}
+"""Filled, crossed, hollow: whose time a point has."""
+
+
+def _shape_marks(rows: list[Row]) -> dict[Shape, str]:
+    """(batch, seq) → its mark, small shapes first."""
+    shapes = sorted({(row.batch, row.seq) for row in rows}, key=lambda shape: (shape[0] * shape[1], shape))
+    marks = "Dos^vPph"
+    return {shape: marks[position % len(marks)] for position, shape in enumerate(shapes)}
+
+
 _NAMED = 2
 """Bubbles that can carry their names without covering each other; more get numbers, and the front is named below."""
 
@@ -94,43 +110,62 @@ class TradePanel(Panel):
             axis.plot([left, peak / rate, right], [left * rate, peak, peak], color=INK, linewidth=1.2)
             text = f"{precision} peak {rate_words(peak)}"
             axis.annotate(text, (right, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
-        seen: set[str] = set()
+        marks = _shape_marks(rows)
         for row in rows:
-            self._point(row, seen)
+            self._point(row, marks[row.batch, row.seq])
+        self._key(rows, marks)
         text = f"{rate / 1e9:.4g} GB/s"
         axis.annotate(text, (left * 1.6, left * 1.6 * rate), (6, -9), textcoords="offset points", fontsize=8, color=INK)
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlim(left, right)
         axis.grid(color=FAINT, linewidth=0.8)
-        axis.set(
-            xlabel=plain(f"operations per byte moved; roofs: {self.report.device}"), ylabel="operations per second"
-        )
-        axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.1, 1.01), borderaxespad=0, ncols=2)
+        at = "" if len(marks) > 1 else f"\nall at {next(iter(marks))[0]} × {next(iter(marks))[1]}"
+        label = plain(f"operations per byte moved; roofs: {self.report.device}{at}")
+        axis.set(xlabel=label, ylabel="operations per second")
 
-    def _point(self, row: Row, seen: set[str]) -> None:
-        """The mark of a row; ``seen`` are the labels that stand in the legend already."""
+    def _key(self, rows: list[Row], marks: dict[Shape, str]) -> None:
+        """Above the picture: a colour per artifact, and a mark per shape where there are several.
+
+        Beside the points, eleven artifacts' names and shapes would lie on each other.
+        """
+        from matplotlib.lines import Line2D
+
+        facts: dict[str, Any] = {"linestyle": "", "markersize": 6}
+        keys = [
+            Line2D([], [], marker="s", color=self.colours[name], label=plain(named(name)), **facts)
+            for name in dict.fromkeys(row.artifact for row in rows)
+        ]
+        kinds = dict.fromkeys(self._kind(row) for row in rows)
+        keys += [Line2D([], [], color=GREY, label=kind, **facts, **_MARKS[kind]) for kind in kinds]
+        if len(marks) > 1:
+            keys += [
+                Line2D([], [], marker=mark, color=GREY, label=f"{batch} × {seq}", **facts)
+                for (batch, seq), mark in marks.items()
+            ]
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.01), "borderaxespad": 0}
+        self.axis.legend(handles=keys, frameon=False, fontsize=8, ncols=2, handletextpad=0.2, **place)
+
+    def _kind(self, row: Row) -> str:
+        """Whose time it is."""
+        here = "measured" if self.report.on_target else "on this host"
+        return "estimated" if row.latency_ms.status == "estimated" else here
+
+    def _point(self, row: Row, mark: str) -> None:
+        """The mark of a row."""
         axis, latency, work, colour = self.axis, row.latency_ms, row.work, self.colours[row.artifact]
         assert work is not None
         per_ms = work.operations * 1e3
         x, y = work.operations / work.bytes_moved, per_ms / (latency.p50 or 1.0)
-        here = "measured" if self.report.on_target else "on this host"
-        kind = "estimated" if latency.status == "estimated" else here
-        name = plain(f"{named(row.artifact)}, {kind}")
-        label = name if name not in seen else None
-        seen.add(name)
+        kind = self._kind(row)
         if kind == "on this host":
-            axis.plot([x], [y], "x", color=colour, markersize=4, linestyle="", label=label)
+            axis.plot([x], [y], "x", color=colour, markersize=4, linestyle="")
             return
         if kind == "estimated":
             low, high = latency.low or latency.p50 or 1.0, latency.high or latency.p50 or 1.0
             axis.plot([x, x], [per_ms / high, per_ms / low], color=colour, linewidth=1.2, linestyle=(0, (3, 2)))
         filled = "none" if kind == "estimated" else colour
-        axis.plot(
-            [x], [y], "D", markerfacecolor=filled, markeredgecolor=colour, markersize=6, linestyle="", label=label
-        )
-        text = f"{row.batch}×{row.seq}"
-        axis.annotate(text, (x, y), (5, -9), textcoords="offset points", fontsize=7, color=GREY)
+        axis.plot([x], [y], mark, markerfacecolor=filled, markeredgecolor=colour, markersize=6, linestyle="")
 
     def search(self) -> None:
         """Score over latency, one bubble per candidate as large as its file; the front is drawn, the pick has a ring.

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.device import Calibration, EstimateError, FittedCase
-from edgeformer.formats.report import ArtifactCheck, Verification
 from edgeformer.formats.units import format_milliseconds
+from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.reporting.words import ABOUT, thread_words
 

@@ -59,6 +59,34 @@ def value_words(check: Check) -> str:
     return f"{ABOUT} {quantity(check.value, check)}{span}"
 
 
+def latency_range(latency: Latency) -> str:
+    """Where there is little room: of an estimate the range alone, which is what is judged."""
+    return _ends(latency.low, latency.high, lambda end: f"{format_milliseconds(end)} ms") or latency_words(latency)
+
+
+def memory_range(memory: Memory) -> str:
+    """As :func:`latency_range`."""
+    return _ends(memory.low, memory.high, format_bytes) or memory_words(memory)
+
+
+def value_range(check: Check) -> str:
+    """As :func:`latency_range`."""
+    return _ends(check.low, check.high, lambda end: quantity(end, check)) or value_words(check)
+
+
+def _ends(low: float | None, high: float | None, written: Callable[[float], str]) -> str:
+    """``≈ 6.78 to 25.5 ms``: the unit once, where it is one."""
+    if low is None or high is None:
+        return ""
+    (first, unit), (last, other) = written(low).rsplit(" ", 1), written(high).rsplit(" ", 1)
+    return f"{ABOUT} {first}{'' if unit == other else f' {unit}'} to {last} {other}"
+
+
+def at_words(check: Check) -> str:
+    """Batch × tokens at which a check judges; empty for a file's size."""
+    return "" if check.batch is None else f"{check.batch} × {check.seq}"
+
+
 def shape_words(row: Row, report: Report) -> str:
     """Batch × tokens; ``per token`` of a decode row, and the threads where the report has several counts.
 
@@ -69,7 +97,9 @@ def shape_words(row: Row, report: Report) -> str:
         report: whose other rows say what has to be told apart.
     """
     decode = " per token" if row.phase == "decode" else ""
-    sweep = len({other.threads for other in report.rows if other.threads is not None}) > 1
+    # This host's rows and the device's have counts of their own, which is no sweep.
+    same = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
+    sweep = len(same) > 1
     threads = f", {thread_words(row.threads)}" if sweep and row.threads is not None else ""
     shape = f"{row.batch} × {row.seq}"
     if row.inputs:
@@ -108,7 +138,25 @@ def state_words(row: Row) -> str:
 
 
 def in_words(report: Report) -> str:
-    """The verdict in one sentence that a newcomer understands."""
+    """The verdict in one or two sentences that a newcomer understands; of a search, that of what it picked."""
+    search, sentence = report.search, _of_checks(report)
+    if search is not None and search.pick is None:
+        return f"The search picks nothing: {search.reason}."
+    if search is not None and search.pick is not None:
+        sentence = f"The search picks {search.candidates[search.pick].artifact}. {sentence}"
+    if not report.left_out:
+        return sentence
+    # Listed one by one in the notes.
+    whole = "every artifact" if report.left_out and not report.verdict.checks else numbers_of(len(report.left_out))
+    return f"{sentence} Left out: {whole} that no {report.device_title} can run."
+
+
+def numbers_of(count: int) -> str:
+    """``1 artifact``, ``3 artifacts``."""
+    return f"{count} artifact{'s' if count != 1 else ''}"
+
+
+def _of_checks(report: Report) -> str:
     checks = report.verdict.checks
     failed = [c for c in checks if c.status == "fail"]
     open_ = [c for c in checks if c.status == "unknown"]

@@ -7,13 +7,16 @@ confidence exits and lookups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.golden import Golden, Tokens
 from edgeformer.tasks.metric import Array, Arrays
+
+if TYPE_CHECKING:
+    from edgeformer.tasks.task import Task
 
 Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: a session's ``run``."""
@@ -109,3 +112,18 @@ class TextCalls:
                 raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
             pieces.append(outputs["logits"])
         return np.concatenate(pieces)
+
+
+def longest_call(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
+    """Tokens of the longest call that a model ever gets: what it takes, and no more than its texts are cut to.
+
+    Args:
+        task: of the model. What writes text goes on behind the length that it was trained with.
+        max_positions: tokens that the model takes; None: any number.
+        max_length: tokens that its texts are cut to; None: not known.
+
+    Returns:
+        None: any number.
+    """
+    cut_to = max_length if task.reads_text and not task.writes_text else None
+    return min((length for length in (max_positions, cut_to) if length is not None), default=None)

@@ -116,7 +116,7 @@ def write_manifest(bundle: Path, artifacts: list[ArtifactManifest], **changes: o
         task="classification",
         created="2026-11-21T00:00:00.000+00:00",
         labels=("negative", "positive"),
-        max_length=12,
+        max_length=24,
         max_positions=POSITIONS,
         pad_id=0,
         parameters=VOCABULARY * WIDTH,

@@ -53,6 +53,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
+    "edgeformer profile --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
     "edgeformer profile --calibrate --validate": _MEASURES,
     "edgeformer profile --calibrate": _MEASURES,
     "edgeformer profile --validate": _MEASURES,
@@ -135,6 +136,7 @@ DATA = {
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
     "# in recipes/minilm_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
     "# in recipes/minilm_folded_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
+    "# .github/workflows/edgeformer.yml": "a workflow; test_ci.py reads it and runs its script",
     "name: my-card": "a whole profile; test_documented_commands.py reads it",
 }
 """First line of a block of YAML → what reads it in the tests."""

@@ -95,7 +95,7 @@ def newest_bundle() -> Path:
 
 
 def keep_reports() -> None:
-    (report,) = Path("artifacts").glob("*/reports/rtx4050.json")
+    (report,) = Path("artifacts").glob("*/reports/rtx4050-onnx-fp16.json")
     shutil.copy(report, "before.json")
     shutil.copy(report, "after.json")
 

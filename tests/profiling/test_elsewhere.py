@@ -77,7 +77,7 @@ def test_rows_are_held_against_the_budget_at_its_shape(write: Write) -> None:
     assert (
         any("the word of whoever judges" in note for note in judged.notes) and "measured in a browser" in judged.notes
     )
-    assert any("at most 64 positions" in note for note in judged.notes)
+    assert any("at most 64 tokens" in note for note in judged.notes)
 
 
 def test_limits_and_artifacts_of_the_command_line_win(write: Write) -> None:

@@ -27,7 +27,7 @@ def manifest(folder: Path) -> BundleManifest:
 
 
 def long_model(manifest: BundleManifest) -> BundleManifest:
-    return manifest.model_copy(update={"max_positions": 512})
+    return manifest.model_copy(update={"max_positions": 512, "max_length": 512})
 
 
 def test_default_shapes_are_batch_1_and_16_at_the_budgets_length(manifest: BundleManifest) -> None:
@@ -39,8 +39,8 @@ def test_default_shapes_are_batch_1_and_16_at_the_budgets_length(manifest: Bundl
 def test_a_short_model_is_judged_at_its_own_length_and_says_so(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), RTX, manifest)
     assert request.shapes == ((1, 24), (16, 24))
-    assert "at most 24 positions" in str(request.limits.shape_note)
-    assert any("at most 24 positions" in note for note in request.notes)
+    assert "at most 24 tokens" in str(request.limits.shape_note)
+    assert any("at most 24 tokens" in note for note in request.notes)
 
 
 def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:

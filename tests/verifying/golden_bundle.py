@@ -14,7 +14,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.data_config import TextConfig
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.report import Verification
+from edgeformer.formats.verification import Verification
 from tests.backends.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 WORDS = 60

@@ -13,7 +13,7 @@ from onnx import helper
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
 from edgeformer.formats.golden import INPUT, OUTPUT
-from edgeformer.formats.report import DAMAGED
+from edgeformer.formats.verification import DAMAGED
 from edgeformer.stages.verifying.verify import verify
 from edgeformer.stages.wrapping.wrap import WrapOptions, wrap, wrap_cached
 from tests.cli.run_cli import edgeformer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, OpenOptions, ProviderFacts
 from edgeformer.backends.tensorrt.builders import TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.backends.tensorrt.jetson import jetson_capability
 from edgeformer.backends.tensorrt.state import (
     RUNTIMES,
     SCRIPTS,
@@ -59,9 +60,12 @@ class TensorRTBackend(Backend):
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
-        return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
+        return [
+            *jetson_capability(),
+            *(describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES),
+        ]
 
-    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+    def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Engines run on NVIDIA GPUs only, and on those of the compute capability that they were built for."""
         if device.kind != "cuda":
             return f"{artifact.format} engines run on NVIDIA GPUs only"
@@ -70,6 +74,9 @@ class TensorRTBackend(Backend):
         if built_for is not None and capability is not None and built_for != capability:
             return f"the engine was built for compute capability {built_for}; {device.name!r} has {capability}"
         return None
+
+    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        return self.never_runs(artifact, device)
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
         return True

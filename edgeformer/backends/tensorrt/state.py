@@ -51,7 +51,8 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 
 REMEDIES: dict[Package, str] = {
     "tensorrt-rtx": install_hint("rtx"),
-    "tensorrt": f"on a CUDA machine: {install_hint('trt')}; on a Jetson it comes with JetPack",
+    "tensorrt": f"on a CUDA machine: {install_hint('trt')}; on a Jetson it comes with JetPack, and an environment "
+    "sees it that was made with python3 -m venv --system-site-packages",
     "torch-tensorrt": f"on a CUDA machine: {install_hint('trt')}",
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")

@@ -24,6 +24,7 @@ Send = Callable[[BaseModel], None]
 _JOBS = {
     "measure": "edgeformer.stages.profiling.measuring",
     "list": "edgeformer.stages.profiling.estimating.listing",
+    "pace": "edgeformer.stages.profiling.gating.pacing",
     "probe": "edgeformer.stages.profiling.estimating.probe",
 }
 
@@ -31,7 +32,7 @@ _JOBS = {
 def main() -> int:
     """Read the spec, do the job, answer. An unexpected error ends in a traceback on stderr and exit code 1."""
     send = claim_stdout()
-    told = sys.stdin.buffer.read()
+    told = sys.stdin.buffer.readline()  # one document; a job that goes on asking does so in further lines
     work: Callable[[bytes, Send], None] = import_module(_JOBS[json.loads(told)["kind"]]).work
     reason = None
     try:

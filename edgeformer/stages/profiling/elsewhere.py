@@ -14,9 +14,11 @@ from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.measure_rules import PERCENTILE_NEEDS
 from edgeformer.formats.report import Latency, Report, Row, Subject, SubjectArtifact
 from edgeformer.formats.report_file import read_report
-from edgeformer.stages.profiling.request import ProfileOptions, limits_of
+from edgeformer.stages.profiling.limits import limits_of, shape_notes
+from edgeformer.stages.profiling.request import ProfileOptions
 from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, judged_rows, spared_of_latency
 from edgeformer.tasks import task_named
+from edgeformer.tasks.calls import longest_call
 
 
 def subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
@@ -27,7 +29,8 @@ def subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) 
         artifacts: those of it that the report is about.
     """
     known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in artifacts}
-    return Subject(task=manifest.task, max_positions=manifest.max_positions, artifacts=known)
+    lengths = {"max_positions": manifest.max_positions, "max_length": manifest.max_length}
+    return Subject(task=manifest.task, **lengths, artifacts=known)
 
 
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
@@ -56,11 +59,13 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     if bundle is None and not task.reads_text:
         raise InputError(f"--judge {path}: of a {task.noun}, whose shapes only the bundle tells; name its RUN, too")
     data = bundle.data if bundle is not None else None
-    limits = limits_of(options, device, task, subject.max_positions, data, elsewhere=True)
+    limits = limits_of(
+        options, device, task, longest_call(task, subject.max_positions, subject.max_length), data, elsewhere=True
+    )
     known = [_evidence(name, rows, subject, device, limits) for name in chosen]
     verdict = check_budget(known, limits)
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
-    notes += [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
+    notes += shape_notes(limits)
     notes += [] if verdict.checks else ["nothing was judged: neither the profile nor the command sets a limit"]
     if spared := spared_of_latency(known, limits):
         notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")

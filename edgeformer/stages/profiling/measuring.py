@@ -125,7 +125,25 @@ def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Worklo
     return Workload(first, call, decoder.close, load_ms, facts, decoder.caveats())
 
 
-def _buffers(spec: MeasureSpec, shape: Shape) -> Buffers:
+def opened(spec: MeasureSpec, item: Item, provider: str, buffers: Buffers) -> Workload:
+    """The artifact of ``spec``, opened afresh for one item.
+
+    Args:
+        spec: what to open.
+        item: phase and shape.
+        provider: what computes it.
+        buffers: of that shape, used in turn.
+    """
+    return (_open_whole if item[0] == "steady" else _open_decoding)(spec, provider, buffers)
+
+
+def unpin() -> None:
+    """Call it once the runtime is imported: OpenMP has read its settings, and no other process may inherit them."""
+    for name in _PINNING:
+        os.environ.pop(name, None)
+
+
+def buffers_of(spec: MeasureSpec, shape: Shape) -> Buffers:
     """Different inputs of one shape: as many as take a quarter of a GiB, but no more than are worth having."""
     size = sum(array.nbytes for array in spec.checked.calls(shape, 1)[0].values())
     return spec.checked.calls(shape, max(_LEAST_BUFFERS, min(_BUFFERS, _BUFFER_BYTES // max(1, size))))
@@ -142,10 +160,8 @@ class _Measurement:
         self.provider = backend.provider(spec.checked.artifact, spec.provider)
         backend.load(spec.checked.artifact)  # part of the baseline: the runtime, nothing opened
 
-        # OpenMP has read them by now; a process that a library starts from here must not inherit the pinning.
-        for name in _PINNING:
-            os.environ.pop(name, None)
-        self.buffers = {shape: _buffers(spec, shape) for shape in spec.shapes}
+        unpin()
+        self.buffers = {shape: buffers_of(spec, shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()
         self.before_gpu = gpu_memory_in_use(spec.gpu_uuid)
         self.meter = peak_meter()
@@ -169,8 +185,7 @@ class _Measurement:
         phase, batch, seq = item
         left_over_bytes = max(0, resident_bytes() - self.baseline_bytes)
         since_reset = self.meter.reset() or cold
-        open_workload = _open_whole if phase == "steady" else _open_decoding
-        with closing(open_workload(self.spec, self.provider, self.buffers[batch, seq])) as workload:
+        with closing(opened(self.spec, item, self.provider, self.buffers[batch, seq])) as workload:
             began = time.perf_counter()
             workload.first()
             first_ms = (time.perf_counter() - began) * 1000

@@ -78,7 +78,7 @@ def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Take) 
             process.wait()
         if isinstance(heard, End):
             return heard
-        words = _last_words(errors)
+        words = last_words(errors)
     if heard is None and code is not None:
         hint = ", which is what a system does that runs out of memory" if code == _KILLED else ""
         return End(reason=f"the {job.name} process ended early: {exit_text(code)}{hint}{words}", died=True)
@@ -112,7 +112,7 @@ def _started(job: Job, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _lines(process: subprocess.Popen[bytes], silence_s: float) -> Iterator[bytes]:
+def lines_of(process: subprocess.Popen[bytes], silence_s: float) -> Iterator[bytes]:
     """The child's lines; raises queue.Empty where it is silent for so long.
 
     A thread reads: Windows cannot wait for a pipe with a time limit.
@@ -135,7 +135,7 @@ def _hear(
 ) -> End | str | None:
     """Take messages until the last one; or why the child had to be given up; None: it closed its output."""
     try:
-        for line in _lines(process, silence_s):
+        for line in lines_of(process, silence_s):
             message = messages.validate_json(line, strict=False)
             if isinstance(message, End):
                 return message
@@ -147,7 +147,7 @@ def _hear(
     return None
 
 
-def _last_words(errors: IO[bytes]) -> str:
+def last_words(errors: IO[bytes]) -> str:
     """The last line that the child wrote to stderr."""
     errors.seek(0, os.SEEK_END)
     errors.seek(max(0, errors.tell() - _LAST_WORDS_BYTES))

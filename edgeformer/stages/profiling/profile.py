@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgeformer.backends import cannot_run, default_provider, library_versions, on_gpu, opener_of, provider_facts
+from edgeformer.backends import (
+    cannot_run,
+    default_provider,
+    library_versions,
+    never_runs,
+    on_gpu,
+    opener_of,
+    provider_facts,
+)
 from edgeformer.backends.backend import Kind
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
@@ -19,7 +27,7 @@ from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
-from edgeformer.stages.profiling.search import search
+from edgeformer.stages.profiling.search import search, verdict_of_pick
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
@@ -78,6 +86,12 @@ def profile_bundle(
         whole_texts = artifact.role in ("full", "exit")
         known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
     return _report(here, [_with_inputs(row, bundle) for row in rows], known)
+
+
+def _left_out(here: _Profiling) -> dict[str, str]:
+    """Artifacts that say nothing about a model on this device, because no such device runs them: id → why."""
+    reasons = {one.id: never_runs(one, here.device) for one in here.request.artifacts}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _with_inputs(row: Row, bundle: Bundle) -> Row:
@@ -154,7 +168,12 @@ def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
 def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     target, manifest = here.target, here.bundle.manifest
     limits, options = here.request.limits, here.options
+    left_out = _left_out(here)
+    known = [evidence for evidence in known if evidence.artifact not in left_out]
     verdict = check_budget(known, limits)
+    found = search(manifest, rows, known, limits, options.search) if options.search is not None else None
+    if found is not None:
+        verdict = verdict_of_pick(found, known, limits)
     estimated = any(row.latency_ms.status == "estimated" for row in rows)
     return Report(
         device=here.device.name,
@@ -179,7 +198,9 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         estimated_for=here.device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
-        search=search(manifest, rows, known, limits, options.search) if options.search is not None else None,
+        search=found,
+        left_out=left_out,
+        question=here.request.question,
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
         subject=subject_of(manifest, here.request.artifacts),
     )
@@ -189,7 +210,13 @@ def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator
     yield from (*here.request.notes, *here.notes)
     if not here.target.present:
         yield f"{here.target.reason}: rows `host` were measured here, rows `device` are estimated for it"
-    if not judged:
+    left_out = _left_out(here)
+    for reason in dict.fromkeys(left_out.values()):
+        names = ", ".join(name for name, why in left_out.items() if why == reason)
+        yield f"left out of the verdict, because no {here.device.title} can ever run it: {names}: {reason}"
+    if left_out and not known:
+        yield "nothing was judged: no artifact can ever run on this device"
+    elif not judged:
         yield "nothing was judged: neither the profile nor the command sets a limit"
     spared = spared_of_latency(known, here.request.limits)
     if spared:

@@ -3,14 +3,12 @@ the device is this very machine."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-import psutil
 
 from edgeformer.backends import ALL_RUNTIMES, default_provider, providers_asked
 from edgeformer.formats.device import Budget, DeviceProfile, EstimateError
@@ -20,18 +18,17 @@ from edgeformer.formats.units import format_bytes
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import board_names, cpu_name, default_threads
 from edgeformer.stages.profiling.choosing import SearchOptions, check_options
+from edgeformer.stages.profiling.limits import limits_of, shape_notes
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Shape
 from edgeformer.stages.profiling.verdict import Limits
-from edgeformer.tasks import Task, task_named
-
-if TYPE_CHECKING:
-    from edgeformer.formats.data_config import DataSection
-
-T = TypeVar("T")
+from edgeformer.tasks import task_named
+from edgeformer.tasks.calls import longest_call
 
 # Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
+_LONGEST_QUESTION = 60
+"""Characters of a file's name; the rest of the 255 that systems allow is for the device and the kind of file."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,12 @@ class ProfileOptions:
     """What a caller may ask for. Limits that are given win over the device profile's budgets.
 
     Attributes:
-        batches: batch sizes to measure, each with every one of ``seqs``.
+        batches: batch sizes to measure, each with every one of ``seqs``; None: 1 and 16.
         seqs: sequence lengths to measure; empty: the budget's.
-        max_latency_ms: p50 at the budget's shape.
+        max_latency_ms: p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's.
         max_size_bytes: of the artifact's file.
-        max_memory_bytes: peak on the device at the budget's shape.
-        max_energy_mj: per call above idle at the budget's shape.
+        max_memory_bytes: peak on the device, at the same shapes.
+        max_energy_mj: per call above idle, at the same shapes.
         strict: the rules for figures to publish; ``rules`` wins over it.
         threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids to profile; empty: all that were built.
@@ -56,7 +53,7 @@ class ProfileOptions:
         estimate_error: how wrong estimates were where they could be checked, to be stated beside them.
     """
 
-    batches: tuple[int, ...] = (1, 16)
+    batches: tuple[int, ...] | None = None
     seqs: tuple[int, ...] = ()
     max_latency_ms: float | None = None
     max_size_bytes: int | None = None
@@ -88,6 +85,7 @@ class Request:
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...]
     runtime: str | None = None
+    question: str = ""
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """What an artifact is measured with, one after the other; empty: the runtime asked for does not open it."""
@@ -119,14 +117,16 @@ def resolve(
         check_options(options.search, manifest)
     task = task_named(manifest.task)
     budget = device.budgets.for_task(task.name)
-    limits = limits_of(options, device, task, manifest.max_positions, manifest.data)
-    asked = {*product(options.batches, options.seqs or (limits.seq,)), (limits.batch, limits.seq)}
+    limits = limits_of(
+        options, device, task, longest_call(task, manifest.max_positions, manifest.max_length), manifest.data
+    )
+    batches = (1, 16) if options.batches is None else options.batches
+    asked = {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in asked}
     artifacts, left_out = _artifacts(options, manifest, artifact)
     runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
     _require_opened(artifacts, runtime, manifest)
-    notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
-    notes += task.shape_notes(manifest.data)
+    notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
     if budget == Budget():
@@ -143,6 +143,7 @@ def resolve(
         artifacts=artifacts,
         notes=(*notes, *left_out),
         runtime=runtime,
+        question=question_of(options, artifact),
     )
 
 
@@ -153,60 +154,48 @@ def _require_opened(artifacts: Sequence[ArtifactManifest], runtime: str | None, 
         raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
 
 
+def question_of(options: ProfileOptions, artifact: str | None) -> str:
+    """What is asked beside the device's own budget of the whole bundle, as a part of a file's name; usually nothing.
+
+    How often and at which other shapes something is measured is no other question: the newer answer is the better one.
+
+    Args:
+        options: what a caller asks for.
+        artifact: the one that the RUN argument itself names.
+    """
+    words: list[str] = []
+    if options.search is not None:
+        words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
+        words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
+    limits: dict[str, tuple[float | None, Callable[[float], str]]] = {
+        "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
+        "memory": (options.max_memory_bytes, format_bytes),
+        "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),
+    }
+    given = [f"{name}-{shown(limit)}" for name, (limit, shown) in limits.items() if limit is not None]
+    if given:
+        shapes = {"batch": options.batches or (), "seq": options.seqs}
+        given += ["-".join([name, *map(str, sizes)]) for name, sizes in shapes.items() if sizes]
+    if options.max_size_bytes is not None:
+        given.append(f"size-{format_bytes(options.max_size_bytes)}")
+    words += [*given, *(options.artifacts or ((artifact,) if artifact is not None else ()))]
+    name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
+    if len(name) <= _LONGEST_QUESTION:
+        return name
+    return f"{name[:_LONGEST_QUESTION]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
-    for name, values in (("batch", options.batches), ("seq", options.seqs), ("threads", options.threads)):
+    for name, values in (("batch", options.batches or ()), ("seq", options.seqs), ("threads", options.threads)):
         if any(value < 1 for value in values):
             raise InputError(f"{name} must be 1 or more, not {min(values)}")
-    if not options.batches:
+    if options.batches == ():
         raise InputError("at least one batch size is needed, e.g. 1")
     longest = max(options.seqs, default=0)
     if manifest.max_positions is not None and longest > manifest.max_positions:
         raise InputError(
             f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; ask for less"
         )
-
-
-def limits_of(
-    options: ProfileOptions,
-    device: DeviceProfile,
-    task: Task,
-    max_positions: int | None,
-    data: DataSection | None,
-    *,
-    elsewhere: bool = False,
-) -> Limits:
-    """What a device leaves to a model of a task: its budget, and what the options say instead.
-
-    Args:
-        options: whose limits win.
-        device: whose budget it is.
-        task: of the model.
-        max_positions: tokens that the model takes; None: any number.
-        data: of the model's bundle; None: it is not at hand.
-        elsewhere: what is judged was measured on another machine, whose memory is not this one's.
-    """
-    budget = device.budgets.for_task(task.name)
-    seq = min(budget.seq, max_positions or budget.seq)
-    capped = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} positions"
-    batch, seq = (budget.batch, seq) if data is None else task.fit_shape(data, budget.batch, seq)
-    usable = device.usable_memory_bytes or device.memory_bytes
-    of_host = not elsewhere and device.kind == "cpu" and device.match is None
-    here = psutil.virtual_memory().total if of_host else None
-    return Limits(
-        size_bytes=_first(options.max_size_bytes, budget.size_bytes),
-        latency_ms=_first(options.max_latency_ms, budget.latency_p50_ms),
-        memory_bytes=_first(options.max_memory_bytes, budget.memory_bytes or (usable.value if usable else here)),
-        energy_mj=_first(options.max_energy_mj, budget.energy_mj),
-        batch=batch,
-        seq=seq,
-        # A budget of what writes text is per decoded token, not per forward pass over the whole text.
-        phase=task.phase,
-        shape_note=capped if max_positions is not None and seq < budget.seq else None,
-    )
-
-
-def _first(asked: T | None, budget: T | None) -> T | None:
-    return asked if asked is not None else budget
 
 
 def _artifacts(

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Rounded
-from edgeformer.formats.report import Candidate, Check, Row, Search
+from edgeformer.formats.report import Candidate, Check, Row, Search, Verdict
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import Basis, Choice, Option, SearchOptions, check_options, choose, front
 from edgeformer.stages.profiling.verdict import (
@@ -94,7 +94,29 @@ def search(
         reason=reason,
         basis=basis,
         not_in_bundle=absent_variants(manifest),
+        batch=limits.ranked.batch,
+        seq=limits.ranked.seq,
     )
+
+
+def verdict_of_pick(found: Search, known: Sequence[Evidence], limits: Limits) -> Verdict:
+    """The verdict of a search: what it picked against the limits; where nothing can be picked, it has failed.
+
+    Args:
+        found: of :func:`search`.
+        known: of each artifact, on the device.
+        limits: what the device's budget and the command allow.
+    """
+    if found.pick is None:
+        return Verdict(status="fail", checks=check_budget(known, limits).checks)
+    pick = found.candidates[found.pick]
+    picked = next(evidence for evidence in known if evidence.artifact == pick.artifact)
+    return check_budget([_as_opened(picked, pick.provider, pick.threads)], limits)
+
+
+def _as_opened(known: Evidence, provider: str, threads: int | None) -> Evidence:
+    """What is known of an artifact with one runtime and number of threads."""
+    return replace(known, rows=[row for row in known.rows if (row.provider, row.threads) == (provider, threads)])
 
 
 def _options(artifact: ArtifactManifest, own: Sequence[Row], known: Evidence, question: _Question) -> list[Option]:
@@ -104,7 +126,7 @@ def _options(artifact: ArtifactManifest, own: Sequence[Row], known: Evidence, qu
     phase = "steady" if known.whole_texts else question.limits.phase
     ways: list[Row | None] = [
         row
-        for row in judged_rows(known, question.limits)
+        for row in judged_rows(known, question.limits.ranked)
         if row.latency_ms.status != "unavailable" and row.phase == phase
     ]
     return [_option(artifact, own, row, known, question) for row in ways or [None]]
@@ -148,16 +170,17 @@ def _option(
     artifact: ArtifactManifest, rows: Sequence[Row], row: Row | None, known: Evidence, question: _Question
 ) -> Option:
     """``row``, one of the artifact's ``rows``, as a candidate; None: nothing usable is known but the size."""
-    limits, choice = question.limits, question.choice
+    limits, choice, at = question.limits, question.choice, question.limits.ranked
     provider = (row or rows[0]).provider
     score = _score(artifact, question.manifest, choice.metric, provider)
     # Why there is no usable row: what the rows say, else that none is of the judged shape.
     said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
-    shape = f"{limits.batch}×{limits.seq} was neither measured nor estimated"
+    shape = f"{at.batch}×{at.seq} was neither measured nor estimated"
     missing = Quantity(None, "unavailable", next(filter(None, said), shape))
     latency, memory, energy = (missing if row is None else of(row) for of in (latency_of, memory_of, energy_of))
-    of_device = [row] if row is not None and question.basis != "host" else []
-    checks = check_budget([replace(known, rows=of_device, why_no_rows=missing.reason)], limits).checks
+    of_device = known if row is not None and question.basis != "host" else replace(known, rows=[])
+    of_row = _as_opened(of_device, row.provider, row.threads) if row is not None else of_device
+    checks = check_budget([replace(of_row, why_no_rows=missing.reason)], limits).checks
     size = Quantity(known.size_bytes, "measured", "")
     costs = {"latency": latency, "memory": memory, "energy": energy, "size": size}
     against = _against(checks, score, latency, choice)
@@ -182,7 +205,7 @@ def _option(
         reason="; ".join(against) or None,
         low_ms=latency.low,
         high_ms=latency.high,
-        unknown=tuple(check.name for check in checks if check.status == "unknown"),
+        unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
         scored_as=score.scored_as,
     )
     return Option(candidate, least, stable=row is None or row.latency_ms.stable is not False)
@@ -196,7 +219,10 @@ def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, cho
         against.append(f"{choice.metric.name} {score.value:.4f} is {side} {choice.bound:g}")
     if latency.value is None:
         against.append(f"no time is known: {latency.reason}")
+    several = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
-            against.append(f"{check.name} {shown(check.value, check.unit)} is over {shown(check.limit, check.unit)}")
+            at = f" at {check.batch}×{check.seq}" if several and check.batch is not None else ""
+            over = f"is over {shown(check.limit, check.unit)}"
+            against.append(f"{check.name} {shown(check.value, check.unit)}{at} {over}")
     return against

@@ -22,7 +22,8 @@ _SUREST_FIRST: tuple[MeasurementStatus, ...] = ("measured", "estimated", "unavai
 class Limits:
     """What an artifact may cost, and at which shape it is judged. An absent limit is not checked.
 
-    ``phase`` is what latency and energy are of: a whole call, or one decoded token.
+    ``phase`` is what latency and energy are of: a whole call, or one decoded token. ``asked``: limits of the command
+    line, at the shapes that it names; those of the device's budget are judged at the budget's.
     """
 
     size_bytes: int | None
@@ -33,6 +34,23 @@ class Limits:
     phase: Literal["steady", "decode"] = "steady"
     shape_note: str | None = None
     energy_mj: float | None = None
+    asked: tuple[Limits, ...] = ()
+
+    @property
+    def judges_calls(self) -> bool:
+        """Whether anything but a file's size is limited at its own shape."""
+        return any(limit is not None for limit in (self.latency_ms, self.memory_bytes, self.energy_mj))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Every (batch, seq) at which something is judged; without limits, the budget's."""
+        own = ((self.batch, self.seq),) if self.judges_calls or not self.asked else ()
+        return (*own, *((at.batch, at.seq) for at in self.asked))
+
+    @property
+    def ranked(self) -> Limits:
+        """At the shape at which artifacts are compared with each other: the largest that limits were asked for at."""
+        return self.asked[-1] if self.asked else self
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,12 @@ def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
         limits: what they may cost.
     """
     spared = spared_of_latency(artifacts, limits)
-    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
+    checks = [
+        check
+        for artifact in artifacts
+        for at in (limits, *limits.asked)
+        for check in _checks(artifact, at, artifact.artifact not in spared)
+    ]
     statuses = {check.status for check in checks} or {"unknown"}
     return Verdict(status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks))
 
@@ -175,7 +198,9 @@ def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: b
             if what and quantity.basis != "unavailable":  # that keeps its own reason
                 estimated = "estimated " if quantity.basis == "estimated" else ""
                 quantity = replace(quantity, reason=f"{estimated}{what} {where}{quantity.reason}")
-            checks.append(_compare(name, artifact.artifact, limit, quantity, unit))
+            check = _compare(name, artifact.artifact, limit, quantity, unit)
+            at = {"batch": limits.batch, "seq": limits.seq} if name != "size" else {}
+            checks.append(check.model_copy(update=at))
     return checks
 
 

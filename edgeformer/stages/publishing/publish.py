@@ -37,6 +37,7 @@ from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
 from edgeformer.stages.publishing.parts import PageFolder, can_publish
 from edgeformer.tasks.answering import reads_pairs
+from edgeformer.tasks.calls import longest_call
 
 _PACKAGE = "edgeformer.stages.publishing"
 _SITE = "site"
@@ -138,7 +139,8 @@ def _shapes(bundle: Bundle, options: PageOptions) -> tuple[tuple[int, int], ...]
     for _, seq in options.shapes:
         if longest is not None and seq > longest:
             raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
-    usual = ((batch, min(seq, longest or seq)) for batch, seq in DEFAULT_SHAPES)
+    judged = longest_call(bundle.task, longest, bundle.manifest.max_length)  # --judge looks for that shape
+    usual = ((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
     return options.shapes or tuple(dict.fromkeys(usual))
 
 
@@ -178,7 +180,9 @@ def _fill(
         shapes=shapes,
         max_positions=manifest.max_positions,
         rules=_rules(),
-        subject=Subject(task=task.name, max_positions=manifest.max_positions, artifacts=known),
+        subject=Subject(
+            task=task.name, max_positions=manifest.max_positions, max_length=manifest.max_length, artifacts=known
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.formats.progress import SILENT, Progress, bar
-from edgeformer.formats.report import ArtifactCheck, Verification
+from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 

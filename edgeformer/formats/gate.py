@@ -1,0 +1,60 @@
+"""The JSON of `profile --against`: a bundle against the one that it shall replace, check by check."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+
+GateStatus = Literal["pass", "fail", "undecided", "unknown"]
+
+UNDECIDED = 4
+"""Exit code of a gate that could not decide. Not 0: a slower bundle must not pass because the machine was noisy. Not 3:
+nobody's change is at fault, and measuring again may help. A workflow can tell the three apart."""
+
+
+class GateCheck(Frozen):
+    """One figure of one artifact: the candidate's against the baseline's."""
+
+    name: Literal["latency", "memory", "size", "score", "drift", "presence"]
+    artifact: str
+    status: GateStatus = Field(
+        description="undecided: the machine is too noisy to say; unknown: there is nothing to compare, which fails "
+        "nothing"
+    )
+    phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
+    batch: int | None = None
+    seq: int | None = None
+    unit: str = ""
+    baseline: float | None = None
+    candidate: float | None = None
+    change: float | None = Field(None, description="(candidate - baseline) / baseline; of a score the difference")
+    low: float | None = Field(None, description="latency: the change is at least this; holds with all other looks")
+    high: float | None = Field(None, description="latency: the change is at most this")
+    found: Literal["slower", "faster", "no different", "not known"] | None = None
+    limit: float | None = Field(None, description="the largest change for the worse that is allowed")
+    rounds: int = Field(0, description="latency: pairs of fresh processes that were measured")
+    log_ratios: tuple[float, ...] = Field((), strict=False, description="latency: one per round, in their order")
+    reason: str = ""
+
+
+class Gate(Frozen):
+    """All checks. `fail` if any fails, else `undecided` if any is, else `pass`."""
+
+    format_version: Literal[1] = 1
+    status: GateStatus
+    candidate: str = Field(description="the bundle that is judged")
+    baseline: str = Field(description="the bundle that it is held against")
+    host: dict[str, Any]
+    created: str
+    seconds: float
+    error: float = Field(description="chance that any interval misses, for all that was measured together")
+    checks: tuple[GateCheck, ...] = Field(strict=False)
+    notes: tuple[str, ...] = Field((), strict=False)
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 3 failed, 4 undecided."""
+        return {"pass": 0, "fail": 3, "undecided": UNDECIDED, "unknown": UNDECIDED}[self.status]

@@ -1,0 +1,158 @@
+"""A gate for people and for CI: the terminal, a Markdown summary, and JUnit XML that build servers read."""
+
+from __future__ import annotations
+
+from math import inf
+from operator import attrgetter
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+from rich.console import Console
+from rich.text import Text
+
+from edgeformer.formats.escaping import markdown, markdown_line, visible
+from edgeformer.formats.files import write_text
+from edgeformer.formats.gate import Gate, GateCheck
+from edgeformer.formats.units import format_bytes, format_milliseconds
+from edgeformer.reporting.columns import DASH, Column, Columns, coloured
+
+_WORST_FIRST = ("fail", "undecided", "unknown", "pass")
+_MEANINGS = {
+    "pass": "Nothing is worse than it may be.",
+    "fail": "Something is worse than it may be.",
+    "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: measure again on "
+    "a quieter machine, or allow more.",
+}
+
+
+def print_gate(gate: Gate, console: Console) -> None:
+    """Print the checks, the worst first, and the verdict.
+
+    Args:
+        gate: what `profile --against` found.
+        console: of the terminal.
+    """
+    title = f"{gate.candidate}\nagainst {gate.baseline}"
+    console.print(CHECKS.pick(*_SHOWN).terminal(title, _ordered(gate)))
+    console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
+    for note in (*_reasons(gate), *gate.notes):
+        console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
+
+
+def markdown_summary(gate: Gate) -> str:
+    """GitHub-flavoured Markdown, as a workflow's summary shows it."""
+    table = CHECKS.pick(*_SHOWN).markdown(_ordered(gate), strong=lambda check: check.status in ("fail", "undecided"))
+    notes = "".join(f"- {markdown_line(note)}\n" for note in (*_reasons(gate), *gate.notes))
+    return (
+        f"## edgeformer gate: {gate.status}\n\n{_MEANINGS[gate.status]}\n\n"
+        f"{markdown(gate.candidate)} against {markdown(gate.baseline)}, on {markdown(str(gate.host.get('cpu')))}, "
+        f"{gate.seconds:.0f} s.\n\n{table}\n\n{notes}"
+    )
+
+
+def junit_xml(gate: Gate) -> str:
+    """One test case per check. JUnit has no word for undecided: an error is what it calls a test that could not be
+    brought to an end, and what nothing is known of was skipped."""
+    tags = {"fail": "failure", "undecided": "error", "unknown": "skipped"}
+    counts = {tag: sum(tags.get(check.status) == tag for check in gate.checks) for tag in tags.values()}
+    suite = Xml.Element(
+        "testsuite",
+        name="edgeformer profile --against",
+        tests=str(len(gate.checks)),
+        failures=str(counts["failure"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["skipped"]),
+        time=f"{gate.seconds:.3f}",
+        timestamp=gate.created,
+    )
+    for check in gate.checks:
+        name = " ".join(filter(None, (check.name, _at(check))))
+        case = Xml.SubElement(suite, "testcase", classname=visible(check.artifact), name=name)
+        said = visible(f"{_sentence(check)}{f' ({check.reason})' if check.reason else ''}")
+        if check.status in tags:
+            Xml.SubElement(case, tags[check.status], message=said)
+        else:
+            Xml.SubElement(case, "system-out").text = said
+    Xml.indent(suite)
+    return Xml.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def write_junit(gate: Gate, path: Path) -> None:
+    """Write :func:`junit_xml`; folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, junit_xml(gate))
+
+
+def append_summary(gate: Gate, path: Path) -> None:
+    """Add :func:`markdown_summary` to a file, as a workflow's summary is written by all of its steps."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(markdown_summary(gate))
+
+
+def _ordered(gate: Gate) -> list[GateCheck]:
+    return sorted(gate.checks, key=lambda check: _WORST_FIRST.index(check.status))
+
+
+def _at(check: GateCheck) -> str:
+    if check.batch is None:
+        return ""
+    return f"{check.batch} × {check.seq}{' per token' if check.phase == 'decode' else ''}"
+
+
+def _written(value: float | None, check: GateCheck) -> str:
+    if value is None:
+        return DASH
+    if check.unit == "bytes":
+        return format_bytes(value)
+    return f"{format_milliseconds(value)} ms" if check.unit == "ms" else f"{value:.4g}"
+
+
+def _change(check: GateCheck) -> str:
+    """``+3.1 %``; of a score the difference in its own unit."""
+    if check.change is None:
+        return DASH
+    return f"{check.change:+.4f}" if check.name == "score" else f"{check.change:+.1%}"
+
+
+def _range(check: GateCheck) -> str:
+    if check.low is None or check.high is None or check.high == inf:
+        return ""
+    return f"{check.low:+.1%} to {check.high:+.1%}"
+
+
+def _limit(check: GateCheck) -> str:
+    if check.limit is None:
+        return DASH
+    return f"-{check.limit:.4f}" if check.name == "score" else f"+{check.limit:.1%}"
+
+
+def _sentence(check: GateCheck) -> str:
+    known = f"{_written(check.baseline, check)} before, {_written(check.candidate, check)} now, {_change(check)}"
+    parts = [known, _range(check), check.found or "", f"allowed {_limit(check)}"]
+    return "; ".join(part for part in parts if part) if check.limit is not None else check.reason
+
+
+def _reasons(gate: Gate) -> list[str]:
+    """Why what did not pass did not, equal reasons once."""
+    found: dict[str, list[str]] = {}
+    for check in _ordered(gate):
+        if check.status != "pass" and check.reason:
+            found.setdefault(check.reason, []).append(f"{check.name} of {check.artifact}")
+    return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
+
+
+_SHOWN = ("result", "check", "artifact", "at", "before", "now", "change", "range", "allowed")
+CHECKS: Columns[GateCheck] = Columns(
+    [
+        Column("result", attrgetter("status"), mark=True),
+        Column("check", attrgetter("name")),
+        Column("artifact", attrgetter("artifact")),
+        Column("at", _at, text=_at, leaves=3),
+        Column("before", attrgetter("baseline"), text=lambda c: _written(c.baseline, c), number=True, leaves=2),
+        Column("now", attrgetter("candidate"), text=lambda c: _written(c.candidate, c), number=True, leaves=2),
+        Column("change", attrgetter("change"), text=_change, number=True),
+        Column("range", attrgetter("low"), text=_range, number=True),
+        Column("allowed", attrgetter("limit"), text=_limit, number=True),
+    ]
+)

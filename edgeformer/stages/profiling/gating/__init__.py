@@ -1,0 +1,1 @@
+"""The gate: a bundle against the one it shall replace, measured in turns in one run."""

@@ -1,0 +1,142 @@
+"""What two bundles say of an artifact without running it: presence, size, score and drift, held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgeformer.formats.gate import GateCheck, GateStatus
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.units import format_bytes
+from edgeformer.stages.profiling.gating.sequential import ERROR
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.tasks import task_named
+
+_LEAST_BYTES = 2 * 2**20
+_DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
+"""A drift is worse that is twice the baseline's; below a tenth of the tolerance it is rounding, and of no account."""
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """What a candidate may be worse by than its baseline.
+
+    Attributes:
+        max_slowdown: of the typical call, as a share of the baseline's.
+        max_memory_growth: of the peak, as a share.
+        max_size_growth: of the file, as a share.
+        max_score_loss: in the metric's own unit where it is a share (0.01 of accuracy is a point), else as a share.
+        longest_s: of measuring one artifact at one shape.
+        error: the chance that any interval of the run misses.
+        rules: of the warm-up; None: the usual ones, cut off where a process does not settle.
+    """
+
+    max_slowdown: float = 0.05
+    max_memory_growth: float = 0.10
+    max_size_growth: float = 0.05
+    max_score_loss: float = 0.01
+    longest_s: float = 180.0
+    error: float = ERROR
+    rules: MeasureRules | None = None
+
+
+@dataclass(frozen=True)
+class Both:
+    """An artifact in the two bundles."""
+
+    baseline: ArtifactManifest
+    candidate: ArtifactManifest
+
+
+def _against(name: str, both: Both, limit: float, figures: tuple[float | None, float | None], unit: str) -> GateCheck:
+    """A figure that may grow by a share.
+
+    Args:
+        name: of the check.
+        both: whose figure it is.
+        limit: the largest growth that is allowed.
+        figures: the baseline's and the candidate's; None: not known.
+        unit: of both.
+    """
+    before, after = figures
+    known = {"name": name, "artifact": both.candidate.id, "unit": unit, "limit": limit}
+    known |= {"baseline": before, "candidate": after}
+    if not before or after is None:
+        return GateCheck.model_validate({**known, "status": "unknown", "reason": "not known of both"})
+    change = (after - before) / before
+    return GateCheck.model_validate({**known, "change": change, "status": "fail" if change > limit else "pass"})
+
+
+def memory_check(both: Both, options: GateOptions, peaks: tuple[float | None, float | None]) -> GateCheck:
+    """The median peaks of baseline and candidate.
+
+    Args:
+        both: whose peaks they are.
+        options: what they may grow by.
+        peaks: bytes; None: not known.
+    """
+    check, (before, after) = _against("memory", both, options.max_memory_growth, peaks, "bytes"), peaks
+    if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_BYTES:
+        why = f"less than {format_bytes(_LEAST_BYTES)} more, which a process may take for anything"
+        return check.model_copy(update={"status": "pass", "reason": why})
+    return check
+
+
+def file_checks(
+    baseline: BundleManifest, candidate: BundleManifest, both: Both, options: GateOptions
+) -> Iterator[GateCheck]:
+    """Size, score and drift of one artifact.
+
+    Args:
+        baseline: manifest of the bundle that is to be replaced.
+        candidate: manifest of the other.
+        both: the artifact.
+        options: what it may be worse by.
+    """
+    sizes = both.baseline.size_bytes, both.candidate.size_bytes
+    yield _against("size", both, options.max_size_growth, sizes, "bytes")
+    yield _score(baseline, candidate, both, options.max_score_loss)
+    yield _drift(both)
+
+
+def _score(baseline: BundleManifest, candidate: BundleManifest, both: Both, most: float) -> GateCheck:
+    """Of the validation split, which must be the same in both: scores of other rows do not compare."""
+    metric = task_named(candidate.task).metric
+    before, after = (metric.of(one.validation) for one in (both.baseline, both.candidate))
+    known = {"name": "score", "artifact": both.candidate.id, "unit": metric.name, "limit": most}
+    known |= {"baseline": before, "candidate": after}
+    same = baseline.data_fingerprints.get("validation") == candidate.data_fingerprints.get("validation")
+    if before is None or after is None or not same:
+        why = "its score is not known of both" if same else "the two were scored on different validation rows"
+        return GateCheck.model_validate({**known, "status": "unknown", "reason": why})
+    difference = after - before
+    loss = -difference if metric.higher_is_better else difference
+    if metric.highest is None:  # a perplexity has no unit in which one hundredth is little
+        loss /= max(abs(before), 1e-12)
+    return GateCheck.model_validate({**known, "change": difference, "status": "fail" if loss > most else "pass"})
+
+
+def _drift(both: Both) -> GateCheck:
+    """How far the artifact is from torch in FP32: loop by loop where it has loops, else its answers."""
+    before, after = _error(both.baseline), _error(both.candidate)
+    known = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
+    known |= {"baseline": before, "candidate": after}
+    if before is None or after is None:
+        return GateCheck.model_validate({**known, "status": "unknown", "reason": "its drift is not known of both"})
+    drift = both.candidate.drift
+    tolerance = drift.tolerance if drift is not None else None
+    status: GateStatus = "pass"
+    if tolerance is not None and after > tolerance:
+        status, why = "fail", f"beyond its tolerance of {tolerance:g}"
+    elif after > _DRIFT_FACTOR * before and (tolerance is None or after > _DRIFT_SHARE * tolerance):
+        status, why = "fail", "more than twice the baseline's"
+    else:
+        why = "RMS error of the worst loop" if drift is not None else "largest error of an answer"
+    change = (after - before) / before if before else None
+    return GateCheck.model_validate({**known, "change": change, "status": status, "reason": why})
+
+
+def _error(artifact: ArtifactManifest) -> float | None:
+    if artifact.drift is not None:
+        return max((loop.rms_error for loop in artifact.drift.loops if loop.rms_error is not None), default=None)
+    return artifact.parity.max_abs_error if artifact.parity is not None else None

@@ -1,0 +1,238 @@
+"""A bundle against the one that it shall replace: what their manifests say, and both measured in turns in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from edgeformer.backends import cannot_run
+from edgeformer.bundle import Bundle, bundle_around
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.gate import Gate, GateCheck, GateStatus
+from edgeformer.formats.golden import GOLDEN_FILE
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.progress import Progress, Silent, bar
+from edgeformer.formats.report import Report
+from edgeformer.formats.report_file import read_report
+from edgeformer.machine.host import describe_host, now
+from edgeformer.run import Location
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks, memory_check
+from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, compare_pair
+from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
+from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
+from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
+
+RULES = replace(MeasureRules(), warmup_max_s=1.5)
+"""As for any row; but a process that does not settle goes on, for the other one meets the same machine."""
+_STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
+
+
+@dataclass(frozen=True)
+class _Gating:
+    baseline: Bundle
+    candidate: Bundle
+    request: Request
+    items: tuple[tuple[int, int], ...]
+    options: GateOptions
+    gpu_uuid: str | None
+    progress: Progress
+
+
+def named_baseline(path: Path) -> Bundle:
+    """The bundle that a report was measured on, which must still be what it was.
+
+    Args:
+        path: of the report.
+
+    Raises:
+        ArtifactError: the report is damaged, its bundle is not there, or another one lies in its place.
+    """
+    report = read_report(path)
+    beside = path.resolve().parents[1]  # reports lie in a folder of the run, or of the bundle
+    problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
+    for place in (beside / Path(report.bundle).name, Path(report.bundle), beside):
+        if bundle_around(place / GOLDEN_FILE) != place.resolve():
+            continue
+        bundle = Bundle.open(place)
+        changed = _changed(report, bundle)
+        if changed is None:
+            return bundle
+        problem = (
+            f"{changed!r} in {place} is not the one that was measured; keep the baseline's bundle somewhere else, and "
+            "name its folder"
+        )
+    raise ArtifactError(f"{path}: {problem}")
+
+
+def _changed(report: Report, bundle: Bundle) -> str | None:
+    """An artifact of the report that the bundle has not, or another one of that name."""
+    told = report.subject.artifacts if report.subject is not None else {}
+    own = {artifact.id: artifact.sha256 for artifact in bundle.artifacts}
+    return next((name for name, artifact in told.items() if own.get(name) != artifact.sha256), None)
+
+
+def gate_bundles(
+    location: Location,
+    baseline: Bundle,
+    device: DeviceProfile,
+    asked: tuple[ProfileOptions, GateOptions],
+    progress: Progress | None = None,
+) -> Gate:
+    """Hold a bundle against its baseline, on this host.
+
+    Args:
+        location: the bundle, and the one artifact of it that was named, if one was.
+        baseline: the bundle that it shall replace.
+        device: whose budget names the shape, where ``asked`` names none.
+        asked: shapes, threads and artifacts; and what the candidate may be worse by.
+        progress: where to say what is going on.
+
+    Raises:
+        ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
+        InputError: the two are of different tasks, or have no artifact in common.
+    """
+    candidate, (options, gate) = location.open_bundle(), asked
+    if candidate.manifest.task != baseline.manifest.task:
+        raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
+    request, target = resolve(options, device, candidate.manifest, location.artifact), find_target(device)
+    at = request.limits
+    named = product(options.batches or (at.batch,), options.seqs or (at.seq,))
+    items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in named))
+    gpu = target.gpu.uuid if target.gpu is not None else None
+    here = _Gating(baseline, candidate, request, items, gate, gpu, progress or Silent())
+    began = time.perf_counter()
+    chosen = _in_both(here, bool(options.artifacts) or location.artifact is not None)
+    checks = [*_lost(here), *_checks(here, chosen)]
+    found = {check.status for check in checks}
+    return Gate(
+        status=next((status for status in _STATUSES if status in found), "undecided"),
+        candidate=str(candidate.folder),
+        baseline=str(baseline.folder),
+        host=describe_host(),
+        created=now(),
+        seconds=time.perf_counter() - began,
+        error=gate.error,
+        checks=tuple(checks),
+        notes=tuple(_notes(here, chosen)),
+    )
+
+
+def _in_both(here: _Gating, named: bool) -> list[Both]:
+    old = {artifact.id: artifact for artifact in here.baseline.artifacts if artifact.status == "built"}
+    both = [Both(old[one.id], one) for one in here.request.artifacts if one.id in old]
+    missing = [one.id for one in here.request.artifacts if one.id not in old]
+    if not both or (named and missing):
+        has = ", ".join(old) or "nothing"
+        raise InputError(f"--against: the baseline {here.baseline.folder} has no {', '.join(missing)}; it has {has}")
+    return both
+
+
+def _lost(here: _Gating) -> Iterator[GateCheck]:
+    """What the baseline has and the candidate does not; where single artifacts are asked for, only they matter."""
+    asked = {artifact.id for artifact in here.request.artifacts}
+    whole = asked == {one.id for one in here.candidate.artifacts if one.status == "built"}
+    for artifact in here.baseline.artifacts if whole else ():
+        if artifact.status == "built" and artifact.id not in asked:
+            why = _why_lost(here.candidate, artifact)
+            yield GateCheck(name="presence", artifact=artifact.id, status="fail", reason=why)
+
+
+def _why_lost(candidate: Bundle, artifact: ArtifactManifest) -> str:
+    for one in candidate.artifacts:
+        if one.id == artifact.id:
+            return f"{one.status}: {one.reason or 'no reason given'}"
+    return "the candidate does not have it"
+
+
+def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
+    # All files first: a damaged one ends everything before anything is measured.
+    opened = [
+        (both, [CheckedArtifact.of(here.baseline, both.baseline), CheckedArtifact.of(here.candidate, both.candidate)])
+        for both in chosen
+    ]
+    task = here.candidate.task
+    timed = [
+        (both, checked, item)
+        for both, checked in opened
+        for shape in here.items
+        for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
+        if cannot_run(both.candidate) is None
+    ]
+    for both, _ in opened:
+        yield from file_checks(here.baseline.manifest, here.candidate.manifest, both, here.options)
+        if (refusal := cannot_run(both.candidate)) is not None:
+            yield GateCheck(name="latency", artifact=both.candidate.id, status="unknown", reason=refusal)
+    for both, checked, item in timed:
+        yield from _timed(here, both, checked, item, here.options.error / len(timed))
+
+
+def _timed(
+    here: _Gating, both: Both, checked: Sequence[CheckedArtifact], item: Item, error: float
+) -> Iterator[GateCheck]:
+    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
+    options, (phase, batch, seq) = here.options, item
+    specs = [
+        PaceSpec(
+            threads=here.request.threads[0],
+            gpu_uuid=here.gpu_uuid,
+            item=item,
+            measure=MeasureSpec(
+                checked=one,
+                provider=here.request.provider,
+                threads=here.request.threads[0],
+                shapes=((batch, seq),),
+                rules=options.rules or RULES,
+                gpu_uuid=here.gpu_uuid,
+            ),
+        )
+        for one in checked
+    ]
+    rules = PairRules(longest_s=options.longest_s, most=options.max_slowdown, error=error)
+    at = {"phase": phase, "batch": batch, "seq": seq}
+    with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
+        try:
+            found = compare_pair((specs[0], specs[1]), rules, lambda _: here.progress.advance(1))
+        except ArtifactError as problem:
+            check = GateCheck(name="latency", artifact=both.candidate.id, status="fail", reason=str(problem))
+            yield check.model_copy(update=at)
+            return
+    yield _latency(found, both, rules).model_copy(update=at)
+    yield memory_check(both, options, found.peak_medians).model_copy(update=at)
+
+
+def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
+    known, rounds = found.known, len(found.log_ratios)
+    decision = known.decision(rules.most)
+    reason = f"{rounds} rounds of two fresh processes"
+    if decision == "undecided":
+        room = "all rounds" if rounds >= MOST_ROUNDS else f"{rules.longest_s:.0f} s"
+        reason += f", which are {room}: the machine is too noisy, or the change too close to what is allowed"
+    if found.unsettled:
+        reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
+    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
+    facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
+    facts |= {"found": known.change, "change": known.middle, "rounds": rounds, "reason": reason, **ends}
+    facts |= {"baseline": _middle(found.baseline_ms), "candidate": _middle(found.candidate_ms)}
+    return GateCheck.model_validate({**facts, "log_ratios": found.log_ratios}, strict=False)
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def _notes(here: _Gating, chosen: Sequence[Both]) -> Iterator[str]:
+    yield "both were measured in turns on this host; a ratio of another processor may differ"
+    if len(here.request.threads) > 1:
+        yield f"measured with {here.request.threads[0]} threads only, the first of those asked for"
+    if all(both.baseline.sha256 == both.candidate.sha256 for both in chosen):
+        yield "baseline and candidate are the same files"
+    asked, known = here.request.artifacts, {both.candidate.id for both in chosen}
+    for artifact in asked:
+        if artifact.id not in known:
+            yield f"{artifact.id}: new, the baseline does not have it; nothing to compare"

@@ -1,0 +1,102 @@
+"""The child's side of a round: one artifact, opened and warmed up, then a block of calls whenever it is asked."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from edgeformer.backends import backend_of
+from edgeformer.formats.base import Frozen
+from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.measure import measure
+from edgeformer.stages.profiling.measuring import buffers_of, opened, unpin
+from edgeformer.stages.profiling.memory import added, peak_meter, resident_bytes
+from edgeformer.stages.profiling.messages import Item, MeasureSpec
+from edgeformer.stages.profiling.process import End, Job
+
+_RETURN_CALLS = 2
+"""At the start of a block, not timed: the caches are the other process's by then, and the threads sleep."""
+
+
+class PaceSpec(Job):
+    """One artifact at one shape, called when it is asked."""
+
+    name, answers = "comparing", "times"
+    kind: Literal["pace"] = "pace"
+    measure: MeasureSpec = Field(description="what to open, with the rules of its warm-up")
+    item: Item = Field(strict=False)
+    repeat: int = Field(1, ge=1, description="calls that are timed as one: a benchmark plants a slowdown with it")
+
+
+class Ready(Frozen):
+    """Opened and warm."""
+
+    kind: Literal["ready"] = "ready"
+    provider: str
+    call_ms: float = Field(description="mean of the warm-up's calls, `repeat` of them together")
+    peak_bytes: int | None = Field(description="that the artifact adds to a process which has loaded the runtime")
+    settled: bool
+
+
+class Block(Frozen):
+    """What was asked for: as many times as there were lines' calls."""
+
+    kind: Literal["block"] = "block"
+    times_ms: tuple[float, ...] = Field(strict=False)
+
+
+ANSWERS: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block | End, Field(discriminator="kind")])
+
+
+def work(told: bytes, send: Send) -> None:
+    """Open; warm up at the first line of stdin; then a block for every line, which holds a number of calls."""
+    spec = PaceSpec.model_validate_json(told, strict=False)
+    artifact = spec.measure.checked.artifact
+    backend = backend_of(artifact)
+    provider = backend.provider(artifact, spec.measure.provider)
+    backend.load(artifact)
+    unpin()
+    buffers = buffers_of(spec.measure, spec.item[1:])
+    meter, baseline = peak_meter(), resident_bytes()
+    with closing(meter), closing(opened(spec.measure, spec.item, provider, buffers)) as workload:
+
+        def call(index: int) -> None:
+            for again in range(spec.repeat):
+                workload.call(index * spec.repeat + again)
+
+        workload.first()
+        if not sys.stdin.buffer.readline():
+            return
+        # The warm-up of the measuring rules; one call behind it, because the sample is taken in blocks.
+        rules = replace(spec.measure.rules, min_s=0.0, min_calls=1, max_s=0.0)
+        sample = measure(call, rules)
+        typical = sample.warmup_s * 1000 / sample.warmup_calls
+        peak = added(meter, baseline, since_reset=True).peak
+        send(Ready(provider=provider, call_ms=typical, peak_bytes=peak, settled=sample.stable))
+        gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
+        for line in sys.stdin.buffer:
+            send(Block(times_ms=tuple(_block(call, int(line)))))
+
+
+def _block(call: object, calls: int) -> list[float]:
+    assert callable(call)
+    for index in range(_RETURN_CALLS):
+        call(index)
+    times_ms = []
+    for index in range(calls):
+        began = time.perf_counter_ns()
+        call(index)
+        times_ms.append((time.perf_counter_ns() - began) / 1e6)
+    return times_ms
+
+
+def typical_ms(block: Block) -> float:
+    """The median call of a block."""
+    return statistics.median(block.times_ms)

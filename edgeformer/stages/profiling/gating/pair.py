@@ -1,0 +1,189 @@
+"""The parent's side: rounds of two fresh processes, measured in turns, until a sequential test is sure.
+
+What is drawn anew in every round is what differs from process to process: where the memory lies, on which cores the
+threads meet. Within a round the two take turns, A B B A, so that a clock that falls or a neighbour that comes and goes
+meets both. A round therefore gives one number: the median log ratio of its pairs of blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import ceil, log
+from statistics import median
+from typing import IO
+
+from pydantic import ValidationError
+
+from edgeformer.formats.errors import ArtifactError
+from edgeformer.stages.profiling.gating.pacing import ANSWERS, Block, PaceSpec, Ready, typical_ms
+from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
+from edgeformer.stages.profiling.process import End, child_command, child_environment, last_words, lines_of
+
+Pair = tuple[PaceSpec, PaceSpec]
+"""Baseline and candidate."""
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """How a round is measured, and when to give up.
+
+    Attributes:
+        pairs: of blocks in a round; odd, so that their median is one of them.
+        block_s: about what a block takes; ``block_calls`` are its fewest calls.
+        longest_s: no new round begins later than this after the first one.
+        most: the largest slowdown that is allowed; None: measured until the interval is ``error`` narrow or time ends.
+        error: the chance that any interval misses.
+    """
+
+    pairs: int = 5
+    block_s: float = 0.05
+    block_calls: int = 3
+    longest_s: float = 180.0
+    most: float = 0.05
+    error: float = ERROR
+
+
+@dataclass
+class Pairing:
+    """What the rounds have given. ``baseline_ms`` and ``candidate_ms``: a round's medians; ``peaks``: bytes of both."""
+
+    log_ratios: list[float] = field(default_factory=list)
+    baseline_ms: list[float] = field(default_factory=list)
+    candidate_ms: list[float] = field(default_factory=list)
+    peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    known: Interval = field(default_factory=lambda: interval([]))
+    provider: str = ""
+    unsettled: int = 0
+
+    @property
+    def peak_medians(self) -> tuple[float | None, float | None]:
+        """Median peak of baseline and candidate over the rounds; None: not known."""
+        sides = zip(*self.peaks, strict=True) if self.peaks else ((), ())
+        found = [[peak for peak in side if peak is not None] for side in sides]
+        first, second = (median(side) if side else None for side in found)
+        return first, second
+
+
+def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None] = lambda _: None) -> Pairing:
+    """Measure rounds until the slowdown is known well enough, or time or rounds are used up.
+
+    Args:
+        pair: baseline and candidate.
+        rules: how, and what is enough.
+        advance: is told after every round.
+
+    Raises:
+        ArtifactError: one of the two cannot be measured.
+    """
+    found, began = Pairing(), time.perf_counter()
+    while len(found.log_ratios) < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
+        _round(pair, rules, len(found.log_ratios), found)
+        advance(found)
+        if len(found.log_ratios) % EVERY == 0:
+            found.known = interval(found.log_ratios, rules.error)
+            if found.known.decision(rules.most) != "undecided":
+                break
+    return found
+
+
+def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
+    """Two fresh processes; every second round begins with the candidate."""
+    with ExitStack() as stack:
+        errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in pair]
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        players: dict[int, _Player] = {}
+        ready: dict[int, Ready] = {}
+        for side in order:
+            players[side] = stack.enter_context(_player(pair[side], errors[side]))
+        for side in order:  # both open at once, but warm up one after the other: they share the cores
+            ready[side] = players[side].ready()
+        slowest_ms = max(one.call_ms for one in ready.values())
+        calls = max(rules.block_calls, ceil(rules.block_s * 1000 / slowest_ms))
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rules.pairs):
+            for side in order if turn % 2 == 0 else order[::-1]:
+                times[side].append(typical_ms(players[side].block(calls)))
+    baseline, candidate = times
+    found.log_ratios.append(median(log(b / a) for a, b in zip(baseline, candidate, strict=True)))
+    found.baseline_ms.append(median(baseline) / pair[0].repeat)
+    found.candidate_ms.append(median(candidate) / pair[0].repeat)  # in the baseline's calls: what is planted shows
+    found.peaks.append((ready[0].peak_bytes, ready[1].peak_bytes))
+    found.provider = ready[1].provider
+    found.unsettled += sum(not one.settled for one in ready.values())
+
+
+class _Player:
+    """A child that answers when it is asked."""
+
+    def __init__(self, spec: PaceSpec, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        self._spec, self._process, self._errors = spec, process, errors
+        rules = spec.measure.rules
+        self._lines = lines_of(process, rules.warmup_max_s + _SILENCE_S)
+
+    def ready(self) -> Ready:
+        self._ask("warm up")
+        answer = self._answer()
+        assert isinstance(answer, Ready)
+        return answer
+
+    def block(self, calls: int) -> Block:
+        self._ask(str(calls))
+        answer = self._answer()
+        assert isinstance(answer, Block)
+        return answer
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # a child that died breaks the pipe; what it last said tells more
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+    def _answer(self) -> Ready | Block:
+        name = self._spec.measure.checked.artifact.id
+        try:
+            line = next(self._lines, None)
+            answer = ANSWERS.validate_json(line, strict=False) if line is not None else None
+        except queue.Empty:
+            raise ArtifactError(f"{name}: the comparing process was silent for too long and was ended") from None
+        except ValidationError:
+            raise ArtifactError(f"{name}: the comparing process wrote something else than times") from None
+        if answer is None:
+            self._process.wait(_SILENCE_S)
+            raise ArtifactError(f"{name}: the comparing process ended early{last_words(self._errors)}")
+        if isinstance(answer, End):
+            raise ArtifactError(f"{name}: {answer.reason or 'the comparing process ended before it was asked to'}")
+        return answer
+
+
+_SILENCE_S = 120.0
+
+
+@contextmanager
+def _player(spec: PaceSpec, errors: IO[bytes]) -> Iterator[_Player]:
+    process = subprocess.Popen(
+        child_command(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=child_environment(spec),
+    )
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(spec.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+        yield _Player(spec, process, errors)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

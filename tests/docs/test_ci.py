@@ -1,0 +1,38 @@
+"""The workflow of docs/ci.md: it is YAML as GitHub reads it, and its command line is one that edgeformer takes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeformer.formats.gate import UNDECIDED
+from tests.docs.document import ROOT, blocks, words
+from tests.docs.test_code_blocks import parse
+
+(WORKFLOW,) = [block.text for block in blocks(ROOT / "docs" / "ci.md") if block.language == "yaml"]
+STEPS = yaml.safe_load(WORKFLOW)["jobs"]["gate"]["steps"]
+(GATE,) = [step["run"] for step in STEPS if step.get("name") == "gate"]
+
+
+def test_the_command_line_is_taken() -> None:
+    (line,) = [line.strip() for line in GATE.splitlines() if "edgeformer " in line]
+    command = line.removesuffix(" || code=$?")
+    assert command != line
+    parse(words(command))
+    assert all("uses" in step or "run" in step for step in STEPS)
+
+
+@pytest.mark.parametrize(("code", "passes"), [(0, True), (2, False), (3, False), (UNDECIDED, True)])
+def test_only_undecided_is_waved_through_with_a_warning(tmp_path: Path, code: int, passes: bool) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("the workflow's script is for bash")
+    (tmp_path / "edgeformer").write_text(f"#!/bin/sh\nexit {code}\n", encoding="utf-8")
+    (tmp_path / "edgeformer").chmod(0o755)
+    script = f'export PATH="{tmp_path}:$PATH"\n{GATE}'
+    done = subprocess.run(["bash", "-e", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is passes
+    assert ("::warning::" in done.stdout) is (code == UNDECIDED)

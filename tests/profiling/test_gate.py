@@ -1,0 +1,216 @@
+"""profile --against: real bundles, measured in turns in fresh processes, and what CI gets to read."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from measuring_child import RULES
+from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+
+from edgeformer.bundle import Bundle
+from edgeformer.formats.documents import load_profile
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
+from edgeformer.formats.manifest import ArtifactManifest, Drift, LoopDrift
+from edgeformer.formats.units import parse_share
+from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
+from edgeformer.run import Location
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
+from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
+from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from edgeformer.tasks.classification.scoring import ClassificationScore
+from tests.cli.in_process import in_process
+
+HOST = load_profile("host")
+ONE = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), artifacts=("model",), rules=RULES)
+GATE = GateOptions(rules=RULES)
+
+
+def scored(accuracy: float) -> ClassificationScore:
+    return ClassificationScore(n=100, accuracy=accuracy, precision=0.9, recall=0.9, f1=0.9, loss=0.3)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("gate") / "bundle", {"model": classifier_graph()})
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty thousand numbers per token instead of eight."""
+    return write_bundle(tmp_path_factory.mktemp("slower") / "bundle", {"model": classifier_graph(width=50_000)})
+
+
+def gated(candidate: Path, baseline: Path, gate: GateOptions = GATE, options: ProfileOptions = ONE) -> Gate:
+    return gate_bundles(Location(None, candidate), Bundle.open(baseline), HOST, (options, gate))
+
+
+OPTIONS = ["--device", "host", "--threads", "1", "--batch", "1", "--seq", "8"]
+
+
+@pytest.fixture(scope="module")
+def written(slower: Path) -> Path:
+    """Where the command writes what CI reads."""
+    return slower.parent
+
+
+@pytest.fixture(scope="module")
+def failed(slower: Path, baseline: Path, written: Path) -> Gate:
+    """The real command: eight rounds are the fewest that say anything."""
+    files = ["--junit", str(written / "gate.xml"), "--summary", str(written / "gate.md")]
+    command = ["profile", str(slower), *OPTIONS, "--against", str(baseline), *files, "--json"]
+    done = subprocess.run([sys.executable, "-m", "edgeformer", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    return Gate.model_validate_json(done.stdout, strict=False)
+
+
+def checks(gate: Gate) -> dict[str, GateCheck]:
+    return {check.name: check for check in gate.checks}
+
+
+def test_what_is_slower_fails_as_soon_as_that_is_clear(failed: Gate) -> None:
+    latency = checks(failed)["latency"]
+    assert (failed.status, failed.exit_code) == ("fail", 3)
+    assert (latency.status, latency.found, latency.rounds) == ("fail", "slower", 8)
+    assert latency.low is not None and latency.low > 0.05 and len(latency.log_ratios) == 8
+    assert latency.candidate is not None and latency.baseline is not None and latency.candidate > latency.baseline
+    assert (latency.phase, latency.batch, latency.seq) == ("steady", 1, 8)
+    assert checks(failed)["size"].status == checks(failed)["memory"].status == "fail"
+    assert checks(failed)["score"].status == "unknown", "the tiny bundle was never scored"
+
+
+def test_too_few_rounds_leave_it_undecided_with_an_exit_code_of_its_own(baseline: Path) -> None:
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001))
+    latency = checks(gate)["latency"]
+    assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
+    assert (latency.status, latency.found, latency.low) == ("undecided", "not known", None)
+    assert "too noisy, or the change too close" in latency.reason and latency.rounds == 1
+    case = next(case for case in ElementTree.fromstring(junit_xml(gate)) if "latency" in case.attrib["name"])
+    assert [child.tag for child in case] == ["error"]
+
+
+def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> None:
+    suite = ElementTree.fromstring(junit_xml(failed))
+    assert int(suite.attrib["tests"]) == len(failed.checks) == len(suite)
+    assert int(suite.attrib["failures"]) == sum(check.status == "fail" for check in failed.checks)
+    assert {child.tag for case in suite for child in case} == {"failure", "skipped"}
+    text = markdown_summary(failed)
+    assert text.startswith("## edgeformer gate: fail") and "| **fail**" in text and "1 × 8" in text
+    for _ in range(2):  # a workflow's steps write one file
+        append_summary(failed, tmp_path / "made" / "summary.md")
+    assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
+
+
+def test_text_of_a_bundle_breaks_no_xml() -> None:
+    check = GateCheck(name="presence", artifact='a"<\x00>&', status="fail", reason="<x>\x1b[31m")
+    gate = Gate(
+        status="fail", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(check,)
+    )
+    assert ElementTree.fromstring(junit_xml(gate)).attrib["failures"] == "1"
+
+
+def test_the_command_writes_what_ci_reads(failed: Gate, written: Path) -> None:
+    assert (written / "gate.xml").read_text(encoding="utf-8") == junit_xml(failed)
+    assert (written / "gate.md").read_text(encoding="utf-8") == markdown_summary(failed)
+
+
+def test_options_that_make_no_sense(
+    slower: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, asked = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
+    for options, said in (
+        (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is no share; write it in per cent"),
+        (["--search"], "--search: --against holds a bundle against another one"),
+        (["--max-latency", "5ms"], "--max-latency: --against holds a bundle against another one"),
+        (["--artifact", "onnx-other"], "no artifact 'onnx-other'"),
+    ):
+        assert said in run("profile", str(slower), *asked, *options, code=2).replace("\n", "")
+    assert "add --against" in run("profile", str(slower), "--device", "host", "--junit", "x.xml", code=2)
+
+
+def test_a_report_names_its_bundle_which_must_still_be_the_one_that_was_measured(
+    slower: Path, baseline: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run" / "bundle"
+    shutil.copytree(baseline, folder)
+    report = profile_bundle(Location(None, folder), HOST, ONE)
+    path = tmp_path / "run" / "reports" / "host.json"
+    path.parent.mkdir()
+    path.write_text(report.model_dump_json(), encoding="utf-8")
+    assert named_baseline(path).folder == folder
+    moved = tmp_path / "moved"
+    shutil.move(tmp_path / "run", moved)
+    assert named_baseline(moved / "reports" / "host.json").folder == moved / "bundle", "a run may be moved as a whole"
+    shutil.rmtree(moved / "bundle")
+    shutil.copytree(slower, moved / "bundle")
+    with pytest.raises(ArtifactError, match="not the one that was measured"):
+        named_baseline(moved / "reports" / "host.json")
+
+
+def test_bundles_that_have_nothing_in_common_are_refused(baseline: Path, tmp_path: Path) -> None:
+    other = write_bundle(tmp_path / "other", {"another": classifier_graph()})
+    with pytest.raises(InputError, match=r"the baseline .* has no another; it has model"):
+        gated(other, baseline, options=replace(ONE, artifacts=()))
+
+
+def test_what_the_candidate_lost_fails(tmp_path: Path) -> None:
+    two = write_bundle(tmp_path / "two", {"model": classifier_graph(), "other": classifier_graph()})
+    one = write_bundle(tmp_path / "one", {"model": classifier_graph()})
+    gone = artifact_of(one, "onnx/model.onnx", id="other", status="rejected", reason="it drifts")
+    write_manifest(one, [artifact_of(one, "onnx/model.onnx"), gone])
+    gate = gated(one, two, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=()))
+    lost = checks(gate)["presence"]
+    assert (lost.artifact, lost.status, lost.reason) == ("other", "fail", "rejected: it drifts")
+
+
+def drifting(worst: float) -> Drift:
+    return Drift(tolerance=0.1, loops=(LoopDrift(loop=1, rms_error=worst, max_error=worst),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "check", "status"),
+    [
+        ({"size_bytes": 1000}, {"size_bytes": 1050}, "size", "pass"),
+        ({"size_bytes": 1000}, {"size_bytes": 1051}, "size", "fail"),
+        ({"validation": scored(0.91)}, {"validation": scored(0.9005)}, "score", "pass"),
+        ({"validation": scored(0.91)}, {"validation": scored(0.89)}, "score", "fail"),
+        ({"validation": scored(0.91)}, {"validation": None}, "score", "unknown"),
+        ({"drift": drifting(0.02)}, {"drift": drifting(0.05)}, "drift", "fail"),
+        ({"drift": drifting(0.001)}, {"drift": drifting(0.009)}, "drift", "pass"),  # rounding, far from the tolerance
+        ({"drift": drifting(0.09)}, {"drift": drifting(0.11)}, "drift", "fail"),
+        ({}, {}, "drift", "unknown"),
+    ],
+)
+def test_files_are_held_against_each_other(
+    baseline: Path, before: dict[str, object], after: dict[str, object], check: str, status: str
+) -> None:
+    manifest = Bundle.open(baseline).manifest
+    entry = manifest.artifacts[0]
+    both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (before, after)]
+    found = {one.name: one.status for one in file_checks(manifest, manifest, Both(*both), GateOptions())}
+    assert found[check] == status  # type: ignore[index]
+
+
+def test_scores_of_other_rows_are_not_compared(baseline: Path) -> None:
+    manifest = Bundle.open(baseline).manifest
+    other = manifest.model_copy(update={"data_fingerprints": {"validation": "other rows"}})
+    entry = manifest.artifacts[0].model_copy(update={"validation": scored(0.9)})
+    found = {one.name: one for one in file_checks(manifest, other, Both(entry, entry), GateOptions())}
+    assert found["score"].status == "unknown" and "different validation rows" in found["score"].reason
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.5 %", 0.005), ("100%", 1.0)])
+def test_shares_have_a_sign(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0.05", "5", "%", "-5%", "five%"])
+def test_shares_without_one_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write it in per cent"):
+        parse_share(text)
