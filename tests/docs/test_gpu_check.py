@@ -1,0 +1,146 @@
+"""benchmarks/gpu: every row of the checklist runs, at tiny sizes and on the CPU, and its figures can be gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import session as sessions
+from benchmarks.gpu.rows import ROWS
+from benchmarks.gpu.session import DONE, FAILED, RESULTS, UNFINISHED, Column, Options, Row, Session, perform
+from benchmarks.results_page.gpu import NONE, gpu, table
+from edgeformer.formats.errors import InputError, InterruptedRun
+
+NEEDS_A_PROCESS = {9}
+"""Rows whose dry run starts another interpreter."""
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """Of a dry run at a commit that nothing has changed since."""
+    monkeypatch.setattr(sessions, "code_version", lambda: "0.1.0+0123456789")
+    return Options(True, tmp_path / "results", tmp_path / "work", None)
+
+
+def written(options: Options, row: Row) -> dict[str, object]:
+    """The one file of a row."""
+    (path,) = (options.out / "dry-run").glob(f"*-{row.topic}.json")
+    document: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.number not in NEEDS_A_PROCESS], ids=lambda row: row.topic)
+def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    assert perform(row, options) == DONE, capsys.readouterr().out
+    document = written(options, row)
+    cases = document["cases"]
+    assert isinstance(cases, dict) and cases and document["complete"] is True
+    assert document["dry_run"] is True and document["commit"] == "0.1.0+0123456789" and document["versions"]["torch"]  # type: ignore[index]
+    shown = table(row.columns, cases)
+    assert "failed" not in shown and shown.count("\n") == len(cases) + 1
+
+
+def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
+    assert [row.number for row in ROWS] == list(range(1, 11))
+    assert len({row.topic for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        source = Path(sessions.__file__).parent / f"{row.module}.py"
+        assert "raise SystemExit(main(ROW))" in source.read_text(encoding="utf-8")
+
+
+def made(measure: object, number: int = 1) -> Row:
+    """A row that measures nothing real."""
+    return Row(number, f"topic-{number}", "is it?", "yes", measure, (Column("value", "value"),), "none")  # type: ignore[arg-type]
+
+
+def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options) -> None:
+    asked: list[str] = []
+
+    def measure(session: Session) -> None:
+        def case(name: str) -> dict[str, object]:
+            asked.append(name)
+            if asked == ["good", "bad"]:
+                raise InputError("no such thing")
+            return {"value": 1.0}
+
+        session.case("good", lambda: case("good"))
+        session.case("bad", lambda: case("bad"))
+
+    row = made(measure)
+    assert perform(row, options) == FAILED
+    assert written(options, row)["cases"]["bad"]["failed"] == "InputError: no such thing"  # type: ignore[index]
+    assert perform(row, options) == DONE
+    assert asked == ["good", "bad", "bad"]
+    assert perform(row, replace(options, again=True)) == DONE and asked[3:] == ["good", "bad"]
+
+
+def test_a_row_that_is_stopped_keeps_its_cases_and_goes_on(options: Options) -> None:
+    stopped = [True]
+
+    def measure(session: Session) -> None:
+        session.case("first", lambda: {"value": 1})
+
+        def second() -> dict[str, object]:
+            if stopped:
+                stopped.clear()
+                raise InterruptedRun("interrupted; go on")
+            return {"value": 2}
+
+        session.case("second", second)
+
+    row = made(measure)
+    assert perform(row, options) == UNFINISHED
+    document = written(options, row)
+    assert document["complete"] is False and document["left"] == ["second"] and [*document["cases"]] == ["first"]  # type: ignore[misc]
+    assert perform(row, options) == DONE and written(options, row)["complete"] is True
+
+
+def test_a_changed_checkout_is_measured_from_the_start(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    row = made(lambda session: session.case("one", lambda: asked.append(1) or {"value": 1}))
+    monkeypatch.setattr(sessions, "code_version", lambda: "0.1.0+0123456789-dirty")
+    perform(row, options)
+    perform(row, options)
+    assert len(asked) == 2
+
+
+def test_the_runner_goes_on_after_a_failure_and_passes_over_what_is_known(options: Options) -> None:
+    rows = [made(lambda session: None, number) for number in (1, 2, 3)]
+    perform(rows[1], options)
+    begun: list[int] = []
+
+    def start(row: Row, options: Options, minutes: float) -> int:
+        begun.append(row.number)
+        return FAILED if row.number == 1 else UNFINISHED
+
+    said = runner.check(rows, replace(options, minutes=9.0), start)
+    assert begun == [1, 3] and said[1] == "failed" and said[2].startswith("known of this commit") and "time" in said[3]
+    assert runner.check(rows[:1], replace(options, minutes=0.1), start) == {1: "out of time: not begun"}
+
+
+def test_figures_of_a_dry_run_are_no_results(options: Options, tmp_path: Path) -> None:
+    assert gpu(tmp_path) == NONE
+    perform(replace(ROWS[0], measure=lambda session: None), options)
+    with pytest.raises(InputError, match="dry run"):
+        gpu(options.out)
+    with pytest.raises(SystemExit, match="dry run"):
+        runner.main(["--dry-run", "--out", str(RESULTS)])
+
+
+def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
+    row = ROWS[0]
+    case = {"figures": {"measured_peak_bytes": 5_000_000_000, "tokens_per_s": 1234.5}, "seconds": 1.0, "card": None}
+    document = {"topic": row.topic, "gpu": "NVIDIA Card", "dry_run": False, "complete": False, "left": ["more"]}
+    document |= {"began": "2027-01-02T03:04:05Z", "versions": {"torch": "2.11.0"}, "commit": "abc"}
+    cases = {"train": case, "broken": {"failed": "OutOfMemoryError: no | memory"}}
+    folder = tmp_path / "nvidia-card"
+    folder.mkdir()
+    text = json.dumps({**document, "cases": cases, "summary": {"prediction_off": 0.0512, "within": True}})
+    (folder / f"2027-01-02-{row.topic}.json").write_text(text, encoding="utf-8")
+    shown = gpu(tmp_path)
+    assert "NVIDIA Card" in shown and "5,000,000,000" in shown and "1,234" in shown and "Not finished" in shown
+    assert r"no \| memory" in shown and "- prediction off: 0.0512" in shown
