@@ -13,9 +13,9 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.escaping import markdown as escaped
 
 NONE = (
-    "No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, there is no figure of a GPU\n"
-    "in this document, and every estimate for a card is unchecked. `make gpu-check` measures, and this section then\n"
-    "shows what it has found."
+    "No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this\n"
+    "document is of a GPU, and every estimate for a card is unchecked. `make gpu-check` measures, and this section then shows\n"
+    "what it has found."
 )
 
 
@@ -45,8 +45,8 @@ def _section(row: Row, document: dict[str, Any]) -> str:
     parts = [f"### {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
     torch = document["versions"].get("torch", "–")
     parts.append(
-        f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit {document['commit']}. "
-        f"A good answer: {row.wanted}."
+        f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "
+        f"{document['commit']}. A good answer: {row.wanted}."
     )
     if not document["complete"]:
         left = ", ".join(document.get("left", []))

@@ -1,4 +1,4 @@
-"""benchmarks/gpu: every row of the checklist runs, at tiny sizes and on the CPU, and its figures can be gone on with."""
+"""benchmarks/gpu: every row of the checklist runs, at tiny sizes on the CPU, and its figures can be gone on with."""
 
 from __future__ import annotations
 
