@@ -10,6 +10,9 @@ fi
 for wheel in "$BROUGHT"/wheels/*.whl; do
   [ -f "$wheel" ] && "$PYTHON" -m zipfile -e "$wheel" "${TMPDIR:-/tmp}/edgeformer-packages"
 done
+for packed in "$BROUGHT"/data/models/*/*.xz; do
+  [ -f "$packed" ] && [ ! -f "${packed%.xz}" ] && "$PYTHON" -c "import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], 'wb'))" "$packed" "${packed%.xz}"
+done
 export PYTHONPATH="$PWD:${TMPDIR:-/tmp}/edgeformer-packages${PYTHONPATH:+:$PYTHONPATH}"
 export EDGEFORMER_TEST_DATA="$BROUGHT/data"
 # Nothing may wait for a network that is not there.

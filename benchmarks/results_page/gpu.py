@@ -12,11 +12,10 @@ from benchmarks.results_page.tables import markdown
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.escaping import markdown as escaped
 
-NONE = (
-    "No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this\n"
-    "document is of a GPU, and every estimate for a card is unchecked. `make gpu-check` measures, and this section then shows\n"
-    "what it has found."
-)
+NONE = """\
+No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this document is of
+a GPU, and every estimate for a card is unchecked. `make gpu-check` measures; this section then shows what it has found.
+"""
 
 
 def gpu(folder: Path = RESULTS) -> str:
@@ -38,7 +37,7 @@ def gpu(folder: Path = RESULTS) -> str:
             raise InputError(f"{path}: is of a dry run, whose figures mean nothing; remove it")
         newest[path.parent.name, document["topic"]] = document
     ordered = sorted(newest.items(), key=lambda item: (item[0][0], topics[item[0][1]].number))
-    return "\n\n".join(_section(topics[topic], document) for (_, topic), document in ordered) or NONE
+    return "\n\n".join(_section(topics[topic], document) for (_, topic), document in ordered) or NONE.rstrip()
 
 
 def _section(row: Row, document: dict[str, Any]) -> str:

@@ -123,7 +123,7 @@ def test_the_runner_goes_on_after_a_failure_and_passes_over_what_is_known(option
 
 
 def test_figures_of_a_dry_run_are_no_results(options: Options, tmp_path: Path) -> None:
-    assert gpu(tmp_path) == NONE
+    assert gpu(tmp_path) == NONE.rstrip()
     perform(replace(ROWS[0], measure=lambda session: None), options)
     with pytest.raises(InputError, match="dry run"):
         gpu(options.out)
