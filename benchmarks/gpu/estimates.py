@@ -24,7 +24,7 @@ def measure(session: Session) -> None:
     models = {"light": MODELS["light"]} if session.tiny else MODELS
     shapes = [(1, 8)] if session.tiny else [(batch, seq) for batch in (1, 16) for seq in (16, 64, 128)]
     for title, name in models.items():
-        recipe = recipe_for(session, name)
+        recipe = recipe_for(session, name, () if session.tiny else ["data.rows.train=2000"])
         for artifact, format_ in PRECISIONS.items():
 
             def case(artifact: str = artifact, format_: str = format_, recipe: Any = recipe) -> Figures:
@@ -57,7 +57,7 @@ def _bundle(session: Session, recipe: Any) -> Path:
     folder = session.work / recipe.name
     if not (folder / "bundle" / "bundle.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        run = train(recipe, TrainOptions(session.work, name=recipe.name, max_steps=1, accelerator="cpu"))
+        run = train(recipe, TrainOptions(session.work, name=recipe.name, max_steps=1))
         export(run, ExportOptions(fp16=True))
     return folder / "bundle"
 

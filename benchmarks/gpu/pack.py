@@ -155,6 +155,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except EdgeformerError as error:
         print(error, file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    if code_version().endswith("-dirty"):
+        print("the checkout was changed since its last commit: figures will be of no commit, and never gone on with")
     print(f"{format_bytes(size)} in {asked.out}; on the host: . benchmarks/gpu/unpack.sh")
 
 

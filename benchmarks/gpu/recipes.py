@@ -95,7 +95,9 @@ def device_profile(name: str) -> DeviceProfile:
     return load_profile(name)
 
 
-def some_steps(session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile | None) -> Figures:
+def some_steps(
+    session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile, *, refuse: bool = True
+) -> Figures:
     """Some optimizer steps of the real training, from nothing.
 
     Args:
@@ -104,6 +106,7 @@ def some_steps(session: Session, recipe: Recipe, name: str, steps: int, cap: Dev
         name: of the run.
         steps: at most.
         cap: the card is cut down to what this profile leaves to a process; not on a CPU, where there is nothing to cut.
+        refuse: do not begin where the prediction says that it will not fit.
 
     Returns:
         Speed (median of what is logged, less the first record: libraries load in it), predicted and measured peak.
@@ -121,8 +124,8 @@ def some_steps(session: Session, recipe: Recipe, name: str, steps: int, cap: Dev
     if session.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    cap = cap if session.device == "cuda" else None
-    options = TrainOptions(session.work, name=name, max_steps=steps, as_device=cap, ignore_memory=cap is None)
+    on = cap if session.device == "cuda" else None
+    options = TrainOptions(session.work, name=name, max_steps=steps, as_device=on, ignore_memory=not (on and refuse))
     run = Run.open(train(recipe, options))
     found = trained(run)
     if session.device == "cuda":

@@ -9,12 +9,12 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from edgeformer.backends import library_versions
@@ -232,12 +232,15 @@ def limited(minutes: float | None) -> Any:
 
     From the main thread only, as signals are; None: no limit.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
-    timer = Timer(60 * (minutes or 0), _thread.interrupt_main, (signal.SIGTERM,))
+    timer = threading.Timer(60 * (minutes or 0), _thread.interrupt_main, (signal.SIGTERM,))
     timer.daemon = True
     if minutes is not None:
         timer.start()

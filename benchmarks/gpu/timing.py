@@ -13,7 +13,7 @@ TINY = MeasureRules(
     warmup_min_s=0.0, warmup_min_calls=1, warmup_max_s=0.05, window_calls=1, min_s=0.0, min_calls=3, max_s=0.2,
     idle_s=0.0, energy_s=0.02,
 )  # fmt: skip
-SHORT = MeasureRules(warmup_max_s=5.0, min_s=1.0, max_s=5.0, idle_s=3.0, energy_s=5.0)
+SHORT = MeasureRules(warmup_max_s=3.0, min_s=0.5, max_s=5.0, idle_s=3.0, energy_s=5.0)
 """Of a row that has minutes for dozens of cases; energy needs the longer loops, its counter steps some ten times a
 second."""
 
@@ -44,7 +44,7 @@ def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[
 
     sample = measure(waited, rules)
     told = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
-    alone = on_device_ms(call, min(len(sample.samples_ms), 200)) if device == "cuda" else None
+    alone = on_device_ms(call, min(len(sample.samples_ms), 50)) if device == "cuda" else None
     found = {"p50_ms": told.p50, "device_p50_ms": alone, "cv": told.cv, "n": told.n, "stable": told.stable}
     return {**found, "warnings": list(told.warnings)}
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import pack as packing
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
 from benchmarks.gpu.session import DONE, FAILED, RESULTS, UNFINISHED, Column, Options, Row, Session, perform
 from benchmarks.results_page.gpu import NONE, gpu, table
+from edgeformer.data.english import SENTENCES
 from edgeformer.formats.errors import InputError, InterruptedRun
-
-NEEDS_A_PROCESS = {9}
-"""Rows whose dry run starts another interpreter."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def written(options: Options, row: Row) -> dict[str, object]:
     return document
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.number not in NEEDS_A_PROCESS], ids=lambda row: row.topic)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.topic)
 def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     assert perform(row, options) == DONE, capsys.readouterr().out
     document = written(options, row)
@@ -144,3 +144,50 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
     shown = gpu(tmp_path)
     assert "NVIDIA Card" in shown and "5,000,000,000" in shown and "1,234" in shown and "Not finished" in shown
     assert r"no \| memory" in shown and "- prediction off: 0.0512" in shown
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Files of the names that are packed, with next to nothing in them."""
+    for name in packing.DATA:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(SENTENCES[0], encoding="utf-8")
+    return tmp_path / "data"
+
+
+def test_what_is_packed_is_under_the_limit_or_nothing_is(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "brought"
+    size = packing.pack(target, data, None, (), "3.12", 1 << 20)
+    manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["size_bytes"] == size and sorted(manifest["files"]) == sorted(
+        f"data/{name}" for name in packing.DATA
+    )
+    with pytest.raises(InputError, match="may be brought; the largest file"):
+        packing.pack(target, data, None, (), "3.12", 10)
+    assert (target / "manifest.json").is_file()  # what was there before stays
+    (data / "sst2" / "dev.tsv").unlink()
+    with pytest.raises(InputError, match=r"--data: no sst2/dev\.tsv"):
+        packing.pack(target, data, None, (), "3.12", 1 << 20)
+
+
+def test_a_packed_model_keeps_the_rows_that_its_texts_use(data: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load, save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *SENTENCES[0].split()[:2], "never"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    source, target = tmp_path / "model", tmp_path / "packed"
+    source.mkdir()
+    with pytest.raises(InputError, match=r"no config\.json"):
+        packing.copy_model(source, target, [])
+    tokenizer.save(str(source / "tokenizer.json"))
+    (source / "config.json").write_text("{}", encoding="utf-8")
+    table = torch.full((len(words), 4), 0.5)
+    save_file({"embeddings.word_embeddings.weight": table, "other": torch.ones(3)}, source / packing.WEIGHTS)
+    packing.copy_model(source, target, [data / "sst2" / "dev.tsv"])
+    found = load(lzma.decompress((target / "model.safetensors.xz").read_bytes()))
+    kept = found["embeddings.word_embeddings.weight"]
+    assert kept.dtype == torch.float16 and kept[:-1].eq(0.5).all() and kept[-1].eq(0).all()
+    assert found["other"].eq(1).all() and (target / "tokenizer.json").is_file()
