@@ -137,7 +137,8 @@ def trained(run: Run) -> Figures:
     """What a finished run says of its speed, memory and losses."""
     manifest, memory = run.manifest, run.manifest.memory
     lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    # A step that fp16 skipped has neither a loss nor a speed that count.
+    records = [one for one in map(json.loads, lines) if one["kind"] == "step" and not one.get("skipped")]
     settled = records[1:] or records
     found: Figures = {"steps": manifest.steps, "batch_size": manifest.batch_size, "precision": manifest.precision}
     for key in ("tokens_per_s", "samples_per_s"):
