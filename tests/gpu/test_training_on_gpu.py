@@ -90,8 +90,15 @@ def cut_down(usable_bytes: int) -> Any:
     return device.model_copy(update={"usable_memory_bytes": usable})
 
 
-LARGE = ("training.batch_size=256", "data.sequence_length=128", "model.vocab_size=8192", "training.chunked_loss=false")
-"""Whole logits of 256 × 128 tokens are 1 GiB for each exit."""
+_REVIEWS = "kind: synthetic-reviews"
+LARGE = (
+    f"data.parts={{train: [{{{_REVIEWS}, rows: 2000, seed: 1}}], validation: [{{{_REVIEWS}, rows: 60, seed: 2}}]}}",
+    "data.sequence_length=128",
+    "model.hidden_size=512",
+    "model.ffn_size=2048",
+    "training.batch_size=256",
+)
+"""A tensor of its states has 64 MiB, and of these there are dozens."""
 
 
 def test_what_will_not_fit_a_smaller_card_is_refused_before_it_runs(tmp_path: Path) -> None:
@@ -116,7 +123,7 @@ def test_the_card_is_cut_down_to_the_device_and_a_step_is_computed_in_pieces(tmp
 
 
 def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
-    recipe = language("training.batch_size=64", "data.sequence_length=128", "model.vocab_size=8192")
+    recipe = language(*LARGE, "training.batch_size=32")
     memory = read_run(trained(recipe, tmp_path, "memory")).memory
     assert memory is not None and memory.predicted_peak_bytes is not None and memory.measured_peak_bytes is not None
     assert memory.device == "cuda" and "CUDA allocator" in str(memory.measured_as)
