@@ -27,10 +27,8 @@ from edgeformer.machine.host import code_version, now
 
 PACKAGES = ("pydantic",)
 """What the host lacks of what we need. `datasets` reads the hub and Parquet only, and there is neither."""
-FOR_THE_MODEL = ("transformers",)
-"""What reads a pretrained encoder's weights."""
-THERE = ("numpy", "tokenizers", "safetensors", "torch", "PyYAML", "pyyaml", "huggingface_hub", "hf_xet")
-"""Large packages that others ask for and that come with the host's torch and accelerate, in versions that fit these."""
+FOR_THE_MODEL = ("transformers", "regex")
+"""What reads a pretrained encoder's weights; the rest that they need comes with the host's accelerate."""
 LIMIT = "64MiB"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 DATA = (
@@ -50,17 +48,25 @@ _OF_THE_MODEL = ("config.json", TOKENIZER, "tokenizer_config.json", "modules.jso
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def download(folder: Path, packages: Sequence[str], python: str) -> None:
-    """Wheels of ``packages`` and of what they need, for another Python on 64-bit Linux. Raises EdgeformerError."""
+def download(folder: Path, packages: Sequence[str], python: str, *, alone: bool = False) -> None:
+    """Wheels for another Python on 64-bit Linux.
+
+    Args:
+        folder: where they are put.
+        packages: that are asked for, with what they need.
+        python: its version.
+        alone: without what they need.
+
+    Raises:
+        EdgeformerError: pip finds none.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
     command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", python]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    command += ["--no-deps"] if alone else []
     done = subprocess.run([*command, *packages], capture_output=True, text=True)
     if done.returncode:
         raise EdgeformerError(f"pip cannot download {', '.join(packages)}: {done.stderr.strip()[-400:]}")
-    for wheel in folder.glob("*.whl"):
-        if wheel.name.partition("-")[0] in THERE:
-            wheel.unlink()
 
 
 def copy_data(source: Path, target: Path) -> None:
@@ -119,6 +125,7 @@ def pack(folder: Path, data: Path, model: Path | None, packages: Sequence[str], 
             download(fresh / "wheels", packages, python)
         copy_data(data, fresh / "data")
         if model is not None:
+            download(fresh / "wheels", FOR_THE_MODEL, python, alone=True)
             copy_model(model, fresh / "data" / MODEL, [data / name for name in DATA if name.startswith("sst2/")])
         files = sorted(path for path in fresh.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files)
@@ -149,9 +156,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", default=LIMIT, help=f"of all files together (default: {LIMIT})")
     parser.add_argument("--out", type=Path, default=BROUGHT, help="the folder (default: benchmarks/gpu/brought)")
     asked = parser.parse_args(words)
-    packages = asked.package or [*PACKAGES, *(FOR_THE_MODEL if asked.model is not None else ())]
     try:
-        size = pack(asked.out, asked.data, asked.model, packages, asked.python, parse_bytes(asked.limit))
+        size = pack(
+            asked.out, asked.data, asked.model, asked.package or PACKAGES, asked.python, parse_bytes(asked.limit)
+        )
     except EdgeformerError as error:
         print(error, file=sys.stderr)
         raise SystemExit(error.exit_code) from None
