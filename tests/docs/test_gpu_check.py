@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import lzma
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +107,19 @@ def test_a_row_that_is_stopped_keeps_its_cases_and_goes_on(options: Options) -> 
     document = written(options, row)
     assert document["complete"] is False and document["left"] == ["second"] and [*document["cases"]] == ["first"]  # type: ignore[misc]
     assert perform(row, options) == DONE and written(options, row)["complete"] is True
+
+
+def test_time_that_is_up_ends_a_case(options: Options) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals come to the main thread only")
+
+    def forever() -> dict[str, object]:
+        while True:
+            time.sleep(0.01)
+
+    row = made(lambda session: session.case("endless", forever))
+    assert perform(row, replace(options, minutes=0.003)) == UNFINISHED
+    assert written(options, row)["left"] == ["endless"]
 
 
 def test_a_changed_checkout_is_measured_from_the_start(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
