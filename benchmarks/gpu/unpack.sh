@@ -8,12 +8,12 @@ if [ ! -f "$BROUGHT/manifest.json" ]; then
 fi
 # They come before what is installed here, so only what is missing was packed: no other torch, no other numpy.
 for wheel in "$BROUGHT"/wheels/*.whl; do
-  [ -f "$wheel" ] && "$PYTHON" -m zipfile -e "$wheel" "${TMPDIR:-/tmp}/edgeformer-packages"
+  [ -f "$wheel" ] && "$PYTHON" -m zipfile -e "$wheel" "$BROUGHT/packages"
 done
 for packed in "$BROUGHT"/data/models/*/*.xz; do
   [ -f "$packed" ] && [ ! -f "${packed%.xz}" ] && "$PYTHON" -c "import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], 'wb'))" "$packed" "${packed%.xz}"
 done
-export PYTHONPATH="$PWD:${TMPDIR:-/tmp}/edgeformer-packages${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$BROUGHT/packages${PYTHONPATH:+:$PYTHONPATH}"
 export EDGEFORMER_TEST_DATA="$BROUGHT/data"
 # Nothing may wait for a network that is not there.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 PIP_NO_INDEX=1
