@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EDGEFORMER := $(BIN)/edgeformer
 
-.PHONY: demo test results torture mutants lint wheel clean
+MINUTES ?= 9
+
+.PHONY: demo test results gpu-check torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -20,6 +22,10 @@ test: $(VENV)/.dev
 results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.results_page
 	$(BIN)/python -m benchmarks.claims
+
+# What is asked of an NVIDIA card, in the order of worth, as far as MINUTES go; the same command goes on where it stopped.
+gpu-check: $(VENV)/.train
+	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES)
 
 # Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev

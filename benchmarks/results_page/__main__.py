@@ -10,6 +10,7 @@ import sys
 from jinja2 import Environment, StrictUndefined
 
 from benchmarks.results_page.facts import facts
+from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
 from edgeformer.formats.errors import EdgeformerError
@@ -26,6 +27,7 @@ def page() -> str:
         "with_command": with_command,
         "table": {name: made() for name, made in TABLES.items()},
         "studies": studies(),
+        "gpu": gpu(),
     }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**known, **facts()})
 

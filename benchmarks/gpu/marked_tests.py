@@ -1,0 +1,60 @@
+"""Row 9: the tests that need a card, and what became of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+from benchmarks.gpu.session import ROOT, Column, Figures, Row, Session, main
+from edgeformer.formats.errors import EdgeformerError
+
+TESTS = ROOT / "tests" / "gpu"
+SECONDS = 280
+
+
+def measure(session: Session) -> None:
+    """One file after the other, each in a process of its own: an illegal access of one spoils no other."""
+    files = sorted(TESTS.glob("test_*.py"))
+    for path in files[:1] if session.tiny else files:
+        session.case(path.stem, lambda path=path: _tested(session, path))  # type: ignore[misc]
+
+
+def _tested(session: Session, path: Path) -> Figures:
+    report = session.work / f"{path.stem}.xml"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    # Without the project's own options: they ask for a plugin that a borrowed machine lacks.
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    limit = min(SECONDS, session.seconds_left)
+    done = subprocess.run(
+        [*command, f"--junitxml={report}", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=limit
+    )
+    if done.returncode not in (0, 1):
+        raise EdgeformerError(
+            f"pytest ended with exit code {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}"
+        )
+    tests = {case.attrib["name"]: _outcome(case) for case in xml.parse(report).iter("testcase")}
+    count = {kind: sum(told.startswith(kind) for told in tests.values()) for kind in ("passed", "failed", "skipped")}
+    return {**count, "tests": tests}
+
+
+def _outcome(case: xml.Element) -> str:
+    for kind, name in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        if (found := case.find(kind)) is not None:
+            return f"{name}: {found.attrib.get('message', '')[:300]}"
+    return "passed"
+
+
+ROW = Row(
+    number=9,
+    topic="marked-tests",
+    question="do the tests that need a card pass on it?",
+    wanted="all pass; skipped ones lack a library",
+    measure=measure,
+    columns=(Column("passed", "passed"), Column("failed", "failed"), Column("skipped", "skipped")),
+    module="marked_tests",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(ROW))

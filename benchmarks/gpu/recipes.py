@@ -1,0 +1,183 @@
+"""Shipped recipes on the data that was brought, or cut down to nearly nothing for a dry run; and some steps of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.gpu.session import Figures, Session
+from edgeformer.families import load_recipe
+from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.documents import load_profile
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.recipe import Recipe
+from edgeformer.run import Run
+
+_WIKITEXT = "kind: hub, name: Salesforce/wikitext, config: wikitext-2-raw-v1, label: null"
+WIKITEXT_2 = (
+    f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}], "
+    f"test: [{{{_WIKITEXT}, split: test}}]}}"
+)
+"""In place of WikiText-103, which is too large to be brought."""
+WIKITEXT_2_STEPS = (
+    f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}]}}"
+)
+"""The same where only steps are timed: nothing is tested."""
+_SYNTHETIC = "kind: synthetic-reviews"
+TINY_TEXT = (
+    f"data.parts={{train: [{{{_SYNTHETIC}, rows: 40, seed: 1}}], validation: [{{{_SYNTHETIC}, rows: 4, seed: 2}}], "
+    f"test: [{{{_SYNTHETIC}, rows: 4, seed: 3}}]}}",
+    "tokenizer={kind: trained, algorithm: bpe}",
+    "data.min_characters=20",
+    "data.sequence_length=16",
+    "model.vocab_size=300",
+    "model.hidden_size=16",
+    "model.embedding_size=8",
+    "model.attention_heads=2",
+    "model.ffn_size=32",
+    "model.loops=2",
+    "model.exits=[1]",
+    "model.cycles=1",
+    "model.embedding_cycles=1",
+    "model.dilations=[1]",
+    "model.max_positions=64",
+    "training.epochs=1",
+    "training.batch_size=2",
+    "training.accumulation=2",
+    "training.precision=fp32",
+    "training.log_every=1",
+)
+TINY_CLASSES = (
+    f"data.parts={{train: [{{{_SYNTHETIC}, rows: 200, seed: 1}}]}}",
+    "data.split=random-split",
+    "data.max_length=32",
+    "tokenizer={kind: trained, algorithm: wordpiece}",
+    "model.vocab_size=300",
+    "model.hidden_size=16",
+    "model.heads=2",
+    "model.ffn_size=32",
+    "training.epochs=1",
+    "training.precision=fp32",
+)
+_TINY = {"language-modeling": TINY_TEXT, "classification": TINY_CLASSES}
+
+
+def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe as this session trains it.
+
+    Args:
+        session: whose data it reads.
+        name: of the recipe.
+        overrides: as ``--set`` takes them.
+        tiny: those that a dry run has beyond the others.
+
+    Raises:
+        InputError: no data was brought.
+    """
+    if session.tiny:
+        task = load_recipe(name).task
+        local = [one for one in overrides if not one.startswith("data.parts=")]
+        return load_recipe(name, [*_TINY[task], *local, *tiny])
+    if session.options.data is None:
+        raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
+    from edgeformer.studies.local_data import shipped_mapping, with_local_data
+
+    return with_local_data(load_recipe(name, [*overrides]), [session.options.data], shipped_mapping())
+
+
+def device_profile(name: str) -> DeviceProfile:
+    """A shipped hardware profile."""
+    return load_profile(name)
+
+
+def some_steps(
+    session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile, *, refuse: bool = True
+) -> Figures:
+    """Some optimizer steps of the real training, from nothing.
+
+    Args:
+        session: in whose folder the run lies.
+        recipe: what is trained.
+        name: of the run.
+        steps: at most.
+        cap: the card is cut down to what this profile leaves to a process; not on a CPU, where there is nothing to cut.
+        refuse: do not begin where the prediction says that it will not fit.
+
+    Returns:
+        Speed (median of what is logged, less the first record: libraries load in it), predicted and measured peak.
+
+    Raises:
+        InputError: it will not fit.
+        EdgeformerError: a single row does not fit into memory.
+    """
+    import torch
+
+    from edgeformer.stages.training.train import TrainOptions, train
+
+    shutil.rmtree(session.work / name, ignore_errors=True)
+    gc.collect()
+    if session.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    on = cap if session.device == "cuda" else None
+    options = TrainOptions(session.work, name=name, max_steps=steps, as_device=on, ignore_memory=not (on and refuse))
+    run = Run.open(train(recipe, options))
+    found = trained(run)
+    if session.device == "cuda":
+        found["reserved_peak_bytes"] = int(torch.cuda.max_memory_reserved())
+    return found
+
+
+def trained(run: Run) -> Figures:
+    """What a finished run says of its speed, memory and losses."""
+    manifest, memory = run.manifest, run.manifest.memory
+    lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    # A step that fp16 skipped has neither a loss nor a speed that count.
+    records = [one for one in map(json.loads, lines) if one["kind"] == "step" and not one.get("skipped")]
+    settled = records[1:] or records
+    found: Figures = {"steps": manifest.steps, "batch_size": manifest.batch_size, "precision": manifest.precision}
+    for key in ("tokens_per_s", "samples_per_s"):
+        if all(key in record for record in settled) and settled:
+            found[key] = statistics.median(record[key] for record in settled)
+    found |= {"first_loss": records[0]["loss"], "last_loss": records[-1]["loss"]} if records else {}
+    if memory is not None:
+        predicted, measured = memory.predicted_peak_bytes, memory.measured_peak_bytes
+        found |= {
+            "predicted_peak_bytes": predicted,
+            "measured_peak_bytes": measured,
+            "budget_bytes": memory.budget_bytes,
+        }
+        found |= {"measured_as": memory.measured_as}
+        found["predicted_over_measured"] = predicted / measured if predicted and measured else None
+    return found
+
+
+def model_of(recipe: Any, device: str) -> Any:
+    """A recipe's model with random weights, in evaluation mode: no time depends on them."""
+    import torch
+
+    from edgeformer.families import family_of
+    from edgeformer.families.network import Place
+
+    torch.manual_seed(0)
+    return family_of(recipe).network.build(recipe, Place(for_export=True))[0].eval().to(device)
+
+
+def in_format(model: Any, format_: str) -> Any:
+    """The model with its weights in another number format, in place, as exported graphs have them: norms stay in FP32.
+
+    Args:
+        model: of a family.
+        format_: torch's name of it: float32, float16, bfloat16.
+    """
+    import torch
+
+    for module in model.modules():
+        if not getattr(module, "keeps_float32", False):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(getattr(torch, format_))
+    return model

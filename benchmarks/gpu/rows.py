@@ -1,0 +1,23 @@
+"""The checklist: its rows in the order of worth."""
+
+from __future__ import annotations
+
+from benchmarks.gpu import (
+    causal_crt,
+    early_exit,
+    encoder_tables,
+    energy,
+    estimates,
+    folding,
+    levers,
+    marked_tests,
+    number_formats,
+    six_gigabytes,
+)
+from benchmarks.gpu.session import Row
+
+_MODULES = (
+    six_gigabytes, levers, encoder_tables, early_exit, causal_crt, estimates, number_formats, energy, marked_tests,
+    folding,
+)  # fmt: skip
+ROWS: tuple[Row, ...] = tuple(sorted((module.ROW for module in _MODULES), key=lambda row: row.number))

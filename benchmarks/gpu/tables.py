@@ -1,0 +1,77 @@
+"""Studies on a card: several runs share it, and what is finished when the time is up is kept and shown."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.session import Figures, Session
+from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.formats.study_result import StudyTable
+
+OWN = Path(__file__).parent / "studies"
+AT_A_TIME = 6
+"""Runs that share a card: each keeps one processor core busy launching kernels, the card is mostly idle with one."""
+
+
+def tabulated(session: Session, name: str) -> Figures:
+    """A study's table, its missing runs trained; of a dry run, which trains nothing, with every row missing.
+
+    Args:
+        session: in whose folder the runs lie.
+        name: of a shipped study, or a path.
+
+    Raises:
+        InterruptedRun: the time is up. What is finished stands in the session's ``partial`` by then.
+    """
+    if session.options.data is None and not session.tiny:
+        raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
+    try:
+        table = _run(session, name, train=not session.tiny)
+    except (KeyboardInterrupt, InterruptedRun):
+        found = _figures(_run(session, name, train=False))
+        session.document.setdefault("partial", {})[name] = found
+        raise
+    finally:
+        _keep_runs(session)
+    found = _figures(table)
+    session.document.get("partial", {}).pop(name, None)
+    reasons = "; ".join(sorted({row.missing for row in table.rows if row.missing is not None}))
+    if found["missing"] == len(table.rows) and not session.tiny:
+        raise EdgeformerError(f"every row is missing: {reasons}")
+    return {**found, "reasons": reasons}
+
+
+def _run(session: Session, name: str, *, train: bool) -> StudyTable:
+    from edgeformer.studies.study import StudyOptions, plan_study, run_study
+    from edgeformer.studies.writing import write_study
+
+    data = (session.options.data,) if session.options.data is not None and not session.tiny else ()
+    options = StudyOptions(session.work, data=data, jobs=AT_A_TIME, train=train)
+    plan = plan_study(name, options)
+    table = run_study(plan, options)
+    write_study(session.work / "studies" / plan.study.name, plan.study, table, plan.jobs, plan.results)
+    return table
+
+
+def _figures(table: StudyTable) -> Figures:
+    rows = [row.model_dump(mode="json") for row in table.rows]
+    told: dict[str, Any] = {}
+    for row in rows:
+        cells = {key: cell for key, cell in row["cells"].items() if cell["mean"] is not None}
+        told[f"{row['label']}, {row['at']}"] = cells
+    return {
+        "rows": told,
+        "missing": sum(row["missing"] is not None for row in rows),
+        "minutes": table.minutes,
+        "table": table.model_dump(mode="json"),
+    }
+
+
+def _keep_runs(session: Session) -> None:
+    """Scores of every finished run, beside the results: ``edgeformer study --results`` makes tables of them."""
+    source, target = session.work / "studies" / "runs", session.path.parent / "runs"
+    for path in source.glob("*.json") if source.is_dir() else ():
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / path.name)

@@ -1,0 +1,72 @@
+"""Times of calls on a card: on the card alone, between two CUDA events, and as the caller waits for them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from edgeformer.formats.measure_rules import MeasureRules
+from edgeformer.stages.profiling.measure import measure, summarise
+
+TINY = MeasureRules(
+    warmup_min_s=0.0, warmup_min_calls=1, warmup_max_s=0.05, window_calls=1, min_s=0.0, min_calls=3, max_s=0.2,
+    idle_s=0.0, energy_s=0.02,
+)  # fmt: skip
+SHORT = MeasureRules(warmup_max_s=3.0, min_s=0.5, max_s=5.0, idle_s=3.0, energy_s=5.0)
+"""Of a row that has minutes for dozens of cases; energy needs the longer loops, its counter steps some ten times a
+second."""
+
+
+def rules_of(tiny: bool) -> MeasureRules:
+    """When to stop measuring."""
+    return TINY if tiny else SHORT
+
+
+def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[str, Any]:
+    """What one call takes.
+
+    Args:
+        call: puts its work into the current stream.
+        device: cuda or cpu.
+        rules: when to stop.
+
+    Returns:
+        Milliseconds: ``p50_ms`` until the caller could go on, the card having finished; ``device_p50_ms`` on the card
+        alone, None on a CPU; and how well the sample can be trusted.
+    """
+    import torch
+
+    def waited(_: int) -> None:
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    sample = measure(waited, rules)
+    told = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
+    alone = on_device_ms(call, min(len(sample.samples_ms), 50)) if device == "cuda" else None
+    found = {"p50_ms": told.p50, "device_p50_ms": alone, "cv": told.cv, "n": told.n, "stable": told.stable}
+    return {**found, "warnings": list(told.warnings)}
+
+
+def on_device_ms(call: Callable[[], object], calls: int) -> float:
+    """Median milliseconds between two events around a call, with the next call already in the stream.
+
+    The launches of a small model take longer than its kernels; then this is the time of the launches, as it is for
+    anyone who does not use CUDA graphs.
+    """
+    import torch
+
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+    for first, second in pairs:
+        first.record()
+        call()
+        second.record()
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(second) for first, second in pairs)
+
+
+def ratio(values: list[float], others: list[float]) -> dict[str, float]:
+    """Of two lists that were measured in turns: the median ratio, the smallest and the largest."""
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}

@@ -1,0 +1,104 @@
+"""The section on GPUs: a table for each committed JSON of a row of the checklist, or that there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import ROWS
+from benchmarks.gpu.session import RESULTS, Column, Row
+from benchmarks.results_page.tables import markdown
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.escaping import markdown as escaped
+
+NONE = """\
+No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this document is of
+a GPU, and every estimate for a card is unchecked. `make gpu-check` measures; this section then shows what it has found.
+"""
+
+
+def gpu(folder: Path = RESULTS) -> str:
+    """A part per card and row, in the checklist's order.
+
+    Args:
+        folder: of results; those of a card lie in a folder of its name.
+
+    Raises:
+        InputError: the figures of a dry run are among them.
+    """
+    topics = {row.topic: row for row in ROWS}
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(document, dict) and document.get("topic") in topics and "gpu" in document):
+            continue
+        if document["dry_run"]:
+            raise InputError(f"{path}: is of a dry run, whose figures mean nothing; remove it")
+        newest[path.parent.name, document["topic"]] = document
+    ordered = sorted(newest.items(), key=lambda item: (item[0][0], topics[item[0][1]].number))
+    return "\n\n".join(_section(topics[topic], document) for (_, topic), document in ordered) or NONE.rstrip()
+
+
+def _section(row: Row, document: dict[str, Any]) -> str:
+    parts = [f"### {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
+    torch = document["versions"].get("torch", "–")
+    parts.append(
+        f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "
+        f"{document['commit']}. A good answer: {row.wanted}."
+    )
+    if not document["complete"]:
+        left = ", ".join(document.get("left", []))
+        parts.append(f"**Not finished**{': ' + escaped(left) if left else ''}.")
+    parts.append(table(row.columns, document["cases"]))
+    tables = {name: case["figures"] for name, case in document["cases"].items() if "rows" in case.get("figures", {})}
+    for name, figures in {**document.get("partial", {}), **tables}.items():
+        parts += [f"{escaped(Path(name).stem)}:", _study(figures)]
+    lines = [f"- {key.replace('_', ' ')}: {_said(value)}" for key, value in document["summary"].items()]
+    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+
+
+def table(columns: tuple[Column, ...], cases: dict[str, Any]) -> str:
+    """A line for every case; of one that failed, why."""
+    lines = []
+    for name, case in cases.items():
+        figures = case.get("figures")
+        cells = [_cell(column, figures) for column in columns] if figures is not None else ["–"] * len(columns)
+        lines.append([escaped(name), *cells, escaped(case.get("failed", ""))])
+    header = ["case", *(column.heading for column in columns), "failed"]
+    if not any(line[-1] for line in lines):
+        header, lines = header[:-1], [line[:-1] for line in lines]
+    return markdown(header, lines)
+
+
+def _cell(column: Column, figures: dict[str, Any]) -> str:
+    found: Any = figures
+    for part in column.key.split("."):
+        try:
+            found = found[int(part)] if isinstance(found, list) else found[part]
+        except (KeyError, IndexError, TypeError):
+            return "–"
+    return "–" if found is None else escaped(column.format.format(found))
+
+
+def _study(figures: dict[str, Any]) -> str:
+    """A study's rows: mean ± standard deviation (number of seeds), and what was published."""
+    rows = figures["rows"]
+    keys = list(dict.fromkeys(key for cells in rows.values() for key in cells))
+    return markdown(
+        ["row", *keys], [[escaped(name), *(_mean(cells.get(key)) for key in keys)] for name, cells in rows.items()]
+    )
+
+
+def _mean(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    spread = f" ± {cell['sd']:.2g} ({cell['n']})" if cell["sd"] is not None else ""
+    published = f"; published {cell['published']:g}" if cell["published"] is not None else ""
+    return f"{cell['mean']:.4g}{spread}{published}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{escaped(str(key))} {_said(one)}" for key, one in value.items()) or "–"
+    return f"{value:.3g}" if isinstance(value, float) else escaped(str(value))

@@ -1,0 +1,76 @@
+"""Attention kernels of a card against the plain formula."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from edgeformer.families.crt.layers import CausalAttention, document_mask
+from edgeformer.families.encoder.model import MASKED, sdpa
+from edgeformer.families.encoder.network import flash
+
+pytestmark = pytest.mark.gpu
+
+HALF = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Format → error of an output whose values are about 1, a few units in the last place."""
+
+
+def vectors(format_: torch.dtype, length: int = 96) -> tuple[torch.Tensor, ...]:
+    return torch.randn(3, 2, 4, length, 64, device="cuda", dtype=format_).unbind(0)
+
+
+@pytest.mark.parametrize("format_", HALF)
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_computes_what_math_computes(format_: torch.dtype, causal: bool) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("torch's flash attention needs compute capability 8.0")
+    q, k, v = vectors(format_)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        fast = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    assert torch.allclose(fast.double(), exact, atol=HALF[format_], rtol=HALF[format_])
+
+
+def test_gradients_of_flash_are_those_of_math() -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("torch's flash attention needs compute capability 8.0")
+    given = [one.clone().requires_grad_() for one in vectors(torch.bfloat16)]
+    exact = [one.detach().double().requires_grad_() for one in given]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        F.scaled_dot_product_attention(*given, is_causal=True).square().mean().backward()
+    with sdpa_kernel(SDPBackend.MATH):
+        F.scaled_dot_product_attention(*exact, is_causal=True).square().mean().backward()
+    for one, other in zip(given, exact, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert (one.grad.double() - other.grad).norm() <= 2e-2 * other.grad.norm()
+
+
+def test_packed_documents_attend_as_if_they_were_alone() -> None:
+    """The mask of packed rows excludes torch's flash kernel: this is what it takes instead, whichever that is."""
+    attention = CausalAttention(64, 4, 0.0).cuda().to(torch.bfloat16).eval()
+    lengths = [5, 17, 42]
+    x = torch.randn(1, sum(lengths), 64, device="cuda", dtype=torch.bfloat16)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None].cuda()
+    with torch.no_grad():
+        packed = attention(x, document_mask(positions))
+        alone = torch.cat([attention(part) for part in x.split(lengths, dim=1)], dim=1)
+    assert torch.allclose(packed, alone, atol=2e-2)
+
+
+@pytest.mark.parametrize("format_", HALF)
+def test_the_package_flash_attn_computes_what_sdpa_computes(format_: torch.dtype) -> None:
+    if find_spec("flash_attn") is None:
+        pytest.skip("the package flash-attn, which is built from source, is not installed")
+    q, k, v = vectors(format_)
+    real = torch.ones(2, 96, device="cuda")
+    real[1, 40:] = 0
+    mask = (1 - real.to(format_))[:, None, None, :] * MASKED
+    for given in (None, mask):
+        fast, usual = flash(q, k, v, given, 0.0), sdpa(q, k, v, given, 0.0)
+        kept = slice(None) if given is None else slice(0, 40)
+        assert torch.allclose(fast[:, :, kept], usual[:, :, kept], atol=HALF[format_], rtol=HALF[format_])

@@ -1,0 +1,82 @@
+"""The model families on a card: the same answers as on the CPU, in half formats, as a CUDA graph, with a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gpu.recipes import in_format
+from edgeformer.families import load_recipe
+from edgeformer.families.crt.cache import CachedLoops
+from edgeformer.families.crt.network import build_crt
+from edgeformer.families.encoder.model import EncoderClassifier
+from tests.conftest import SMALL_LANGUAGE
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def encoder() -> EncoderClassifier:
+    torch.manual_seed(0)
+    return EncoderClassifier(
+        vocab_size=500, classes=2, hidden_size=64, layers=2, iterations=2, heads=2, ffn_size=128, residual_scale=0.5,
+        dropout=0.0, max_positions=64,
+    ).eval()  # fmt: skip
+
+
+IDS = torch.arange(48).view(3, 16) * 7 % 500
+MASK = torch.ones_like(IDS)
+MASK[1, 9:] = 0
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("format_", "tolerance"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 5e-2)])
+def test_an_encoder_answers_as_on_the_cpu(encoder: EncoderClassifier, format_: str, tolerance: float) -> None:
+    exact = encoder(IDS, MASK)
+    found = in_format(encoder.cuda(), format_)(IDS.cuda(), MASK.cuda()).cpu()
+    assert found.dtype == torch.float32 and torch.allclose(found, exact, atol=tolerance * float(exact.std()) + 1e-5)
+
+
+@torch.inference_mode()
+def test_a_cuda_graph_answers_for_new_inputs(encoder: EncoderClassifier) -> None:
+    encoder.cuda()
+    ids, mask = IDS.cuda(), MASK.cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            encoder(ids, mask)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        answer = encoder(ids, mask)
+    other = (IDS.cuda() + 11) % 500
+    expected = encoder(other, mask)
+    ids.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(answer, expected, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_cached_decoding_computes_what_the_whole_text_does() -> None:
+    recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
+    torch.manual_seed(0)
+    model = build_crt(recipe.model).eval().cuda()
+    ids = torch.randint(0, 400, (2, 20), device="cuda")
+    kept = CachedLoops(model)
+    for start, stop in ((0, 15), *((place, place + 1) for place in range(15, 20))):
+        state = kept.embed(ids[:, start:stop], start, keep=True)
+        for number in range(model.loops):
+            state = kept.run_loop(number, state, keep=True)
+    exact = model.head(model(ids)[model.loops][:, -1])
+    assert torch.allclose(kept.logits(state[:, -1], model.loops), exact, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_torch_compile_keeps_the_answers(encoder: EncoderClassifier) -> None:
+    pytest.importorskip("triton")
+    encoder.cuda()
+    exact = encoder(IDS.cuda(), MASK.cuda())
+    encoder.compile(dynamic=False)
+    assert torch.allclose(encoder(IDS.cuda(), MASK.cuda()), exact, atol=1e-4)
