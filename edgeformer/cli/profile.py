@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgeformer.cli.limits import limits_asked
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
+_JUDGES_NOTHING = "--calibrate and --validate judge nothing"
 Minimize = Literal["latency", "size", "memory", "energy"]
 
 
@@ -146,7 +148,6 @@ def command(
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
     from edgeformer.cli.judge import judge_elsewhere, refuse
-    from edgeformer.cli.limits import limits_asked
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.estimating.rates import known_error
@@ -156,15 +157,9 @@ def command(
     limits = limits_asked(max_latency, max_vram, max_size, max_energy)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
-        measuring |= {
-            "runtime": runtime,
-            "search": search,
-            "calibrate": calibrate,
-            "validate": validate,
-            "range": value_range,
-        }
+        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
-        return judge_elsewhere(judge, (run, artifacts), device, options, measuring, as_json)
+        return judge_elsewhere(judge, (run, artifacts), device, options, {**measuring, "runtime": runtime}, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
@@ -172,14 +167,12 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-        judging = {"search": search, "artifact": artifact, "max-latency": max_latency, "max-vram": max_vram}
-        judging |= {"runtime": runtime}
-        refuse({**judging, "max-size": max_size, "max-energy": max_energy}, "--calibrate and --validate judge nothing")
+        judging = {"search": search, "artifact": artifact, "runtime": runtime, "max-latency": max_latency}
+        refuse({**judging, "max-vram": max_vram, "max-size": max_size, "max-energy": max_energy}, _JUDGES_NOTHING)
         shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
         rules = MeasureRules.strict() if strict else None
         asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
-        host = load_profile(device or "host", own_profiles(artifacts))
-        return _calibrate(location, host, asked, artifacts, as_json)
+        return _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
     options = ProfileOptions(
         batches=batches or (1, 16),
