@@ -6,7 +6,7 @@ speed within minutes. INT8 is ONNX Runtime's dynamic one, and NNCF's in OpenVINO
 both.
 
 Usage:
-    python benchmarks/openvino_speed.py BUNDLE [--shapes 1x16,1x128,16x64,16x128] [--rounds 40] [--threads N] [--json FILE]
+    python benchmarks/openvino_speed.py BUNDLE [--shapes 1x16,16x128] [--rounds 40] [--threads N] [--json FILE]
 """
 
 from __future__ import annotations
