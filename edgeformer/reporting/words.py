@@ -147,7 +147,8 @@ def in_words(report: Report) -> str:
     if not report.left_out:
         return sentence
     # Listed one by one in the notes.
-    whole = "every artifact" if report.left_out and not report.verdict.checks else numbers_of(len(report.left_out))
+    everything = report.left_out.keys() >= {row.artifact for row in report.rows}
+    whole = "every artifact" if everything else numbers_of(len(report.left_out))
     return f"{sentence} Left out: {whole} that no {report.device_title} can run."
 
 

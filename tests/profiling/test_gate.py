@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from measuring_child import RULES
-from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
@@ -157,6 +157,15 @@ def test_bundles_that_have_nothing_in_common_are_refused(baseline: Path, tmp_pat
     other = write_bundle(tmp_path / "other", {"another": classifier_graph()})
     with pytest.raises(InputError, match=r"the baseline .* has no another; it has model"):
         gated(other, baseline, options=replace(ONE, artifacts=()))
+
+
+@pytest.mark.parametrize(("broken", "status"), [("candidate", "fail"), ("baseline", "undecided")])
+def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path, broken: str, status: str) -> None:
+    crashing = write_bundle(tmp_path / "crashing", {"model": greedy_graph()})  # asks for more memory than there is
+    sides = (crashing, baseline) if broken == "candidate" else (baseline, crashing)
+    latency = checks(gated(*sides))["latency"]
+    assert latency.status == status and latency.reason.startswith(f"the {broken} cannot be measured: ")
+    assert "not enough memory" in latency.reason
 
 
 def test_what_the_candidate_lost_fails(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
     }
     row = next(row for row in steady if (row.where, row.batch, row.seq) == ("host", 3, 5))
     assert row.inputs == {"input_ids": (3, 5), "attention_mask": (3, 5)} and row.latency_ms.status == "measured"
-    assert [check.name for check in report.verdict.checks] == ["latency", "memory"]
+    # The command's limit at the shapes that it names, the budget's own at the budget's.
+    judged = [(check.name, check.batch, check.seq) for check in report.verdict.checks]
+    assert judged == [("memory", 1, 128), ("latency", 1, 5), ("latency", 3, 5)]
     assert any(note.startswith("inputs: input_ids [B, S]") for note in report.notes)
 
 
@@ -124,7 +126,7 @@ def test_the_command_takes_any_file(tmp_path: Path) -> None:
     assert report["verdict"]["status"] == "pass" and {row["where"] for row in report["rows"]} == {"host", "device"}
     assert [path.name for path in theirs.parent.iterdir()] == ["net.onnx"]
     (folder,) = (tmp_path / "work/artifacts/wrapped").iterdir()
-    assert (folder / "reports/raspberry-pi-5.html").is_file() and str(folder.name) in found.err
+    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file() and str(folder.name) in found.err
 
 
 @pytest.mark.parametrize(

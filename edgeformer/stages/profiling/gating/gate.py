@@ -22,7 +22,7 @@ from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks, memory_check
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, compare_pair
+from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, SideError, compare_pair
 from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
@@ -198,8 +198,10 @@ def _timed(
     with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
         try:
             found = compare_pair((specs[0], specs[1]), rules, lambda _: here.progress.advance(1))
-        except ArtifactError as problem:
-            check = GateCheck(name="latency", artifact=both.candidate.id, status="fail", reason=str(problem))
+        except SideError as problem:
+            # A candidate that does not run is worse than any; without a baseline there is nothing to compare with.
+            status: GateStatus = "fail" if problem.candidate else "undecided"
+            check = GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))
             yield check.model_copy(update=at)
             return
     yield _latency(found, both, rules).model_copy(update=at)

@@ -30,6 +30,17 @@ Pair = tuple[PaceSpec, PaceSpec]
 """Baseline and candidate."""
 
 
+_SIDES = ("baseline", "candidate")
+
+
+class SideError(ArtifactError):
+    """One of the two cannot be measured. ``candidate``: it is that one."""
+
+    def __init__(self, side: int, reason: str) -> None:
+        super().__init__(f"the {_SIDES[side]} cannot be measured: {reason}")
+        self.candidate = side == 1
+
+
 @dataclass(frozen=True)
 class PairRules:
     """How a round is measured, and when to give up.
@@ -80,7 +91,7 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
         advance: is told after every round.
 
     Raises:
-        ArtifactError: one of the two cannot be measured.
+        SideError: one of the two cannot be measured.
     """
     found, began = Pairing(), time.perf_counter()
     while len(found.log_ratios) < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
@@ -101,7 +112,7 @@ def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
         players: dict[int, _Player] = {}
         ready: dict[int, Ready] = {}
         for side in order:
-            players[side] = stack.enter_context(_player(pair[side], errors[side]))
+            players[side] = stack.enter_context(_player(side, pair[side], errors[side]))
         for side in order:  # both open at once, but warm up one after the other: they share the cores
             ready[side] = players[side].ready()
         slowest_ms = max(one.call_ms for one in ready.values())
@@ -122,10 +133,9 @@ def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
 class _Player:
     """A child that answers when it is asked."""
 
-    def __init__(self, spec: PaceSpec, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-        self._spec, self._process, self._errors = spec, process, errors
-        rules = spec.measure.rules
-        self._lines = lines_of(process, rules.warmup_max_s + _SILENCE_S)
+    def __init__(self, side: int, process: subprocess.Popen[bytes], errors: IO[bytes], silence_s: float) -> None:
+        self._side, self._process, self._errors = side, process, errors
+        self._lines = lines_of(process, silence_s)
 
     def ready(self) -> Ready:
         self._ask("warm up")
@@ -146,19 +156,18 @@ class _Player:
             self._process.stdin.flush()
 
     def _answer(self) -> Ready | Block:
-        name = self._spec.measure.checked.artifact.id
         try:
             line = next(self._lines, None)
             answer = ANSWERS.validate_json(line, strict=False) if line is not None else None
         except queue.Empty:
-            raise ArtifactError(f"{name}: the comparing process was silent for too long and was ended") from None
+            raise SideError(self._side, "its process was silent for too long and was ended") from None
         except ValidationError:
-            raise ArtifactError(f"{name}: the comparing process wrote something else than times") from None
+            raise SideError(self._side, "its process wrote something else than times") from None
         if answer is None:
             self._process.wait(_SILENCE_S)
-            raise ArtifactError(f"{name}: the comparing process ended early{last_words(self._errors)}")
+            raise SideError(self._side, f"its process ended early{last_words(self._errors)}")
         if isinstance(answer, End):
-            raise ArtifactError(f"{name}: {answer.reason or 'the comparing process ended before it was asked to'}")
+            raise SideError(self._side, answer.reason or "its process ended before it was asked to")
         return answer
 
 
@@ -166,7 +175,7 @@ _SILENCE_S = 120.0
 
 
 @contextmanager
-def _player(spec: PaceSpec, errors: IO[bytes]) -> Iterator[_Player]:
+def _player(side: int, spec: PaceSpec, errors: IO[bytes]) -> Iterator[_Player]:
     process = subprocess.Popen(
         child_command(),
         stdin=subprocess.PIPE,
@@ -179,7 +188,7 @@ def _player(spec: PaceSpec, errors: IO[bytes]) -> Iterator[_Player]:
         with contextlib.suppress(OSError):
             process.stdin.write(spec.model_dump_json().encode() + b"\n")
             process.stdin.flush()
-        yield _Player(spec, process, errors)
+        yield _Player(side, process, errors, spec.measure.rules.warmup_max_s + _SILENCE_S)
     finally:
         process.kill()
         process.wait()
