@@ -2,12 +2,7 @@
 
 Every way is opened with the same number of threads and called on the golden inputs, cut or repeated to each shape. A
 round calls every way in turn; of each round the ratio to ONNX Runtime's FP32 is taken, because processors change their
-<<<<<<< HEAD:benchmarks/openvino.py
 speed within minutes. INT8 is ONNX Runtime's dynamic one, and NNCF's in OpenVINO: export --int8 makes both.
-=======
-speed within minutes. INT8 is ONNX Runtime's dynamic one, and NNCF's in OpenVINO: export --int8 with the extra makes
-both.
->>>>>>> helper-ov:benchmarks/openvino_speed.py
 
 Usage:
     python benchmarks/openvino_speed.py BUNDLE [--shapes 1x16,16x128] [--rounds 40] [--threads N] [--json FILE]

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-<<<<<<< HEAD
 from edgeformer.cli import gate
-=======
-from edgeformer.cli.limits import limits_asked
->>>>>>> helper-ov
+from edgeformer.cli.limits import limit_flags, limits_asked
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from edgeformer.stages.profiling.choosing import SearchOptions
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-_JUDGES_NOTHING = "--calibrate and --validate judge nothing"
 Minimize = Literal["latency", "size", "memory", "energy"]
 
 
@@ -169,10 +165,6 @@ def command(
     """
     from edgeformer.cli.calibrate import calibration_options, run_calibration
     from edgeformer.cli.judge import judge_elsewhere, refuse
-<<<<<<< HEAD
-    from edgeformer.cli.limits import limit_flags, limits_asked
-=======
->>>>>>> helper-ov
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions
@@ -183,10 +175,7 @@ def command(
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
-<<<<<<< HEAD
-        measuring |= {"against": against, "runtime": runtime}
-=======
->>>>>>> helper-ov
+        measuring |= {"against": against}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, {**measuring, "runtime": runtime}, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
@@ -196,20 +185,11 @@ def command(
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
-<<<<<<< HEAD
         judging = {"search": search, "against": against, "artifact": artifact, "runtime": runtime}
         refuse({**judging, **limit_flags(limits)}, "--calibrate and --validate judge nothing")
         asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict)
         host = load_profile(device or "host", own_profiles(artifacts))
         return run_calibration(location, host, asked, artifacts, as_json)
-=======
-        judging = {"search": search, "artifact": artifact, "runtime": runtime, "max-latency": max_latency}
-        refuse({**judging, "max-vram": max_vram, "max-size": max_size, "max-energy": max_energy}, _JUDGES_NOTHING)
-        shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
-        rules = MeasureRules.strict() if strict else None
-        asked = CalibrationOptions(calibrate, validate, shapes, _one(counts, calibrate), rules)
-        return _calibrate(location, load_profile(device or "host", own_profiles(artifacts)), asked, artifacts, as_json)
->>>>>>> helper-ov
     profile = load_profile(device or manifest.target, own_profiles(artifacts))
     error = known_error(profile, load_profile("host", own_profiles(artifacts)))
     how: dict[str, Any] = {"strict": strict, "threads": counts, "allow_leak": allow_leak, "search": wanted}
