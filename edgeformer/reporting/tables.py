@@ -139,14 +139,17 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
     tasks = all_tasks()
     task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
 
+    providers = [str(provider) for provider in dict.fromkeys(row.provider for row in rows)]
     columns: list[Column[EvaluationRow]] = [
         Column("artifact", attrgetter("artifact")),
+        *([Column[EvaluationRow]("computed by", attrgetter("provider"))] if len(providers) > 1 else []),
         Column("set", attrgetter("split")),
         Column("exit", attrgetter("exit"), text=lambda row: str(row.exit or "last"), number=True),
         *map(_score_column, task.columns),
         _score_column(ScoreColumn("ms_per_sample", "ms/sample", 3)),
     ]
-    where = f" (times: {rows[0].host}, {rows[0].provider}, batch {rows[0].batch})" if rows and rows[0].host else ""
+    how = ", ".join([str(rows[0].host), *providers[:1]][: 1 + (len(providers) == 1)]) if rows else ""
+    where = f" (times: {how}, batch {rows[0].batch})" if rows and rows[0].host else ""
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
     return Columns(columns).known_in(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
 

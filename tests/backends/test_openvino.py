@@ -16,6 +16,12 @@ from edgeformer.backends import OpenOptions, opener_of, provider_facts, provider
 from edgeformer.backends.openvino import runtime
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError, MissingDependencyError
+from edgeformer.formats.files import write_json
+from edgeformer.machine.host import cpu_name
+from edgeformer.run import locate
+from edgeformer.runtime_choice import FILE, RuntimeChoice, fastest_here
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.predict import opened, predict
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.stages.verifying.verify import verify
@@ -76,6 +82,45 @@ def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> N
                 assert (session.provider, session.settings()) == (provider, expected)
     np.testing.assert_allclose(answers[CPU], answers[None], atol=1e-6)
     assert 0 < abs(answers.get(BF16, answers[None] + 1e-3) - answers[None]).max() < 0.1
+
+
+@HERE
+def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    kept = (run / "evaluation.json").read_bytes()
+    found = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
+    providers = [row.provider for row in found.rows]
+    assert providers[:2] == ["CPUExecutionProvider", CPU] and len(set(providers)) == len(providers)
+    assert found.rows[0].loss == pytest.approx(found.rows[1].loss, abs=1e-5)
+    assert (run / "evaluation.json").read_bytes() == kept
+    (_, usual), (_, other) = (
+        predict(locate(str(run), run.parent), ["a fine film"], runtime=runtime) for runtime in (None, "openvino")
+    )
+    first, second = usual[0].as_dict(), other[0].as_dict()
+    assert first["label"] == second["label"] and first["probability"] == pytest.approx(second["probability"], abs=1e-5)
+    with pytest.raises(InputError, match="--runtime all: one of them answers"):
+        predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
+
+
+@HERE
+def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    location = locate(str(run), run.parent)
+    assert fastest_here(location) == {}
+    choice = RuntimeChoice(
+        processor=cpu_name(), bundle=location.open_bundle().manifest.manifest_sha256, device="host", created="now",
+        providers={"onnx-fp32": CPU},
+    )  # fmt: skip
+    location.reports.mkdir(exist_ok=True)
+    write_json(location.reports / FILE, choice)
+    assert fastest_here(location) == {"onnx-fp32": CPU}
+    with opened(location, "onnx-fp32") as model:
+        assert model.provider == CPU
+    for other in ({"processor": "another one"}, {"bundle": "another one"}):
+        write_json(location.reports / FILE, choice.model_copy(update=other))
+        assert fastest_here(location) == {}
 
 
 @HERE

@@ -29,9 +29,9 @@ class EvaluateOptions:
     """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large.
 
     Attributes:
-        runtime: what ``--runtime`` names; None: see :func:`choose`.
         artifact: an id, ``torch`` or ``all``; None: the one that RUN names, else all of the bundle that run here.
         split: ``test`` (the protocol's own), ``validation``, or a test set by name.
+        runtime: what ``--runtime`` names, whose scores are not kept; None: see :func:`choose`.
         data: a file to score on instead.
         batch: rows per call.
         cache: where encoded sets are kept; None: nowhere.
@@ -84,7 +84,8 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     scoring = _Scoring(options, progress)
     for choice in chosen:
         scoring.score(choice)
-    if location.run is not None and options.data is None:
+    # What a named runtime scores is shown and not kept: evaluation.json has one row for an artifact and a set.
+    if location.run is not None and options.data is None and options.runtime is None:
         with in_turn(location.run / EVALUATION_FILE):  # or what another process adds meanwhile would be lost
             merge_rows(location.run, scoring.rows, scoring.early_exit)
     return Evaluation(rows=tuple(scoring.rows), early_exit=tuple(scoring.early_exit))
