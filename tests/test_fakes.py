@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ training:
 """
 GRAPHS = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "fp16") for form in ("", "-exit1", "-step")}
 BUILT = {"onnx-reference-fp32", "onnx-reference-fp32-exit1"}
+if find_spec("nncf") is not None:  # then --int8 also makes what OpenVINO runs
+    BUILT |= {"openvino-int8", "openvino-int8-exit1"}
 """What the other runtime makes of the graphs; it is compared with torch when it is verified."""
 FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 

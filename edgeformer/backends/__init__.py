@@ -75,8 +75,10 @@ def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Backen
     Raises:
         ArtifactError: as :func:`backend_of`.
     """
-    readers = (backend for backend in all_backends() if provider is not None and artifact.format in backend.reads)
-    return next((one for one in readers if one.provider_facts(str(provider)) is not None), backend_of(artifact))
+    if provider is None:  # most often; the other backends are not even imported
+        return backend_of(artifact)
+    readers = (backend for backend in all_backends() if artifact.format in backend.reads)
+    return next((one for one in readers if one.provider_facts(provider) is not None), backend_of(artifact))
 
 
 ALL_RUNTIMES = "all"

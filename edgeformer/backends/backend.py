@@ -214,11 +214,8 @@ class Backend(ABC):
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
-        return (
-            None
-            if artifact.format in (*self.formats, *self.reads)
-            else f"{self.name} opens nothing of the format {artifact.format}"
-        )
+        opens = artifact.format in (*self.formats, *self.reads)
+        return None if opens else f"{self.name} opens nothing of the format {artifact.format}"
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.
@@ -254,11 +251,7 @@ class Backend(ABC):
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """What an artifact is measured with where this runtime is asked for by name: what computes it by default.
 
-        A runtime whose providers compute in several precisions offers each of them, also one that is not here: opening
-        it says why.
-
-        Args:
-            artifact: in one of ``formats`` or of what it ``reads``.
+        A runtime that computes in several precisions offers each of them, also one that is not here: opening says why.
         """
         return (self.provider(artifact),)
 

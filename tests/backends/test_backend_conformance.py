@@ -112,7 +112,7 @@ def test_what_can_run_here_answers_alike(reference: Backend, bundle: Path, tmp_p
     made = {job.graphs[0].format: job.graphs[0]}
     for builder in backends.all_builders():
         plan = builder.plan(load_profile("rtx4050"))
-        if isinstance(plan, Target):
+        if isinstance(plan, Target) and not builder.joins:  # those need rows: tests/backends/test_openvino.py
             (artifact,) = conformance.check_build(builder, plan, job)
             made[artifact.format] = artifact
     assert {"onnx", "onnx-reference"} <= set(made)
@@ -156,7 +156,7 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
     strange = graph_of(bundle).model_copy(update={"id": "alien-fp32", "format": "alien"})
     refusal = cannot_run(strange)
     assert refusal is not None
-    for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, tensorrt-rtx, tensorrt"):
+    for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, openvino, tensorrt-rtx, tensorrt"):
         assert part in refusal
     with pytest.raises(ArtifactError, match="'alien' cannot be opened here"):
         Bundle.open(bundle).session(strange)

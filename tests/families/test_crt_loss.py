@@ -39,7 +39,7 @@ def test_a_cosine_is_between_the_states_around_a_loop() -> None:
     model, ids, targets = setting()
     with torch.no_grad():
         found = TokenLosses(model.eval())(ids, targets)
-        states = [state.double() for _, state in model.states(ids)]
+        states = [state.double() for state in model(ids, every=True).values()]
     for loop in (1, 3, 4):
         before, after = states[loop - 1], states[loop]
         expected = (before * after).sum(-1) / (before.norm(dim=-1) * after.norm(dim=-1))

@@ -179,7 +179,7 @@ def test_dropout_with_a_mask_drops_while_it_trains() -> None:
 
 
 def test_batches_hold_numbers_of_the_example(toy: Toy) -> None:
-    found = memory._tensors({"a": np.full((2, 3), 7), "b": np.array([1, 2, 3])})
+    found = memory.filled({"a": np.full((2, 3), 7), "b": np.array([1, 2, 3])})
     assert found["a"].tolist() == [[7] * 3] * 2 and found["b"].tolist() == [1] * 3
     assert {tensor.dtype for tensor in found.values()} == {torch.int64}
     assert memory._bytes([torch.zeros(3), torch.zeros(8)[2:4], torch.zeros(5, dtype=torch.int8)]) == 12 + 32 + 5

@@ -296,8 +296,8 @@ class TestAnswers:
                 self.rows.append(len(inputs["input_ids"]))
                 return super().run(inputs)
 
-        monkeypatch.setattr(Bundle, "cannot_run", lambda bundle, artifact: None)
-        monkeypatch.setattr(Bundle, "session", lambda bundle, artifact: Target(bundle.check(artifact)))
+        monkeypatch.setattr(Bundle, "cannot_run", lambda bundle, artifact, provider: None)
+        monkeypatch.setattr(Bundle, "session", lambda bundle, artifact, how: Target(bundle.check(artifact)))
         unknown = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="built without a GPU")
         shapes = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (2, 24)))
         engine = Engine(builder="b", seconds=1.0, checked_by="size", graph_bytes=1, shapes=shapes)

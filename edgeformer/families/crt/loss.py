@@ -167,11 +167,10 @@ class TokenLosses(nn.Module):
             name → float32 [B, T]; losses are 0 where nothing is predicted.
         """
         found: dict[str, Tensor] = {}
-        before: Tensor | None = None
-        for loop, state in self.model.states(input_ids, positions):
-            earlier, before = before, state
-            if earlier is None or loop not in self.model.exits:
-                continue
+        # By the module's own call, which is what gathers weights that several processes share.
+        states = self.model(input_ids, positions, every=True)
+        for loop in self.model.exits:
+            state, earlier = states[loop], states[loop - 1]
             losses, confidence = list[Tensor](), list[Tensor]()
             parts = torch.split(state.flatten(0, 1), CHUNK_TOKENS), torch.split(targets.flatten(), CHUNK_TOKENS)
             for part, wanted in zip(*parts, strict=True):

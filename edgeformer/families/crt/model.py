@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -141,7 +141,7 @@ class CRT(nn.Module):
         return result
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None
+        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
         """Hidden states after every exit.
 
@@ -149,26 +149,23 @@ class CRT(nn.Module):
             input_ids: int64 [B, T], T ≤ max_positions.
             positions: place of each token in its document, int64 [B, T]; None: each row is one document.
             until: the last loop to compute; None: all of them.
+            every: those after every loop, and before the first one as loop 0.
 
         Returns:
             loop → [B, T, C], in rising order; ``head_of(loop)`` makes logits of it.
         """
-        return {loop: x for loop, x in self.states(input_ids, positions, until) if loop in self.exits}
-
-    def states(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Hidden states [B, T, C] after every loop, as they are computed; before the first one, as loop 0."""
         same_document = None if positions is None else document_mask(positions)
         x = self.embed(input_ids, positions)
-        yield 0, x
+        states = {0: x} if every else {}
         for loop in range(1, (until or self.loops) + 1):
             encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
                 x = _recomputed(self.block, x, encoding, positions, same_document)
             else:
                 x = self.block(x, encoding, positions, same_document)
-            yield loop, x
+            if every or loop in self.exits:
+                states[loop] = x
+        return states
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
         """Next-token logits float32 [B, T, V] of the exit after ``loop`` (None: the last). input_ids int64 [B, T]."""

@@ -56,7 +56,8 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def is_gradient_of(self, parameter: Tensor) -> None:
         """What ``parameter`` holds as its gradient is one from now on."""
-        assert parameter.grad is not None
+        if parameter.grad is None:  # of a loss that leaves it out: torch calls the hook all the same
+            return
         number = self._numbers.get(parameter.grad.untyped_storage()._cdata)
         if number is not None:
             self.events.append(Event(number, 0, "gradients"))
