@@ -151,7 +151,7 @@ def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: 
     steady = [row for row in report["rows"] if row["phase"] == "steady"]
     assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
     for kind in ("json", "md", "html", "csv"):
-        assert (run / "reports" / f"host.{kind}").stat().st_size > 0
+        assert (run / "reports" / f"host-{artifact}.{kind}").stat().st_size > 0
 
 
 def test_profile_estimates_for_a_card_that_is_not_here(folder: Path, run: Path) -> None:

@@ -100,14 +100,14 @@ def test_export_profile_evaluate_predict(workplace: Path) -> None:
     assert {row["where"] for row in rows} == {"host", "device"}  # type: ignore[attr-defined]
     for row in rows:  # type: ignore[attr-defined]
         expected = "measured" if row["where"] == "host" else "estimated"
-        assert row["latency_ms"]["status"] == expected
+        assert row["latency_ms"]["status"] == expected, row["latency_ms"]["reason"]
         assert row["latency_ms"]["reason"] or expected == "measured"
         assert row["size_bytes"] == artifacts["onnx-fp32"]["size_bytes"]
     reports = workplace / "artifacts" / "small" / "reports"
     assert {p.name for p in reports.iterdir()} == {
-        f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
+        f"rtx4050-onnx-fp32.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
     }
-    lines = list(csv.DictReader(io.StringIO((reports / "rtx4050.csv").read_text(encoding="utf-8"))))
+    lines = list(csv.DictReader(io.StringIO((reports / "rtx4050-onnx-fp32.csv").read_text(encoding="utf-8"))))
     assert len(lines) == len(rows)  # type: ignore[arg-type]
     scores = json_of("evaluate", "--split", "validation", cwd=workplace)
     assert [row["artifact"] for row in scores["rows"]] == ["onnx-fp32", "onnx-fp16"]  # type: ignore[attr-defined]

@@ -67,7 +67,8 @@ def test_the_verdict_of_a_search_is_that_of_its_pick_everywhere(bundle: Path, tm
     report = profile_bundle(Location(None, bundle), HOST, options)
     assert report.search is not None and report.search.pick is not None
     assert report.search.candidates[report.search.pick].artifact == "model"
-    assert [c.artifact for c in report.search.candidates] == ["model", "wide"], "no engine on a processor"
+    # once for each runtime that is installed
+    assert {c.artifact for c in report.search.candidates} == {"model", "wide"}, "no engine on a processor"
     assert report.verdict.status == "pass" and {check.artifact for check in report.verdict.checks} == {"model"}
     assert badge_text(report) == "host: pass" and in_words(report).startswith("The search picks model. ")
     nothing = profile_bundle(Location(None, bundle), HOST, replace(options, max_size_bytes=1))

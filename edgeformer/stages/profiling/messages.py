@@ -75,7 +75,7 @@ class CheckedArtifact(Frozen):
         bundle.golden(artifact)
         files = bundle.files(artifact)
         return cls(
-            artifact=artifact.model_copy(update={"score": None, "validation": None}),
+            artifact=artifact.model_copy(update={"score": None, "validation": None, "rounded": {}}),
             golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
             file=files.file.resolve(),
             parts={name: path.resolve() for name, path in files.parts.items()},
