@@ -84,9 +84,9 @@ def test_a_gradient_is_one_from_the_moment_it_is_there() -> None:
     parameter.grad = torch.zeros(4)  # made outside: nobody counted it
     ledger.is_gradient_of(parameter)
     assert len(ledger.events) == 3 and ledger.events[2].size_bytes == -16
-    parameter.grad = None
-    with pytest.raises(AssertionError):
-        ledger.is_gradient_of(parameter)
+    parameter.grad = None  # a loss that leaves it out: torch calls the hook all the same
+    ledger.is_gradient_of(parameter)
+    assert len(ledger.events) == 3
 
 
 def moment(**kinds: int) -> dict[str, int]:
