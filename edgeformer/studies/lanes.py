@@ -25,6 +25,7 @@ class Lane:
         tried: arguments of the steps so far.
         problems: what became of those that failed.
         kept: the results that were written; None: its training has not ended yet.
+        seen: the optimizer step up to which the progress bar knows of it.
     """
 
     job: Job

@@ -38,6 +38,11 @@ def status_of(folder: Path) -> RunStatus | None:
     return Run.open(folder).status if (folder / RUN_FILE).is_file() else None
 
 
+def steps_of(folder: Path) -> int:
+    """Optimizer steps that the run in a folder has behind it. Raises ArtifactError where it is damaged."""
+    return Run.open(folder).manifest.steps if (folder / RUN_FILE).is_file() else 0
+
+
 def training_step(job: Job, folder: Path, recipe: Path) -> Step:
     """Train the job's run, or go on with it.
 

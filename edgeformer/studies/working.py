@@ -19,7 +19,7 @@ from edgeformer.formats.units import format_duration
 from edgeformer.machine.lock import LockedError, claiming
 from edgeformer.studies.jobs import Job
 from edgeformer.studies.lanes import Failure, Lane, exporter, nothing_came
-from edgeformer.studies.needs import Step, lacking, status_of, training_step
+from edgeformer.studies.needs import Step, lacking, status_of, steps_of, training_step
 from edgeformer.studies.processes import end, environment, last_line, stoppable, tail
 from edgeformer.studies.results import Results, collect
 
@@ -114,6 +114,7 @@ class _Crew:
                 folder / "recipes" / f"{key}.yaml",
                 folder / "logs" / f"{key}.log",
                 found.run if found is not None else None,
+                seen=steps_of(self._place.artifacts / job.folder_name),  # the bar counts what is left
             )
 
     def _tell(self, job: Job, error: LockedError) -> None:
@@ -243,8 +244,9 @@ class _Crew:
         lane.process = lane.step = None
         if code in (0, 3):  # 3: an artifact was rejected, which its manifest says
             return
-        if (trains and status_of(folder) == "running") or (step.kind == "export" and exporter(folder) is not None):
-            lane.tried.discard(step.arguments)  # another process came first; it is waited for
+        first = ("running", "finished") if step.kind == "resume" else ("running",)
+        if (trains and status_of(folder) in first) or (step.kind == "export" and exporter(folder) is not None):
+            lane.tried.discard(step.arguments)  # another process came first: it is waited for, or has just ended
             return
         problem = f"{step.kind} ended with exit code {code}: {last_line(lane.log)}; see {lane.log}"
         if trains:
