@@ -1,0 +1,182 @@
+"""Fine-tuning MiniLM on SST-2: samples per second of edgeformer's trainer against Hugging Face's.
+
+Three ways take turns, each in a process of its own, with the same model, batch size, rows and threads:
+
+- ``edgeformer``: the recipe ``minilm_sst2`` as it is shipped;
+- ``padded``: ``Trainer`` as tutorials use it, every text padded to 64 tokens, FP32;
+- ``grouped``: ``Trainer`` with batches of similar length, padded to their longest, in bf16 where edgeformer is.
+
+Samples per second are those of all logging windows but the first, which warms up. Of each round the ratio is taken.
+
+Usage: python benchmarks/hugging_face_trainer.py --model DIR --data DIR [--rows 6400] [--rounds 3] [--threads N]
+                                                 [--json FILE]
+
+--model: MiniLM's folder (config.json, model.safetensors, tokenizer.json). --data: the folder of SST-2's train.tsv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeformer.backends import library_versions
+from edgeformer.machine.host import cpu_name, default_threads
+
+_BATCH, _LENGTH, _WINDOW = 32, 64, 25
+_WAYS = ("edgeformer", "padded", "grouped")
+_BARS = {"padded": 4.0, "grouped": 1.5}
+
+
+def samples_per_s(windows: Sequence[float]) -> float:
+    """Of windows of equally many samples, all but the first: samples over the sum of their times."""
+    return statistics.harmonic_mean(windows[1:])
+
+
+def edgeformer_windows(model: Path, rows: Path, folder: Path) -> tuple[list[float], str]:
+    """Samples per second of each window of one epoch, and the precision that the trainer chose."""
+    parts = f"[{{kind: file, path: {rows}, text: sentence, label: label}}]"
+    changes = {
+        "data.parts.train": parts, "data.parts.validation": parts, "data.parts.sst-test": parts,
+        "model.source": model, "training.epochs": 1, "training.log_every": _WINDOW, "training.batch_size": _BATCH,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "edgeformer", "train", "minilm_sst2", "--name", "one", "--artifacts", str(folder)]
+    command += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    records = [json.loads(line) for line in (folder / "one" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    run = json.loads((folder / "one" / "run.json").read_text(encoding="utf-8"))
+    return [record["samples_per_s"] for record in records if record["kind"] == "step"], run["precision"]
+
+
+def trainer_windows(model: Path, rows: Path, *, grouped: bool, bf16: bool) -> list[float]:
+    """Samples per second of each window of one epoch by transformers' Trainer."""
+    import torch
+    from torch.utils.data import Dataset
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    with rows.open(encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    padding: dict[str, Any] = {} if grouped else {"padding": "max_length"}
+    encoded = tokenizer([line["sentence"] for line in lines], truncation=True, max_length=_LENGTH, **padding)
+
+    class Rows(Dataset[dict[str, Any]]):
+        def __len__(self) -> int:
+            return len(lines)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {**{key: encoded[key][index] for key in encoded}, "labels": int(lines[index]["label"])}
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.windows, self.began = list[float](), time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % _WINDOW == 0:
+                now = time.perf_counter()
+                self.windows.append(_WINDOW * _BATCH / (now - self.began))
+                self.began = now
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        told = TrainingArguments(
+            output_dir=folder, num_train_epochs=1, per_device_train_batch_size=_BATCH, learning_rate=6e-5,
+            weight_decay=0.01, warmup_steps=0.06, lr_scheduler_type="linear", seed=42, save_strategy="no",
+            report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=not torch.cuda.is_available(), bf16=bf16,
+            train_sampling_strategy="group_by_length" if grouped else "random",
+        )  # fmt: skip
+        network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+        collator = DataCollatorWithPadding(tokenizer) if grouped else None
+        Trainer(network, told, train_dataset=Rows(), data_collator=collator, callbacks=[clock]).train()
+    return clock.windows
+
+
+def child(asked: argparse.Namespace) -> None:
+    """The part of a process of its own: one way, told as JSON on the last line."""
+    precision = asked.precision
+    if asked.way == "edgeformer":
+        with tempfile.TemporaryDirectory() as folder:
+            windows, precision = edgeformer_windows(asked.model, asked.data, Path(folder))
+    else:
+        grouped = asked.way == "grouped"
+        windows = trainer_windows(asked.model, asked.data, grouped=grouped, bf16=grouped and precision == "bf16")
+    print(json.dumps({"samples_per_s": samples_per_s(windows), "precision": precision}))
+
+
+def first_rows(data: Path, count: int, folder: Path) -> Path:
+    """The first rows of SST-2's training file, as a file."""
+    with (data / "train.tsv").open(encoding="utf-8") as file:
+        lines = [line for _, line in zip(range(count + 1), file, strict=False)]
+    kept = folder / "rows.tsv"
+    kept.write_text("".join(lines), encoding="utf-8")
+    return kept
+
+
+def run_way(way: str, asked: argparse.Namespace, rows: Path, precision: str) -> dict[str, Any]:
+    """One way, in a process with the threads that were asked for."""
+    threads = {"OMP_NUM_THREADS": str(asked.threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(Path(__file__)), "--way", way, "--model", str(asked.model), "--data", str(rows)]
+    command += ["--precision", precision]
+    done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{way}: {done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=6400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--way", choices=_WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--precision", default="fp32", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.way:
+        child(asked)
+        return
+    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
+    precision = "fp32"
+    with tempfile.TemporaryDirectory() as folder:
+        rows = first_rows(asked.data, asked.rows, Path(folder))
+        for number in range(asked.rounds):
+            for way in _WAYS:
+                found = run_way(way, asked, rows, precision)
+                precision = found["precision"] if way == "edgeformer" else precision
+                rates[way].append(found["samples_per_s"])
+                print(f"round {number + 1}: {way:10} {found['samples_per_s']:7.1f} samples/s", flush=True)
+    told: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rows": asked.rows, "precision": precision}
+    told |= {"versions": library_versions(), "samples_per_s": rates, "ratios": {}}
+    for way, bar in _BARS.items():
+        ratios = sorted(own / other for own, other in zip(rates["edgeformer"], rates[way], strict=True))
+        told["ratios"][way] = {"median": statistics.median(ratios), "low": ratios[0], "high": ratios[-1], "bar": bar}
+        middle = statistics.median(ratios)
+        print(
+            f"edgeformer ({precision}) against {way}: {middle:.2f}× ({ratios[0]:.2f} to {ratios[-1]:.2f}), bar {bar}×"
+        )
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
