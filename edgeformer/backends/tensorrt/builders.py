@@ -62,7 +62,7 @@ class TensorRTBuilder(EngineBuilder):
     """``--trt``: an engine of every graph for whole texts, in the precision that was asked for.
 
     By tensorrt-rtx where it supports the device, else by tensorrt on that very device.
-    What an engine answers is checked by ``edgeformer verify`` on its device: here may be no GPU that could open it.
+    What an engine answers is checked by export where it can be opened, else by ``verify --write`` on its device.
     """
 
     name = "tensorrt"
@@ -154,7 +154,7 @@ def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
     kind, tolerance = TOLERANCES[graph.precision]
     if graph.parity is not None:  # its task may have bars of its own
         kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
-    unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify"
+    unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
     return ArtifactManifest(
         id=graph.id.replace(ONNX, target.format, 1),
         file=None,
