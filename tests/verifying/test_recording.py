@@ -5,6 +5,7 @@ A runtime that is a stand-in for an engine's: export is told that it does not ru
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, DataError, InputError
+from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Report
 from edgeformer.run import Location
@@ -25,8 +27,10 @@ from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.stages.verifying.recording import record
 from edgeformer.stages.verifying.verify import verify
+from edgeformer.tasks.classification.task import Classification
 from tests.cli.run_cli import edgeformer
 from tests.fakes.install import installed
+from tests.verifying.golden_bundle import change
 
 ENGINE = "onnx-reference-fp32"
 FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
@@ -40,11 +44,10 @@ def _stand_in() -> Iterator[None]:
 
 def exported(run: Path, *, here: bool) -> ArtifactManifest:
     """Export the stand-in's artifact again; ``here``: whether it runs where that is done."""
-    from edgeformer_reference import ReferenceBackend
-
+    backend = importlib.import_module("edgeformer_reference").ReferenceBackend
     with pytest.MonkeyPatch.context() as patch:
         if not here:
-            patch.setattr(ReferenceBackend, "cannot_run", lambda self, artifact: "device: it is not here")
+            patch.setattr(backend, "cannot_run", lambda self, artifact: "device: it is not here")
         bundle = export(run, ExportOptions(build=("reference",)))
     return next(artifact for artifact in bundle.artifacts if artifact.id == ENGINE)
 
@@ -86,7 +89,7 @@ def test_where_it_runs_export_compares_and_scores_it_like_any_other(finished_run
     assert engine.parity.max_abs_error is not None and engine.parity.max_abs_error < 1e-4
     assert engine.score == graph.score or engine.score is not None
     assert engine.validation is not None and graph.validation is not None
-    assert engine.validation.accuracy == graph.validation.accuracy
+    assert vars(engine.validation)["accuracy"] == vars(graph.validation)["accuracy"]
     (pick,) = searched(run).search.candidates  # type: ignore[union-attr]
     assert pick.feasible and pick.scored_on is None
 
@@ -94,10 +97,9 @@ def test_where_it_runs_export_compares_and_scores_it_like_any_other(finished_run
 def test_one_that_computes_something_else_is_rejected_by_the_export(
     finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeformer_reference.session import ReferenceSession
-
-    good = ReferenceSession.run
-    monkeypatch.setattr(ReferenceSession, "run", lambda self, inputs: {n: a + 1 for n, a in good(self, inputs).items()})
+    session = importlib.import_module("edgeformer_reference.session").ReferenceSession
+    good = session.run
+    monkeypatch.setattr(session, "run", lambda self, inputs: {n: a + 1 for n, a in good(self, inputs).items()})
     run = Path(shutil.copytree(finished_run, tmp_path / "small"))
     engine = exported(run, here=True)
     assert engine.status == "rejected" and "parity: absolute error" in str(engine.reason) and engine.file is None
@@ -109,7 +111,7 @@ def test_a_search_picks_it_once_its_target_has_scored_it(run: Path) -> None:
     assert "never scored" in str(before.candidates[0].reason) and "verify --write" in str(before.candidates[0].reason)
 
     manifest = (run / "bundle" / "bundle.json").read_bytes()
-    outcome = edgeformer("verify", str(run), "--write", "--json")
+    outcome = edgeformer("verify", str(run), "--write", "--json", cwd=run)
     assert outcome.code == 0, outcome.err
     (written,) = json.loads(outcome.out)["recorded"]["records"]
     assert (written["artifact"], written["status"], written["unscored"]) == (ENGINE, "verified", None)
@@ -121,7 +123,7 @@ def test_a_search_picks_it_once_its_target_has_scored_it(run: Path) -> None:
     assert found is not None and found.pick == 0 and found.candidates[0].scored_on == written["device"]
     assert found.candidates[0].score == written["validation"]["accuracy"]
     assert searched(run, least=0.9999).search.pick is None  # type: ignore[union-attr]
-    told = edgeformer("verify", str(run), "--write")
+    told = edgeformer("verify", str(run), "--write", cwd=run)
     assert f"recorded: {ENGINE} on {written['device']}: verified" in told.out and "targets.json" in told.out
 
 
@@ -135,25 +137,20 @@ def test_an_engine_that_was_built_again_is_unscored_and_the_old_record_is_named_
 
     engine = run / "bundle" / str(entry.file)
     changed = engine.read_bytes() + b"\x7a\x01x"  # a model's unknown field: another file, the same graph
-    from tests.verifying.golden_bundle import change
-
     engine.unlink()
     engine.write_bytes(changed)
-    from edgeformer.formats.files import sha256_of
-
     change(run / "bundle", ENGINE, sha256=sha256_of(engine), size_bytes=len(changed))
     report = searched(run)
     assert report.search is not None and report.search.pick is None
     assert any("stale" in note and "built again" in note for note in report.notes)
-    outcome = edgeformer("verify", str(run))
+    outcome = edgeformer("verify", str(run), cwd=run)
     assert "stale" in outcome.out
 
 
 def test_what_fails_on_its_target_is_recorded_and_never_picked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeformer_reference.session import ReferenceSession
-
-    good = ReferenceSession.run
-    monkeypatch.setattr(ReferenceSession, "run", lambda self, inputs: {n: a + 1 for n, a in good(self, inputs).items()})
+    session = importlib.import_module("edgeformer_reference.session").ReferenceSession
+    good = session.run
+    monkeypatch.setattr(session, "run", lambda self, inputs: {n: a + 1 for n, a in good(self, inputs).items()})
     bundle = Bundle.open(run / "bundle")
     found = record(bundle, verify(bundle))
     assert found.exit_code == 3 and found.recorded is not None
@@ -164,13 +161,10 @@ def test_what_fails_on_its_target_is_recorded_and_never_picked(run: Path, monkey
 
 
 def test_without_the_data_it_is_compared_and_said_to_be_unscored(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeformer.formats.errors import DataError
-    from edgeformer.tasks.classification.task import ClassificationTask
-
     def absent(*_: object, **__: object) -> None:
         raise DataError("reviews.tsv: no such file")
 
-    monkeypatch.setattr(ClassificationTask, "read_set", absent)
+    monkeypatch.setattr(Classification, "read_set", absent)
     bundle = Bundle.open(run / "bundle")
     recorded = record(bundle, verify(bundle)).recorded
     assert recorded is not None and recorded.records[0].status == "verified" and recorded.records[0].score is not None
@@ -197,4 +191,4 @@ def test_a_damaged_targets_file_is_named(run: Path) -> None:
     (run / "bundle" / "targets.json").write_text("{", encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"targets\.json: damaged"):
         searched(run)
-    assert edgeformer("verify", str(run)).code == 2
+    assert edgeformer("verify", str(run), cwd=run).code == 2
