@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from typing_extensions import Self
 from edgeformer.backends import ArtifactFiles, OpenOptions, cannot_run, opener_of
 from edgeformer.formats.bundle_files import BundleFiles
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import as_json, read_at_most, write_text
+from edgeformer.formats.files import as_json, read_at_most, write_json, write_text
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.target_record import TARGETS_FILE, TargetRecord, TargetRecords
 from edgeformer.formats.workspace import (
     BUNDLE_FILE,
     CONFIG_FILE,
@@ -29,6 +30,7 @@ from edgeformer.formats.workspace import (
     TOKENIZER_FILE,
     parse_manifest,
     read_json_bytes,
+    read_manifest,
 )
 from edgeformer.machine.leftovers import restore_folder
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
@@ -149,6 +151,19 @@ class Bundle:
         answer = artifact.exit or (self.manifest.exits[-1] if self.manifest.exits else None)
         return () if answer is None else (answer,)
 
+    # What its targets found of artifacts that could not run where they were exported
+
+    @property
+    def records(self) -> TargetRecords:
+        """targets.json, stale records among the others; empty where there is none. Raises ArtifactError: damaged."""
+        path = self.folder / TARGETS_FILE
+        return read_manifest(TargetRecords, path) if path.is_file() else TargetRecords()
+
+    def keep_records(self, found: Iterable[TargetRecord]) -> Path:
+        """Add what this machine found to targets.json, without what is stale there. Raises ArtifactError: damaged."""
+        write_json(self.folder / TARGETS_FILE, self.records.of(self.manifest).with_new(found))
+        return self.folder / TARGETS_FILE
+
     # Files
 
     def check(self, artifact: ArtifactManifest) -> Path:
@@ -260,14 +275,16 @@ def bundle_around(file: Path) -> Path | None:
     return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
 
 
-def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
-    """Write bundle.json, and return it as it was written: with the checksum of itself."""
+def seal(folder: Path, manifest: BundleManifest, records: TargetRecords | None = None) -> BundleManifest:
+    """Write bundle.json and return it as written, with its own checksum; ``records`` that still hold are kept."""
 
     def text(sha256: str) -> str:
         return as_json(manifest.model_copy(update={"manifest_sha256": sha256}))
 
     sha256 = hashlib.sha256(text(_ZEROS).encode()).hexdigest()
     write_text(folder / BUNDLE_FILE, text(sha256))
+    if records is not None and (kept := records.of(manifest)).records:
+        write_json(folder / TARGETS_FILE, kept)
     return manifest.model_copy(update={"manifest_sha256": sha256})
 
 

@@ -22,6 +22,10 @@ def command(
         str | None,
         typer.Option(metavar="NAME", help="Run them in onnxruntime, openvino or all. Default: each in its usual one."),
     ] = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Record in targets.json what this machine found of engines, scores included."),
+    ] = False,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -30,11 +34,18 @@ def command(
     Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or not of the
     bundle; 3: an artifact computes something else here, or the one that was asked for could not be checked.
 
+    --write, on the GPU that an engine was built for: also scores the engines that export could not run, on the golden
+    inputs and on the validation split where its data is here, and keeps what was found in targets.json beside
+    bundle.json. Copied back into the origin's bundle, that is what [b]profile --search[/b] goes by, until the engine
+    is built again.
+
     Examples:
 
       edgeformer verify path/to/bundle
 
       edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
+
+      edgeformer verify path/to/bundle --write
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.verification import print_verification
@@ -42,7 +53,13 @@ def command(
     from edgeformer.stages.verifying.verify import verify
 
     location = locate(bundle, artifacts)
-    found = verify(location.open_bundle(), artifact or location.artifact, show_progress(), runtime)
+    opened, progress = location.open_bundle(), show_progress()
+    found = verify(opened, artifact or location.artifact, progress, runtime)
+    if write:
+        from edgeformer.stages.verifying.recording import record
+
+        cache = artifacts / ".cache" / "tokens" if location.run is not None else None
+        found = record(opened, found, cache, progress)
     if as_json:
         print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
     else:

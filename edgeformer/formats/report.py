@@ -144,6 +144,7 @@ class Candidate(Frozen):
     high_ms: float | None = Field(None, description="estimates: upper end of latency_ms")
     unknown: tuple[str, ...] = Field((), strict=False, description="limits of which nobody can say whether it keeps")
     scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
+    scored_on: str | None = Field(None, description="the target that scored it (`verify --write`); None: export did")
 
 
 class Search(Frozen):

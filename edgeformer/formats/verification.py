@@ -7,6 +7,7 @@ from pydantic import Field
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.formats.target_record import TargetRecord
 
 DAMAGED, INCOMPLETE = 2, 3
 """Exit codes: a file is not what was exported; or an artifact computes something else, or could not be checked."""
@@ -27,6 +28,14 @@ class ArtifactCheck(Frozen):
     tolerance: str | None = Field(None, description="what it was held to")
 
 
+class Recorded(Frozen):
+    """What `--write` wrote."""
+
+    file: str | None = Field(description="the bundle's targets.json; None: nothing was written")
+    reason: str | None = Field(None, description="why nothing was")
+    records: tuple[TargetRecord, ...] = Field((), strict=False)
+
+
 class Verification(Frozen):
     """The whole bundle."""
 
@@ -40,6 +49,8 @@ class Verification(Frozen):
     files: tuple[FileCheck, ...] = Field(strict=False)
     artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)
     asked: bool = Field(description="one artifact was asked for by name")
+    stale: tuple[str, ...] = Field((), strict=False, description="records of targets.json that say nothing, and why")
+    recorded: Recorded | None = Field(None, description="with `--write`")
 
     @property
     def damaged(self) -> tuple[FileCheck, ...]:

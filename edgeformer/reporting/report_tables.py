@@ -217,6 +217,7 @@ def _verdict(row: Numbered) -> Text:
         return Text(shorten(candidate.reason or "not feasible", _REASON, placeholder=" …"), "red")
     parts = [Text(f"not known: {', '.join(candidate.unknown)}", "yellow")] if candidate.unknown else []
     parts += [Text(f"score of {candidate.scored_as}", "dim")] if candidate.scored_as else []
+    parts += [Text(f"scored on {candidate.scored_on}", "dim")] if candidate.scored_on else []
     return Text("; ").join(parts) if parts else Text("feasible", "green")
 
 

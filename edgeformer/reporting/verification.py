@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import log2
 from operator import attrgetter
 from pathlib import Path
@@ -61,12 +62,24 @@ def print_verification(found: Verification, console: Console) -> None:
         f"bundle.json is sha256 {found.manifest_sha256}",
         soft_wrap=True,
     )
+    for line in (*found.stale, *_recorded(found)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if not found.manifest_protected:
         console.print(
             "bundle.json itself is not protected: an older version wrote it without a checksum of itself; compare its "
             "sha256 with the origin's, or export the run again",
             soft_wrap=True,
         )
+
+
+def _recorded(found: Verification) -> Iterator[str]:
+    """What `--write` wrote, a line for each artifact."""
+    if (written := found.recorded) is None:
+        return
+    for record in written.records:
+        told = record.reason or (f"no score on the validation split: {record.unscored}" if record.unscored else None)
+        yield f"recorded: {record.artifact} on {record.device}: {record.status}" + (f" ({told})" if told else "")
+    yield f"written: {written.file}" if written.file is not None else str(written.reason)
 
 
 def _ratio(case: FittedCase) -> float | None:

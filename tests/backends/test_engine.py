@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.backends.backend import BuildJob, Target
-from edgeformer.backends.tensorrt.engine import BuiltEngine, build_engine, graph_bytes, why_engine_rejected
+from edgeformer.backends.tensorrt.built import BuiltEngine, graph_bytes, why_engine_rejected
+from edgeformer.backends.tensorrt.engine import build_engine
 from edgeformer.backends.tensorrt.log import PARTS, Phases, read_inspector, read_listing, read_total
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import Engine, Precision

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pytest
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
 from edgeformer.formats.scores import ExitScore
+from edgeformer.formats.target_record import TargetRecord
 from edgeformer.stages.profiling.choosing import SearchOptions
 from edgeformer.stages.profiling.profile import rows_there
 from edgeformer.stages.profiling.search import search
@@ -106,6 +109,7 @@ def run(
     options: SearchOptions | None = None,
     kind: Literal["cuda", "cpu"] = "cpu",
     on_target: bool = True,
+    records: Mapping[str, TargetRecord] = MappingProxyType({}),
 ) -> Search:
     known: list[Evidence] = []
     for one in manifest.artifacts:
@@ -113,7 +117,7 @@ def run(
         of_device = rows_there(own, kind) if on_target else [row for row in own if row.where == "device"]
         if own:
             known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
-    return search(manifest, rows, known, limits, options or SearchOptions())
+    return search(manifest, rows, known, limits, options or SearchOptions(), records)
 
 
 def picked(found: Search) -> tuple[str, int | None] | None:
@@ -246,6 +250,37 @@ def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
     assert reasons["engine"] is not None and "never scored" in reasons["engine"]
     nothing = run(manifest, [crashed])
     assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")
+
+
+def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
+    open_ = Parity(status="unavailable", tolerance_kind="relative", reason="not here")
+    facts: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": open_}
+    manifest = bundle(artifact("model"), artifact("engine", **facts), artifact("decode", role="decode", **facts))
+    rows = [row("model"), row("engine", 0.1)]
+    options = SearchOptions({"accuracy": 0.9})
+    assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
+    there = TargetRecord(
+        artifact="engine",
+        artifact_sha256="0" * 64,
+        device="RTX 4050",
+        runtime={},
+        recorded="2026-11-22",
+        code_version="1",
+        status="verified",
+        parity=Parity(status="measured", max_abs_error=1e-3, tolerance_kind="relative"),
+        validation=accuracy(0.91),
+    )
+    found = run(manifest, rows, options=options, records={"engine": there})
+    assert picked(found) == ("engine", 2) and found.candidates[1].scored_on == "RTX 4050"
+    worse = there.model_copy(update={"validation": accuracy(0.89)})
+    assert picked(run(manifest, rows, options=options, records={"engine": worse})) == ("model", 2)
+    wrong = there.model_copy(update={"status": "failed", "reason": "parity"})
+    assert picked(run(manifest, rows, options=options, records={"engine": wrong})) == ("model", 2)
+    # A decode graph has the full engine's score, once it is known to compute the same.
+    rows.append(row("decode", 0.01))
+    assert picked(run(manifest, rows, options=options, records={"engine": there})) == ("engine", 2)
+    both = {"engine": there, "decode": there.model_copy(update={"artifact": "decode", "validation": None})}
+    assert picked(run(manifest, rows, options=options, records=both)) == ("decode", 2)
 
 
 def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:

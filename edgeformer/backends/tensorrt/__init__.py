@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import ArtifactFiles, Backend, OpenOptions, ProviderFacts
 from edgeformer.backends.tensorrt.builders import TensorRTBuilder, TorchTensorRTBuilder
@@ -17,12 +18,12 @@ from edgeformer.backends.tensorrt.state import (
     require_runnable,
     why_engine_cannot_run,
 )
-from edgeformer.formats.errors import InputError
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Capability, ask_installed
 
 if TYPE_CHECKING:
-    from edgeformer.backends.session import Session
+    from edgeformer.backends.decoder import Decoder
+    from edgeformer.backends.session import Graph, Session
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.formats.manifest import ArtifactManifest
 
@@ -41,13 +42,21 @@ class TensorRTBackend(Backend):
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Engines take the GPU that they were built for; they have no threads. See :meth:`Backend.open`."""
-        artifact, runtime = files.artifact, RUNTIMES[files.artifact.format]
-        if options.early is not None:
-            raise InputError(f"artifact {artifact.id!r} always runs all of its loops; no row leaves an engine early")
-        require_runnable(files.file, artifact)
-        from edgeformer.backends.tensorrt.session import TensorRTSession
+        require_runnable(files.file, files.artifact)
+        if files.artifact.role in ("full", "exit") and options.early is None and not options.exits:
+            from edgeformer.backends.tensorrt.session import TensorRTSession
 
-        return TensorRTSession(files.file, runtime, artifact)
+            return TensorRTSession(files.file, RUNTIMES[files.artifact.format], files.artifact)
+        from edgeformer.backends.onnxruntime.roles import open_role
+
+        return open_role(files, options, _opener(files))
+
+    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
+        """Keys and values stay on the card. See :meth:`Backend.open_decoder`."""
+        require_runnable(files.file, files.artifact)
+        from edgeformer.backends.onnxruntime.roles import open_role_decoder
+
+        return open_role_decoder(files, exits, _opener(files))
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Its sessions are named after their format."""
@@ -55,7 +64,9 @@ class TensorRTBackend(Backend):
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import what runs engines here; TensorRT itself is imported with the first one, onto the card."""
-        import edgeformer.backends.tensorrt.session  # noqa: F401
+        import edgeformer.backends.onnxruntime.decode_graph
+        import edgeformer.backends.onnxruntime.steps
+        import edgeformer.backends.tensorrt.graph  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(SCRIPTS, timeout_s)
@@ -80,6 +91,15 @@ class TensorRTBackend(Backend):
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
         return True
+
+
+def _opener(files: ArtifactFiles) -> Callable[[Path], Graph]:
+    def open_part(path: Path) -> Graph:
+        from edgeformer.backends.tensorrt.graph import TensorRTGraph
+
+        return TensorRTGraph(path, RUNTIMES[files.artifact.format], files.artifact, files.max_positions)
+
+    return open_part
 
 
 BACKEND = TensorRTBackend()

@@ -29,6 +29,10 @@ _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
 
 
+_LOOP = "loop"
+"""The part of a step artifact whose file is the artifact's own."""
+
+
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:
     if state.missing_to_build():
         remedy = f" ({REMEDIES[state.name]})" if not state.installed() else ""
@@ -59,10 +63,10 @@ class EngineBuilder(Builder):
 
 
 class TensorRTBuilder(EngineBuilder):
-    """``--trt``: an engine of every graph for whole texts, in the precision that was asked for.
+    """``--trt``: an engine of every graph in the precision that was asked for, of step and decode graphs, too.
 
     By tensorrt-rtx where it supports the device, else by tensorrt on that very device.
-    What an engine answers is checked by ``edgeformer verify`` on its device: here may be no GPU that could open it.
+    What an engine answers is checked by export where it can be opened, else by ``verify --write`` on its device.
     """
 
     name = "tensorrt"
@@ -91,23 +95,40 @@ class TensorRTBuilder(EngineBuilder):
         )
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        from edgeformer.backends.tensorrt.engine import build_engine, size_note
+        from edgeformer.backends.tensorrt.built import size_note
 
-        if any(graph.trimmed for graph in job.graphs):
-            job.note("engines are built of the graphs with the whole vocabulary only")
-        for graph in _whole_texts(job):
-            entry, source = _entry(graph, target), job.bundle / str(graph.file)
-            file = f"{ENGINES_FOLDER}/{source.stem}.{target.device}{ENGINE_SUFFIX}"
+        for graph in (graph for graph in job.graphs if graph.precision == job.precision):
+            entry = _entry(graph, target)
             try:
-                built = build_engine(source, job.bundle / file, target, job)
+                engine = _built(entry, graph, target, job)
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
                 continue
-            engine = _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript"), vars(built))
-            larger = size_note(engine.id, built.engine, engine.size_bytes or 0)
+            larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
             if larger is not None:
                 job.note(larger)
             yield engine
+
+
+def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
+    """The engine of a graph, or one of each part of a step artifact. Raises EdgeformerError where one cannot be."""
+    from edgeformer.backends.tensorrt.built import together
+    from edgeformer.backends.tensorrt.engine import build_engine
+
+    sources = graph.parts or {_LOOP: str(graph.file)}
+    trim, made = "_trim" if graph.trimmed else "", {}
+    files = {
+        part: f"{ENGINES_FOLDER}/{Path(source).stem}{trim}.{target.device}{ENGINE_SUFFIX}"
+        for part, source in sources.items()
+    }
+    for part, source in sources.items():
+        made[part] = build_engine(job.bundle / source, job.bundle / files[part], target, job)
+    facts = vars(together(made.values(), first=made[_LOOP]))
+    engine = _written(entry, job.bundle, files[_LOOP], ("torch", "onnx", "onnxscript"), facts)
+    if not graph.parts:
+        return engine
+    size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())
+    return engine.model_copy(update={"parts": files, "size_bytes": size_bytes})
 
 
 class TorchTensorRTBuilder(EngineBuilder):
@@ -144,7 +165,7 @@ class TorchTensorRTBuilder(EngineBuilder):
 
 
 def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
-    """The graphs that engines are built of: whole vocabulary, no caches, in the precision that was asked for."""
+    """The graphs of whole texts, with the whole vocabulary, in the precision that was asked for."""
     graphs = [graph for graph in job.graphs if graph.role in ("full", "exit") and not graph.trimmed]
     return [graph for graph in graphs if graph.precision == job.precision]
 
@@ -154,7 +175,7 @@ def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
     kind, tolerance = TOLERANCES[graph.precision]
     if graph.parity is not None:  # its task may have bars of its own
         kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
-    unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify"
+    unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
     return ArtifactManifest(
         id=graph.id.replace(ONNX, target.format, 1),
         file=None,
@@ -162,6 +183,8 @@ def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
         exit=graph.exit,
         format=target.format,
         precision=graph.precision,
+        trimmed=graph.trimmed,
+        vocabulary=graph.vocabulary,
         status="rejected",
         inputs=graph.inputs,
         outputs=graph.outputs,

@@ -8,19 +8,15 @@ engine without a word.)
 from __future__ import annotations
 
 import importlib
-import math
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import onnx
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
 from edgeformer.backends.backend import BuildJob, InputShapes, Target
+from edgeformer.backends.feeding import KEPT
+from edgeformer.backends.tensorrt.built import BuiltEngine, graph_bytes, why_engine_rejected
 from edgeformer.backends.tensorrt.log import (
     PARTS,
     Layers,
@@ -34,37 +30,20 @@ from edgeformer.backends.tensorrt.log import (
 from edgeformer.backends.tensorrt.state import measured_on
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing
-from edgeformer.formats.manifest import Engine, Precision
+from edgeformer.formats.manifest import Engine
 from edgeformer.formats.progress import bar
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine.cuda_driver import devices
-
-SIZE_BAR = 1.2
-"""An engine's weights (or, where their size is unknown, the engine) against its graph."""
 
 LARGEST_BATCH = 16
 BEST_LENGTH = 128
 """Tokens at which latency is judged (the budgets' shape); engines are tuned for it where the text gets so long."""
 
+PAST = "past"
+"""What graphs call the axis of what is kept of earlier tokens."""
+
 Shapes = Mapping[str, tuple[int, int, int]]
 """Dynamic axis, as a graph calls it → the smallest size that the engine takes, the one it is tuned for, the largest."""
-
-_FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class BuiltEngine:
-    """An engine that was written.
-
-    Attributes:
-        built_for: compute capability and builder version; of ``tensorrt`` also GPU and driver. What
-            :mod:`edgeformer.backends.tensorrt.state` compares with the machine that opens it.
-        reason: why the engine is rejected; None where it is fine.
-    """
-
-    engine: Engine
-    built_for: dict[str, str]
-    reason: str | None
 
 
 def text_shapes(max_length: int, max_positions: int) -> Shapes:
@@ -125,48 +104,6 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
-
-
-def graph_bytes(path: Path) -> int:
-    """Size of a graph's file and of the weights beside it that it refers to, each once."""
-    regions = set()
-    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
-        if uses_external_data(tensor):
-            place = ExternalDataInfo(tensor)
-            size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
-            regions.add((place.location, place.offset, place.length or size))
-    return path.stat().st_size + int(sum(length for _, _, length in regions))
-
-
-def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -> str | None:
-    """None where warnings, precision and size of an engine are as they should be.
-
-    The bar of sharing is on the weights: beside them an engine holds its compiled code, 3 to 9 MB whatever the
-    model's size, which says nothing of a small model.
-    """
-    for warning in engine.warnings:
-        if precision == "fp16" and _FP16_TROUBLE.search(warning):
-            return f"TensorRT warns of FP16: {' '.join(warning.split())[:300]}"
-    wide, narrow = engine.weight_elements.get("FP32", 0), engine.weight_elements.get("FP16", 0)
-    if precision == "fp16" and engine.weight_elements and wide >= narrow:
-        return f"is not FP16: {wide:,} of its weights' elements are FP32, {narrow:,} FP16"
-    measured, what = (engine.weight_bytes, "its weights") if engine.weight_bytes else (size_bytes, "it")
-    if measured > SIZE_BAR * engine.graph_bytes:
-        return (
-            f"{what} take {format_bytes(measured)}, more than {SIZE_BAR} × the graph of "
-            f"{format_bytes(engine.graph_bytes)}: shared weights were copied, or FP16 was widened"
-        )
-    return None
-
-
-def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
-    """Says so when an engine is much larger than its graph although its weights are not."""
-    if size_bytes <= SIZE_BAR * engine.graph_bytes or engine.weight_bytes is None:
-        return None
-    return (
-        f"{id_}: {format_bytes(size_bytes)}, {size_bytes / engine.graph_bytes:.2f} × its graph: its weights take "
-        f"{format_bytes(engine.weight_bytes)}, each stored once, the rest is compiled code"
-    )
 
 
 def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
@@ -252,17 +189,24 @@ def _configured(trt: Any, builder: Any, network: Any, target: Target, job: Build
     return config, shapes
 
 
+def _axes(tensor: Any) -> list[str]:
+    """What a graph calls the axes of an input."""
+    return [str(tensor.get_dimension_name(axis)) for axis in range(len(tensor.shape))]
+
+
 def _shapes(network: Any, job: BuildJob) -> InputShapes:
-    axes = text_shapes(job.max_length, job.max_positions)
+    axes = dict(text_shapes(job.max_length, job.max_positions))
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
     found: InputShapes = {}
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
+    if any(tensor.name.startswith(KEPT) for tensor in tensors):  # for a token at a time, behind a text or at its start
+        axes[PAST] = (0, axes["sequence"][1], max(1, job.max_positions - 1))
+        axes["sequence"] = (1, 1, axes["sequence"][-1])
+    for tensor in tensors:
         if tensor.name in job.shapes:
             found[tensor.name] = job.shapes[tensor.name]
             continue
         columns = []
-        for axis, size in enumerate(tensor.shape):
-            name = str(tensor.get_dimension_name(axis))
+        for size, name in zip(tensor.shape, _axes(tensor), strict=True):
             sizes = axes.get(name) if size < 0 else (size, size, size)
             if sizes is None:
                 raise InputError(

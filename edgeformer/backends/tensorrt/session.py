@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.backends.session import Array, Session, shape_text
+from edgeformer.backends.session import Array, Session
 from edgeformer.backends.tensorrt.log import TensorRTLog, tensorrt_log
 from edgeformer.backends.tensorrt.state import Package
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
@@ -35,16 +35,16 @@ class _Input:
         if self.name not in inputs:
             given = ", ".join(sorted(inputs)) or "none"
             raise InputError(f"{engine}: input {self.name!r} is missing (given: {given})")
-        array = np.asarray(inputs[self.name])
-        fits = array.ndim == len(self.smallest) and all(
+        array = inputs[self.name]
+        fits = len(array.shape) == len(self.smallest) and all(
             low <= size <= high for low, size, high in zip(self.smallest, array.shape, self.largest, strict=True)
         )
         if array.dtype != self.dtype or not fits:
             raise InputError(
                 f"{engine}: input {self.name!r} must be {self.dtype} between {list(self.smallest)} and "
-                f"{list(self.largest)}, for which the engine was built, but is {shape_text(array)}"
+                f"{list(self.largest)}, for which the engine was built, but is {array.dtype}{list(array.shape)}"
             )
-        return np.ascontiguousarray(array)
+        return array
 
 
 class TensorRTSession(Session):
@@ -86,10 +86,7 @@ class TensorRTSession(Session):
         """Copy in, run, copy out, wait. See :meth:`Session.run`."""
         cuda, outputs, _kept = self._fill(inputs)
         self._execute(cuda)
-        found = {
-            self._names[own]: cuda.download(self._buffers[own], shape, self._outputs[own])
-            for own, shape in outputs.items()
-        }
+        found = {self._names[own]: self._fetch(cuda, own, shape) for own, shape in outputs.items()}
         cuda.synchronise()
         return found
 
@@ -116,8 +113,9 @@ class TensorRTSession(Session):
         cuda.make_current()
         for own, array in arrays.items():
             if not self._context.set_input_shape(own, array.shape):
-                raise InputError(f"{self.path.name}: refuses {self._names[own]} {shape_text(array)} ({self._reason()})")
-            cuda.upload(array, self._buffer(cuda, own, array.nbytes))
+                given = f"{array.dtype}{list(array.shape)}"
+                raise InputError(f"{self.path.name}: refuses {self._names[own]} {given} ({self._reason()})")
+            arrays[own] = self._put(cuda, own, array)
         outputs = {}
         for name, dtype in self._outputs.items():
             # It follows from the inputs' shapes.
@@ -126,8 +124,22 @@ class TensorRTSession(Session):
                 raise EdgeformerError(
                     f"{self.path.name}: the shape of output {name!r} depends on the data: {list(shape)}"
                 )
-            self._buffer(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+            self._make_room(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cuda, outputs, arrays
+
+    def _put(self, cuda: Cuda, own: str, array: Array) -> Array:
+        """Copy an input in; returns what has to live until the stream is through."""
+        kept = np.ascontiguousarray(array)
+        cuda.upload(kept, self._buffer(cuda, own, kept.nbytes))
+        return kept
+
+    def _make_room(self, cuda: Cuda, own: str, size: int) -> None:
+        """Memory for an output."""
+        self._buffer(cuda, own, size)
+
+    def _fetch(self, cuda: Cuda, own: str, shape: tuple[int, ...]) -> Array:
+        """Copy an output out."""
+        return cuda.download(self._buffers[own], shape, self._outputs[own])
 
     def _execute(self, cuda: Cuda) -> None:
         if not self._context.execute_async_v3(cuda.stream):

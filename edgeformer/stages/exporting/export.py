@@ -32,13 +32,15 @@ from edgeformer.stages.exporting.bundle_folder import (
     write_companions,
 )
 from edgeformer.stages.exporting.calibration import Calibration, training_rows
-from edgeformer.stages.exporting.exportable import Exportable, Validation, open_exportable, open_validation, read_json
+from edgeformer.stages.exporting.exportable import Exportable, open_exportable, read_json
 from edgeformer.stages.exporting.graph_files import write_graphs
 from edgeformer.stages.exporting.judging import Baseline, Judge
+from edgeformer.stages.exporting.judging_here import judged_here
 from edgeformer.stages.exporting.numerics import largest_activation
 from edgeformer.stages.exporting.previous import Asked, Previous, made_from
 from edgeformer.stages.exporting.variants import TRIMMED_FOLDER, ExportOptions, Variant, variants_of
 from edgeformer.tasks import Origin, TextReader
+from edgeformer.tasks.validation import Validation, open_validation
 
 _FP16_NOTE = (
     "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
@@ -113,9 +115,11 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
     if trimmed is not None:
         readers[True] = trimmed.reader
     origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
-    found = {which: open_validation(opened.settled, reader, origin, progress) for which, reader in readers.items()}
+    task, data = subject.task, opened.settled.data
+    found = {which: open_validation(task, data, reader, origin, progress) for which, reader in readers.items()}
     validations = {which: validation for which, (validation, _) in found.items()}
-    notes = list(dict.fromkeys(missing for _, missing in found.values() if missing is not None))
+    few = f"so task scores and the bars on them are those of the golden inputs; {task.few}"
+    notes = list(dict.fromkeys(f"{why}, {few}" for _, why in found.values() if why is not None))
     largest = 0.0
     if options.fp16:
         largest = largest_activation(subject.network.exits(subject.model), *subject.inputs.values())
@@ -144,7 +148,7 @@ def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> B
     job.previous.bring(artifacts, job.folder)
     facts["notes"] = job.previous.with_notes(job.notes)
     bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
-    return seal(job.folder, bundle)
+    return seal(job.folder, bundle, job.previous.records)
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -250,14 +254,18 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[Artifa
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
         for artifact in builder.build(target, request):
-            yield artifact
-            if _stops(job, artifact):
+            judged = judged_here(artifact, _judge(job, artifact), request.max_positions)
+            yield judged
+            if _stops(job, judged):
                 return
 
 
 def _judge(job: _Export, entry: ArtifactManifest) -> Judge:
-    variant = Variant(entry.precision)
-    return Judge(job.folder, job.subject, variant, job.validations[False], None, job.largest, job.baseline)
+    variant, subject, vocabulary = Variant(entry.precision, entry.trimmed), job.subject, None
+    if entry.trimmed and job.trimmed is not None:
+        subject, vocabulary = job.trimmed.subject, job.trimmed.vocabulary
+    validation = job.validations[entry.trimmed]
+    return Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
 
 
 def _nothing(

@@ -1,5 +1,5 @@
-"""A trained model, ready to be exported: its torch module, its exits, and what its graphs are checked against: golden
-inputs, and the validation split, found again through the recipe."""
+"""A trained model, ready to be exported: its torch module, its exits, and the golden inputs that its graphs are
+checked against."""
 
 from __future__ import annotations
 
@@ -18,27 +18,16 @@ from torch import nn
 from edgeformer.families import Family, family_of
 from edgeformer.families.network import Network, count_parameters
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, load_model
-from edgeformer.formats.errors import ArtifactError, DataError, InputError, MissingDependencyError
-from edgeformer.formats.progress import Progress, bar
+from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import Score
 from edgeformer.run import Run
-from edgeformer.tasks import Origin, Task, TextReader, task_named
-from edgeformer.tasks import Run as SessionRun
-from edgeformer.tasks.running import score_batches
+from edgeformer.tasks import Task, task_named
 
 Array = NDArray[Any]
 Logits = NDArray[np.float32]
 Tokens = dict[str, NDArray[np.int64]]
 T = TypeVar("T")
-
-Validation = Callable[[SessionRun, int], Score]
-"""A session's ``run`` and the loop that answers → its score on the validation split."""
-
-SCORED_TOKENS = 2048
-"""Tokens of the validation text that every artifact of a task that counts tokens is scored on: enough to see 2 %."""
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -149,39 +138,6 @@ def with_references(
         golden={**inputs, **kept, **task.golden_answers(logits)},
         leaks=leaks,
     )
-
-
-def open_validation(
-    recipe: Recipe, reader: TextReader, origin: Origin, progress: Progress
-) -> tuple[Validation | None, str | None]:
-    """The split that training validated on, and why it cannot be found (None: it can).
-
-    Args:
-        recipe: of the run.
-        reader: the model's own tokenizer, or the one of a trimmed vocabulary.
-        origin: what is known of the run's data.
-    """
-    task = task_named(recipe.task)
-    try:
-        rows = task.read_set(recipe.data, reader, "validation", origin)
-    except (DataError, InputError, MissingDependencyError) as error:
-        return None, (
-            f"the validation split cannot be read ({error}), so task scores and the bars on them are those of the "
-            f"golden inputs; {task.few}"
-        )
-    used = len(rows)
-    if task.unit == "tokens":
-        used = min(used, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
-    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
-
-    def judge(run: SessionRun, loop: int) -> Score:
-        meter = task.meter((loop,), data=recipe.data)
-        with bar(progress, "Scoring on the validation split", used, "rows"):
-            arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
-            score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
-        return meter.score()
-
-    return judge, None
 
 
 def read_json(path: Path, take: Callable[[dict[str, Any]], T]) -> T:

@@ -32,13 +32,14 @@ from edgeformer.stages.exporting.audit import (
     stored_twice,
     weight_parts,
 )
-from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, Validation
+from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes, quantized_pairs
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import out_of_tolerance
+from edgeformer.tasks.validation import Validation, in_pieces
 
 _ROUNDS, _CALLS = 7, 3  # of timing the step bundle against the full graph
 _LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
@@ -87,7 +88,7 @@ class Judge:
         last = exit_ == self.subject.last
         file = written.exits[exit_]
         with OnnxSession(self.bundle / file) as session:
-            seen = self._of_session(exit_, session)
+            seen = self.of_session(exit_, session)
         return self._manifest(
             self.variant.id("" if last else f"exit{exit_}"),
             {LOOP: file},
@@ -109,7 +110,7 @@ class Judge:
             except InputError:
                 continue  # the processor cannot
             with session:
-                seen = replace(self, variant=Variant("int8"))._of_session(exit_, session)
+                seen = replace(self, variant=Variant("int8")).of_session(exit_, session)
             found[provider] = Rounded.model_validate(seen)
         return artifact.model_copy(update={"rounded": found})
 
@@ -124,7 +125,7 @@ class Judge:
         exit_ = self.subject.last if entry.exit is None else entry.exit
         graph = onnx.load(str(path))
         sharing = audit_sharing(graph, self.subject.needed[exit_])
-        parts, seen = weight_parts(graph), self._of_session(exit_, session)
+        parts, seen = weight_parts(graph), self.of_session(exit_, session)
         return {
             **seen,
             "reason": seen.get("reason") or stored_twice(sharing),
@@ -133,9 +134,18 @@ class Judge:
             "quantized": dict(sorted(quantized_pairs(graph).items())),
         }
 
-    def _of_session(self, exit_: int, session: Session) -> dict[str, Any]:
-        logits = _rows(session.run(self.subject.inputs)["logits"])
-        return self._judge(exit_, logits, session.run, session.provider)
+    def of_session(
+        self, exit_: int, session: Session, most: int | None = None, *, whole: bool = True
+    ) -> dict[str, Any]:
+        """Parity and scores of an opened artifact, as fields of its entry, with a ``reason`` where it misses a bar.
+
+        Args:
+            most: rows that one of its calls takes; None: any number.
+            whole: of a step or decode artifact False: the validation split is left to the full one.
+        """
+        run = in_pieces(session.run, most)
+        logits = _rows(run(self.subject.inputs)["logits"])
+        return self._judge(exit_, logits, run if whole else None, session.provider)
 
     def steps(self, written: Written) -> ArtifactManifest:
         """Embed, loop and readouts, run in turn through all loops."""

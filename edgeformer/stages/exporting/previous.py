@@ -17,6 +17,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import GOLDEN_FILE
 from edgeformer.formats.manifest import ArtifactManifest, Precision
+from edgeformer.formats.target_record import TARGETS_FILE, TargetRecords
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, CONFIG_FILE, RECIPE_FILE, TOKENIZER_FILE
 from edgeformer.stages.exporting.bundle_folder import TOKENIZER_CONFIG
 from edgeformer.stages.exporting.exportable import Exportable
@@ -85,6 +86,7 @@ class Previous:
         files: that its artifacts need beside themselves → sha256.
         needed: id → names of the files that it needs.
         carried: id → the artifact as it was written anew, because its weights got another place.
+        records: what targets found of its artifacts.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class Previous:
     files: Mapping[str, str] = field(default_factory=dict)
     needed: dict[str, list[str]] = field(default_factory=dict)
     carried: dict[str, ArtifactManifest] = field(default_factory=dict)
+    records: TargetRecords = field(default_factory=TargetRecords)
 
     @classmethod
     def read(cls, run: Path, subject: Exportable, source: Mapping[str, str], asked: Asked) -> Previous:
@@ -113,6 +116,10 @@ class Previous:
         except ArtifactError as error:
             return cls(folder, lost={"everything in it": str(error)})
         found = cls(folder, notes=bundle.manifest.notes, files=bundle.manifest.files)
+        try:
+            found.records = bundle.records
+        except ArtifactError as error:
+            found.lost[TARGETS_FILE] = str(error)
         found.again = {artifact.id for artifact in bundle.artifacts if asked.again(artifact)}
         foreign = _not_made_of(bundle, source, subject)
         for artifact in bundle.artifacts:
@@ -123,7 +130,7 @@ class Previous:
                 found.stays[artifact.id] = artifact.model_copy(update=told)
             elif built:
                 found.lost[artifact.id] = problem
-        listed = {*bundle.contents.checksums, BUNDLE_FILE}
+        listed = {*bundle.contents.checksums, BUNDLE_FILE, TARGETS_FILE}
         for path in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
             if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
                 found.lost[path.as_posix()] = f"{BUNDLE_FILE} does not list it"

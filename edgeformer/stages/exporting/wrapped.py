@@ -31,7 +31,7 @@ from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
 from edgeformer.stages.exporting.previous import link
 from edgeformer.stages.exporting.reach import largest_values
 from edgeformer.stages.exporting.variants import ExportOptions, Variant
-from edgeformer.stages.exporting.wrapped_judging import describe_graph, judge_graph
+from edgeformer.stages.exporting.wrapped_judging import describe_graph, judge_engine, judge_graph
 
 _REACH_CALLS = 2
 """Golden calls of which every number inside of the graph is looked at."""
@@ -227,7 +227,8 @@ def _engines(job: _Export, graphs: Sequence[ArtifactManifest]) -> Iterator[Artif
             )  # fmt: skip
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
-        for artifact in builder.build(target, request):
+        for made in builder.build(target, request):
+            artifact = judge_engine(made, job.file(made), job.bundle, job.notes, job.progress)
             if artifact.status != "built" and artifact.file is not None:
                 (job.folder / artifact.file).unlink(missing_ok=True)
                 artifact = artifact.model_copy(update={"file": None, "sha256": None})

@@ -7,21 +7,23 @@ from typing import Any
 
 import onnx
 
-from edgeformer.backends import library_versions
+from edgeformer.backends import ArtifactFiles, OpenOptions, cannot_run, library_versions, opener_of
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import DataError, InputError
+from edgeformer.formats.errors import DataError, EdgeformerError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.formats.onnx_outline import read_outline
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.scores import Score
+from edgeformer.formats.target_record import lacks_parity
 from edgeformer.stages.exporting.audit import float32_operators
 from edgeformer.stages.exporting.int8 import quantized_nodes
-from edgeformer.tasks import Origin
+from edgeformer.tasks import Origin, Run
 from edgeformer.tasks.parity import out_of_tolerance
 from edgeformer.tasks.running import score_batches
+from edgeformer.tasks.validation import in_pieces, most_rows
 
 _LIBRARIES = ("onnx", "onnxruntime")
 _MORE_STORED = 1.05
@@ -59,21 +61,51 @@ def describe_graph(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[
 def judge_graph(
     path: Path, precision: Precision, bundle: Bundle, notes: list[str], progress: Progress
 ) -> dict[str, Any]:
+    """Parity and scores of a graph's file; see :func:`judge_session`."""
+    with OnnxSession(path) as session:
+        return judge_session(session, precision, bundle, notes, progress)
+
+
+def judge_engine(
+    made: ArtifactManifest, path: Path, bundle: Bundle, notes: list[str], progress: Progress
+) -> ArtifactManifest:
+    """What a builder made with parity and scores, rejected where it misses a bar; as it is where it cannot run here."""
+    if not lacks_parity(made) or cannot_run(made) is not None:
+        return made
+    files = ArtifactFiles(made, path, max_positions=bundle.manifest.max_positions)
+    try:
+        with opener_of(made).open(files, OpenOptions()) as session:
+            found = judge_session(session, made.precision, bundle, notes, progress, most_rows(made))
+    except EdgeformerError as error:
+        found = {"reason": str(error)}
+    return made.model_copy(update={**found, "status": "rejected" if found["reason"] else "built"})
+
+
+def judge_session(
+    session: Session,
+    precision: Precision,
+    bundle: Bundle,
+    notes: list[str],
+    progress: Progress,
+    most: int | None = None,
+) -> dict[str, Any]:
     """Parity and scores, as fields of an entry, and the ``reason`` why it is rejected (None: it is not).
 
     Args:
+        session: the opened artifact.
         bundle: holds the golden inputs and the graph that it was made of, which comes first.
         notes: gets what a reader of the scores must know.
         progress: is told of rows.
+        most: rows that one call takes; None: any number.
     """
     task, golden, base = bundle.task, bundle.golden(), bundle.artifacts[0]
-    with OnnxSession(path) as session:
-        outputs = task.golden_outputs(golden, session.run, None)
-        parity = task.golden_parity(golden.arrays, outputs, None, precision, session.provider)
-        reason = out_of_tolerance(parity)
-        if parity.max_abs_error is None:
-            return {"parity": parity, "reason": reason}
-        validation = _validation(bundle, session, notes, progress) if reason is None else None
+    outputs = task.golden_outputs(golden, session.run, most)
+    parity = task.golden_parity(golden.arrays, outputs, None, precision, session.provider)
+    reason = out_of_tolerance(parity)
+    if parity.max_abs_error is None:
+        return {"parity": parity, "reason": reason}
+    run = in_pieces(session.run, most)
+    validation = _validation(bundle, run, notes, progress) if reason is None else None
     score = task.golden_score(0, outputs, golden.answers)
     if reason is not None:
         return {"parity": parity, "score": score, "reason": reason + _drawn(bundle)}
@@ -82,7 +114,7 @@ def judge_graph(
     return {"parity": parity, "score": score, "validation": validation, "reason": lost}
 
 
-def _validation(bundle: Bundle, session: Session, notes: list[str], progress: Progress) -> Score | None:
+def _validation(bundle: Bundle, run: Run, notes: list[str], progress: Progress) -> Score | None:
     """The score on the labelled data that the bundle was wrapped with; None: it had none, or it is not there now."""
     if bundle.artifacts[0].validation is None:
         return None
@@ -95,7 +127,7 @@ def _validation(bundle: Bundle, session: Session, notes: list[str], progress: Pr
     meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
     with bar(progress, "Scoring on the labelled file", len(rows), "rows"):
         arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
-        score_batches(session.run, arrays, meter, warm_up=False, advance=progress.advance)
+        score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
     return meter.score()
 
 

@@ -62,7 +62,9 @@ class Author:
                 f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
                 f"with: {command}{instead}"
             )
-        listed = ", ".join([*(artifact.id for artifact in able), *([TORCH] if with_run else [])]) or "nothing"
+        # Engines write where they are asked for: they do not run everywhere.
+        engines = [artifact for artifact in bundle.built(*_WRITING) if not artifact.is_graph]
+        listed = ", ".join([*(one.id for one in (*able, *engines)), *([TORCH] if with_run else [])]) or "nothing"
         chosen = next((artifact for artifact in bundle.artifacts if artifact.id == self.wanted), None)
         if chosen is None:
             raise InputError(f"--artifact {self.wanted}: {name} writes with {listed}")

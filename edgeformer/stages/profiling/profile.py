@@ -19,7 +19,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
-from edgeformer.formats.report import Report, Row, SizeParts
+from edgeformer.formats.report import Report, Row, Search, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.elsewhere import subject_of
@@ -171,7 +171,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     left_out = _left_out(here)
     known = [evidence for evidence in known if evidence.artifact not in left_out]
     verdict = check_budget(known, limits)
-    found = search(manifest, rows, known, limits, options.search) if options.search is not None else None
+    found = _searched(here, rows, known)
     if found is not None:
         verdict = verdict_of_pick(found, known, limits)
     estimated = any(row.latency_ms.status == "estimated" for row in rows)
@@ -204,6 +204,16 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
         subject=subject_of(manifest, here.request.artifacts),
     )
+
+
+def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Search | None:
+    """What was searched for, with what targets found of artifacts that export could not run."""
+    if here.options.search is None:
+        return None
+    manifest, records = here.bundle.manifest, here.bundle.records
+    here.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
+    of_targets = records.completing(manifest, here.device.match)
+    return search(manifest, rows, known, here.request.limits, here.options.search, of_targets)
 
 
 def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator[str]:

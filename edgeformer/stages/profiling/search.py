@@ -7,14 +7,16 @@ times stand in; they rank the candidates, but are never held against the device'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from operator import attrgetter
+from types import MappingProxyType
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Rounded
 from edgeformer.formats.report import Candidate, Check, Row, Search, Verdict
+from edgeformer.formats.target_record import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.stages.profiling.absent_variants import absent_variants
 from edgeformer.stages.profiling.choosing import Basis, Choice, Option, SearchOptions, check_options, choose, front
 from edgeformer.stages.profiling.verdict import (
@@ -28,7 +30,6 @@ from edgeformer.stages.profiling.verdict import (
     memory_of,
     shown,
 )
-from edgeformer.tasks import Metric
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,22 @@ class _KnownScore:
 
 @dataclass(frozen=True)
 class _Question:
-    """What every candidate is held against, and whose times it has."""
+    """What every candidate is held against, and whose times it has. ``manifest``: completed by ``records``."""
 
     manifest: BundleManifest
     limits: Limits
     choice: Choice
     basis: Basis
+    records: Mapping[str, TargetRecord]
 
 
 def search(
-    manifest: BundleManifest, rows: Sequence[Row], known: Sequence[Evidence], limits: Limits, options: SearchOptions
+    manifest: BundleManifest,
+    rows: Sequence[Row],
+    known: Sequence[Evidence],
+    limits: Limits,
+    options: SearchOptions,
+    records: Mapping[str, TargetRecord] = MappingProxyType({}),
 ) -> Search:
     """Look at every artifact that was profiled and name the one to deploy.
 
@@ -61,6 +68,8 @@ def search(
         known: of each artifact, on the device.
         limits: what the device's budget and the command allow.
         options: what is searched for.
+        records: artifact that export did not compare → what its target found; see
+            :meth:`~edgeformer.formats.target_record.TargetRecords.completing`.
 
     Returns:
         All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
@@ -74,9 +83,10 @@ def search(
     choice = check_options(options, manifest)
     statuses = {row.latency_ms.status for evidence in known for row in evidence.rows}
     basis: Basis = "estimated" if "estimated" in statuses else "measured" if "measured" in statuses else "host"
-    question, evidences = _Question(manifest, limits, choice, basis), {one.artifact: one for one in known}
+    found_there = completed(manifest, records)
+    question, evidences = _Question(found_there, limits, choice, basis, records), {one.artifact: one for one in known}
     found: list[Option] = []
-    for artifact in {entry.id: entry for entry in manifest.artifacts}.values():
+    for artifact in {entry.id: entry for entry in found_there.artifacts}.values():
         if artifact.id in evidences:
             own = [row for row in rows if row.artifact == artifact.id]
             found += _options(artifact, own, evidences[artifact.id], question)
@@ -132,7 +142,7 @@ def _options(artifact: ArtifactManifest, own: Sequence[Row], known: Evidence, qu
     return [_option(artifact, own, row, known, question) for row in ways or [None]]
 
 
-def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric, provider: str) -> _KnownScore:
+def _score(artifact: ArtifactManifest, question: _Question, provider: str) -> _KnownScore:
     """The score on the validation split, or, where export found no such split, on the golden inputs.
 
     With a provider that rounds, the score of what that answers.
@@ -140,9 +150,14 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric,
     The decode graph and the step bundle compute what the full graph of their precision computes (export checked that
     against torch), token by token or loop by loop, and are not scored by themselves.
     """
+    manifest, metric = question.manifest, question.choice.metric
+    if artifact.status != "built":  # it failed on its target
+        return _KnownScore(None, why_none=artifact.reason)
     anywhere = any(known.validation is not None for known in manifest.artifacts)
     same = [artifact]
     if artifact.role in ("decode", "step"):
+        if lacks_parity(artifact):  # that it computes the same is not known
+            return _KnownScore(None, why_none=_unscored(None))
         kind = attrgetter("format", "precision", "trimmed")
         same += [full for full in manifest.artifacts if full.role == "full" and kind(full) == kind(artifact)]
     rounds_to = provider_facts(provider).rounds_to
@@ -161,9 +176,17 @@ def _score(artifact: ArtifactManifest, manifest: BundleManifest, metric: Metric,
     if rounds_to is not None:
         return _KnownScore(None, why_none=f"its predictions in {rounds_to} were never scored: export on such a machine")
     if not artifact.is_graph:
-        return _KnownScore(None, why_none="its predictions were never scored (an engine runs only on its target)")
+        return _KnownScore(None, why_none=_unscored(question.records.get(artifact.id)))
     split = "the validation split" if anywhere else "anything"
     return _KnownScore(None, why_none=f"its predictions were never scored on {split}")
+
+
+def _unscored(record: TargetRecord | None) -> str:
+    """Why what a builder made has no score, and what to do about it."""
+    if record is None:
+        return f"its predictions were never scored (an engine runs only on its target): {REMEASURE}"
+    why = f" ({record.unscored})" if record.unscored else ""
+    return f"on {record.device} it was compared, but not scored on the validation split{why}"
 
 
 def _option(
@@ -172,7 +195,7 @@ def _option(
     """``row``, one of the artifact's ``rows``, as a candidate; None: nothing usable is known but the size."""
     limits, choice, at = question.limits, question.choice, question.limits.ranked
     provider = (row or rows[0]).provider
-    score = _score(artifact, question.manifest, choice.metric, provider)
+    score, record = _score(artifact, question, provider), question.records.get(artifact.id)
     # Why there is no usable row: what the rows say, else that none is of the judged shape.
     said = (row.latency_ms.reason for row in rows if row.latency_ms.status == "unavailable")
     shape = f"{at.batch}×{at.seq} was neither measured nor estimated"
@@ -207,6 +230,7 @@ def _option(
         high_ms=latency.high,
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
         scored_as=score.scored_as,
+        scored_on=record.device if record is not None and score.value is not None else None,
     )
     return Option(candidate, least, stable=row is None or row.latency_ms.stable is not False)
 

@@ -10,9 +10,11 @@ from edgeformer.formats.files import sha256_of
 from edgeformer.formats.golden import GoldenError
 from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.formats.target_record import TARGETS_FILE
 from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
+from edgeformer.tasks.validation import most_rows
 
 INT8_ERROR_FACTOR = 2.0
 """INT8 kernels round differently on other processors: the largest error may be this many times export's, …"""
@@ -35,9 +37,10 @@ def verify(
         runtime: what ``--runtime`` names: a check for each of its providers; None: one with the usual one.
 
     Raises:
-        ArtifactError: bundle.json names a file outside the bundle.
+        ArtifactError: bundle.json names a file outside the bundle, or targets.json is damaged.
         InputError: no such artifact, or no such runtime.
     """
+    stale = tuple(filter(None, (record.why_refused(bundle.manifest) for record in bundle.records.records)))
     chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
     files = _check_files(bundle, progress)
     checks = []
@@ -54,6 +57,7 @@ def verify(
         files=files,
         artifacts=tuple(checks),
         asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
+        stale=stale,
     )
 
 
@@ -61,7 +65,8 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     """Hash all files that bundle.json names, and look for others.
 
     Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them. So are
-    the reports that ``profile`` writes into a bundle that was copied without its run. Raises ArtifactError.
+    the reports that ``profile`` writes into a bundle that was copied without its run, and what targets found of it.
+    Raises ArtifactError.
     """
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
@@ -71,7 +76,7 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
             checks.append(bundle.contents.inspect(name))
             progress.advance()
     found = {path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()}
-    others = [path for path in found if path.parts[0] != REPORTS_FOLDER]
+    others = [path for path in found if path.parts[0] not in (REPORTS_FOLDER, TARGETS_FILE)]
     extra = sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
     unexpected = [name for name in extra if name not in expected and name != BUNDLE_FILE]
     return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
@@ -108,7 +113,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         return because(f"no answers to compare with: {error}")
     try:
         with bundle.session(artifact, OpenOptions(provider)) as session:
-            outputs, used = bundle.task.golden_outputs(golden, session.run, _most_rows(artifact)), session.provider
+            outputs, used = bundle.task.golden_outputs(golden, session.run, most_rows(artifact)), session.provider
         last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
         exit_ = last if artifact.exit is None else artifact.exit
         rounds = provider_facts(used).rounds_to is not None
@@ -147,9 +152,3 @@ def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | No
     if parity.top1_agreement < agreement:
         return held, f"top-1 agreement {parity.top1_agreement:.1%} is below {agreement:.1%}"
     return held, None
-
-
-def _most_rows(artifact: ArtifactManifest) -> int | None:
-    """Rows that one call takes; None: any number."""
-    shapes = artifact.engine.shapes if artifact.engine is not None else {}
-    return min((shape[-1][0] for shape in shapes.values() if shape[-1]), default=None)
