@@ -37,9 +37,15 @@ def apart(q: Tensor, k: Tensor, v: Tensor, begins: Tensor) -> Tensor:
         mixed: Tensor = F.scaled_dot_product_attention(nested_q, nested_k, nested_v, is_causal=True)
         return mixed.transpose(1, 2).values().view(shape).transpose(1, 2)
     lengths = begins.diff().tolist()
-    documents = (torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v))  # of each [n, H, D]
-    alone = [attention(*(x.transpose(0, 1)[None] for x in one), None) for one in zip(*documents, strict=True)]
-    return torch.cat([x[0].transpose(0, 1) for x in alone]).view(shape).transpose(1, 2)
+    pieces = zip(*(torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v)), strict=True)
+    alone = [_causal(one[0], one[1], one[2]) for one in pieces]
+    return torch.cat(alone).view(shape).transpose(1, 2)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of one document: q, k, v [T, H, D] → the same shape."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
 
 
 def jagged(tensors: tuple[Tensor, ...], begins: Tensor) -> list[Tensor]:
