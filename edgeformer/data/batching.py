@@ -59,6 +59,31 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
     return {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
 
 
+_FILLING = {"attention_mask": 0, "targets": IGNORED, "positions": 0}
+"""Of arrays with one number for each token: what padding has there."""
+
+
+def lengthened(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
+    """A batch whose rows have ``length`` tokens: padding that is no text and predicts nothing goes behind them.
+
+    Args:
+        batch: of :func:`collate` or :func:`text_batch`; arrays by row stay as they are.
+        length: at least that of the batch.
+        pad: the token that fills up rows.
+    """
+    more = length - batch["input_ids"].shape[1]
+    filling = {"input_ids": pad, **_FILLING}
+    return {
+        name: np.pad(array, ((0, 0), (0, more)), constant_values=filling[name]) if name in filling else array
+        for name, array in batch.items()
+    }
+
+
+def few_lengths(longest: int, count: int) -> Int64s:
+    """At most ``count`` lengths, rising evenly up to ``longest``: int64 [n]."""
+    return np.unique(-(-longest * np.arange(1, count + 1) // count)).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class TextRows:
     """Row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``: inputs are all but the last token, targets all but the first.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgeformer.families.tracing import Graphs
@@ -16,7 +18,7 @@ from edgeformer.formats.recipe import TrainingConfig
 from edgeformer.tasks import Prepared
 
 Batch = Mapping[str, Tensor]
-"""Arrays of the same rows, int64 [B, …]."""
+"""Arrays of the same rows, int64 [B, …], and what a family added to them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class Network(ABC):
         """Every parameter, once, and how it is learned: weight decay acts on matrices only."""
         for parameter in model.parameters():
             yield Learning(parameter, decays=parameter.ndim >= 2)
+
+    def batch(self, recipe: Any, arrays: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+        """A micro-batch of the task with what :meth:`loss` needs beside it, before it goes to the device."""
+        return arrays
 
     @abstractmethod
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:

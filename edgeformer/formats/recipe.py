@@ -23,6 +23,9 @@ from edgeformer.formats.data_sources import stated
 class OptimizerConfig(Frozen):
     """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
 
+    later: ClassVar[tuple[str, ...]] = ("kernels",)
+    """Keys that recipes did not always have; a recipe's fingerprint leaves those out that say nothing new."""
+
     kind: Literal["adamw"] = "adamw"
     lr: PositiveFloat = Field(description="learning rate at its highest")
     betas: Annotated[
@@ -30,6 +33,11 @@ class OptimizerConfig(Frozen):
     ] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    kernels: Literal["fused", "foreach", "loop"] = Field(
+        "fused",
+        description="a step in one kernel, in one for each operation on all weights, or in one for each operation on "
+        "each weight; the same result but for rounding",
+    )
 
 
 class ConstantSchedule(Frozen):
@@ -84,6 +92,18 @@ class EarlyStopping(Frozen):
     min_delta: Annotated[float, Field(ge=0.0)] = 1e-3
 
 
+class CompileConfig(Frozen):
+    """torch.compile for the steps of training; what is scored is computed without it."""
+
+    shapes: PositiveInt = Field(
+        8, description="most shapes of a batch that are compiled: rows are padded to one of so many lengths, and a "
+        "batch of fewer rows, as an epoch's last, is computed without"
+    )  # fmt: skip
+    cuda_graphs: bool = Field(
+        False, description="record the launches of each shape as CUDA graphs, and replay them; on CUDA cards only"
+    )
+
+
 class TrainingConfig(Frozen):
     """How the weights are found: what every task has in common.
 
@@ -92,6 +112,8 @@ class TrainingConfig(Frozen):
 
     folders: ClassVar[tuple[str, ...]] = ()
     """Keys that may name a folder, which is then found from the recipe's own."""
+    later: ClassVar[tuple[str, ...]] = ("tf32", "compile")
+    """As of :class:`OptimizerConfig`."""
 
     epochs: PositiveInt = Field(description="times that every training row is seen")
     batch_size: PositiveInt = Field(description="rows at a time")
@@ -110,6 +132,16 @@ class TrainingConfig(Frozen):
     checkpoint_minutes: PositiveFloat = Field(
         10.0, description="a state to resume from is saved this often within an epoch too; decides nothing else"
     )
+    tf32: bool = Field(
+        False,
+        description="cut factors of float32 products to 10 bits of mantissa in the steps of training: faster on CUDA "
+        "cards from compute capability 8.0 on; scores are computed in full",
+    )
+    pinned_memory: bool | None = Field(
+        None,
+        description="batches go to a CUDA card out of page-locked memory, while it computes; absent: they do on a card",
+    )
+    compile: CompileConfig | None = None
 
     @property
     def effective_batch(self) -> int:
@@ -122,6 +154,8 @@ class ModelConfig(Frozen):
 
     folders: ClassVar[tuple[str, ...]] = ()
     """Keys that may name a folder, which is then found from the recipe's own."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """As of :class:`OptimizerConfig`."""
 
     kind: str
     vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns so many")
@@ -162,6 +196,19 @@ class Recipe(Frozen):
 
     def fingerprint(self) -> str:
         """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
-        decisive = self.model_dump(mode="json", exclude={"training": {"checkpoint_minutes"}, "data": {"thresholds"}})
+        left_out = {
+            "training": {"checkpoint_minutes", "pinned_memory", *_unsaid(self.training)},
+            "data": {"thresholds"},
+            "model": _unsaid(self.model),
+        }
+        decisive = self.model_dump(mode="json", exclude=left_out)
+        for key in _unsaid(self.training.optimizer):
+            del decisive["training"]["optimizer"][key]
         text = json.dumps({**decisive, "data": stated(decisive["data"])}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unsaid(section: OptimizerConfig | TrainingConfig | ModelConfig) -> set[str]:
+    """Later keys of a section that are at their defaults."""
+    fields = type(section).model_fields
+    return {key for key in section.later if getattr(section, key) == fields[key].default}

@@ -23,7 +23,7 @@ from edgeformer.studies.origins import Origins, told_of
 from edgeformer.tasks import task_named
 
 _DECIDES_NOTHING = ("name", "description", "target")
-_SPEED_ONLY = ("log_every", "checkpoint_minutes", "checkpointing", "chunked_loss")
+_SPEED_ONLY = ("log_every", "checkpoint_minutes", "checkpointing", "chunked_loss", "pinned_memory")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeformer.data.batching import WINDOW_BATCHES, collate, ordered_batches, plan_batches
+from edgeformer.data.batching import (
+    IGNORED,
+    WINDOW_BATCHES,
+    collate,
+    few_lengths,
+    lengthened,
+    ordered_batches,
+    plan_batches,
+)
 from edgeformer.data.encoding import Encoded
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=300).map(lambda values: np.array(values, dtype=np.int64))
@@ -89,3 +97,18 @@ def test_no_rows_make_an_empty_batch():
     encoded = Encoded(np.array([5], dtype=np.int32), np.array([0, 1]), np.array([0]), 0)
     batch = collate(encoded, np.array([], dtype=np.int64), pad_id=0)
     assert {array.shape for array in batch.values()} == {(0, 0)}
+
+
+@pytest.mark.parametrize(("longest", "count", "expected"), [(10, 3, [4, 7, 10]), (3, 8, [1, 2, 3]), (1024, 1, [1024])])
+def test_lengths_are_few_and_reach_the_longest_row(longest, count, expected):
+    assert few_lengths(longest, count).tolist() == expected
+
+
+def test_padding_behind_a_batch_is_no_text_and_predicts_nothing():
+    rows = {name: np.ones((2, 3), dtype=np.int64) for name in ("input_ids", "attention_mask", "targets", "positions")}
+    longer = lengthened({**rows, "labels": np.ones((2, 4), dtype=np.int64)}, 5, pad=7)
+    behind = {"input_ids": 7, "attention_mask": 0, "targets": IGNORED, "positions": 0}
+    assert longer["labels"].shape == (2, 4), "labels are no tokens"
+    for name, filling in behind.items():
+        assert longer[name].tolist() == [[1, 1, 1, filling, filling]] * 2
+    assert lengthened(rows, 3, pad=7)["input_ids"].shape == (2, 3)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import estimates
+from benchmarks.gpu import estimates, levers
 from benchmarks.gpu import pack as packing
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
@@ -52,6 +52,16 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
     shown = table(row.columns, cases)
     assert [name for name, case in cases.items() if "figures" not in case] == []
     assert shown.count("\n") == len(cases) + 1 and len(shown.splitlines()[0].split("|")) == len(row.columns) + 3
+
+
+def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options) -> None:
+    session, moved = Session(next(row for row in ROWS if row.topic == "levers"), options), dict[str, list[str]]()
+    for name, lever in levers.LEVERS.items():
+        recipe = levers.recipe_for(session, lever.recipe, levers.settings(lever))
+        moved.setdefault(recipe.to_yaml(), []).append(name)
+    same = [names for names in moved.values() if len(names) > 1]
+    # Math attention is no key: nobody would ask for it. A dry run's recipes are in fp32 already.
+    assert same == [["as the recipe is", "attention: math", "fp32"], ["encoder", "encoder, fp32"]]
 
 
 def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from edgeformer.families.crt.kernels import attention, attention_here
+from edgeformer.families import load_recipe
+from edgeformer.families.crt.kernels import attention, attention_here, jagged
 from edgeformer.families.crt.layers import DilatedConv, document_mask
 from edgeformer.families.crt.network import NETWORK, build_crt
+from edgeformer.families.network import Place
+from edgeformer.formats.errors import InputError
 from tests.families.crt_oracle import small_config
 
 PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 0]])
@@ -66,6 +70,66 @@ def test_attention_with_a_gradient_is_at_least_as_exact(masked: bool) -> None:
         found[name] = torch.cat((result.detach().flatten(), given.grad.flatten())).double()
     error = {name: float((found[name] - found["exact"]).norm() / found["exact"].norm()) for name in ("plain", "here")}
     assert error["here"] <= error["plain"] < 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_documents_apart_are_attended_to_as_behind_a_mask(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    places = PLACES.clone()
+    places[1, 0] = 0  # a row begins a document
+    values, slope = torch.randn(3, 2, 4, 9, 8).to(kind), torch.randn(2, 4, 9, 8).to(kind)
+    begins = torch.cat(((places.flatten() == 0).nonzero()[:, 0], torch.tensor([places.numel()])))
+    found = []
+    for documents in (document_mask(places), begins):
+        given = values.clone().requires_grad_()
+        result = attention_here(*given.unbind(0), documents)
+        result.backward(slope)
+        assert result.dtype == kind and given.grad is not None
+        found.append((result.detach(), given.grad))
+    for masked, alone in zip(*found, strict=True):
+        assert torch.allclose(masked, alone, atol=1e-12 if kind == torch.float64 else 2e-2)
+    everything = attention(*values.unbind(0), None)
+    assert not torch.allclose(everything.double(), found[1][0].double(), atol=0.1), "documents do not see each other"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_a_card_gets_are_the_documents_in_their_order() -> None:
+    """torch's CPU has no causal kernel for nested tensors: without the triangle it computes what the masks allow."""
+    torch.manual_seed(0)
+    given = torch.randn(3, 2, 4, 9, 8).unbind(0)
+    begins = torch.tensor([0, 5, 9, 10, 16, 18])
+    mixed = F.scaled_dot_product_attention(*jagged(given, begins)).transpose(1, 2).values()
+    document = torch.bucketize(torch.arange(18), begins, right=True).view(2, 9)
+    same = (document[:, :, None] == document[:, None, :])[:, None]
+    expected = F.scaled_dot_product_attention(*given, attn_mask=same)
+    assert torch.allclose(mixed.view(2, 9, 4, 8).transpose(1, 2), expected, atol=1e-6)
+
+
+def test_a_model_is_trained_the_same_with_documents_apart() -> None:
+    torch.manual_seed(0)
+    ids, losses = torch.randint(0, 60, (2, 9)), []
+    places = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 0, 1, 2, 0, 1, 0]])
+    for kind in ("sdpa", "varlen"):
+        torch.manual_seed(1)
+        config = small_config(attention=kind, dropout=0.0)
+        recipe = load_recipe("crt_mini").model_copy(update={"model": config})
+        model, used = NETWORK.build(recipe, Place())
+        batch = NETWORK.batch(recipe, {"input_ids": ids.numpy(), "positions": places.numpy(), "targets": ids.numpy()})
+        assert used.used == kind and ("documents" in batch) is (kind == "varlen")
+        given = {name: torch.from_numpy(array) for name, array in batch.items()}
+        total = NETWORK.loss(model.train(), recipe, None)(model, given).total
+        total.backward()
+        losses.append((total.detach(), model.attention.qkv.weight.grad))
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*losses, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [(["data.mode=paragraphs"], "varlen is for packed rows"), (["training.compile={shapes: 1}"], "another shape")],
+)
+def test_documents_apart_are_refused_where_there_are_none_or_too_many_shapes(changes: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_recipe("crt_mini", ["model.attention=varlen", *changes])
 
 
 def test_without_a_gradient_attention_is_the_plain_one() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from edgeformer.families.crt.kernels import attention
 from edgeformer.families.crt.layers import CausalAttention, document_mask
 from edgeformer.families.encoder.model import MASKED, sdpa
 from edgeformer.families.encoder.network import flash
@@ -52,14 +53,39 @@ def test_gradients_of_flash_are_those_of_math() -> None:
 
 def test_packed_documents_attend_as_if_they_were_alone() -> None:
     """The mask of packed rows excludes torch's flash kernel: this is what it takes instead, whichever that is."""
-    attention = CausalAttention(64, 4, 0.0).cuda().to(torch.bfloat16).eval()
+    layer = CausalAttention(64, 4, 0.0).cuda().to(torch.bfloat16).eval()
     lengths = [5, 17, 42]
     x = torch.randn(1, sum(lengths), 64, device="cuda", dtype=torch.bfloat16)
     positions = torch.cat([torch.arange(length) for length in lengths])[None].cuda()
     with torch.no_grad():
-        packed = attention(x, document_mask(positions))
-        alone = torch.cat([attention(part) for part in x.split(lengths, dim=1)], dim=1)
+        packed = layer(x, document_mask(positions))
+        alone = torch.cat([layer(part) for part in x.split(lengths, dim=1)], dim=1)
     assert torch.allclose(packed, alone, atol=2e-2)
+
+
+@pytest.mark.parametrize("format_", [*HALF, torch.float32])
+def test_documents_apart_are_computed_by_flash_as_behind_a_mask(format_: torch.dtype) -> None:
+    """In float32, which flash does not compute, by the memory-efficient kernel."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("torch's flash attention needs compute capability 8.0")
+    lengths, kernel = ([5, 17, 74], [90, 1, 5]), SDPBackend.FLASH_ATTENTION
+    positions = torch.stack([torch.cat([torch.arange(one) for one in row]) for row in lengths]).cuda()
+    begins = F.pad((positions.flatten() == 0).nonzero()[:, 0], (0, 1), value=positions.numel())
+    slope = torch.randn(2, 4, 96, 64, device="cuda", dtype=format_)
+    found = []
+    for documents, kernels in (
+        (document_mask(positions), [SDPBackend.MATH]),
+        (begins, [kernel if format_ in HALF else SDPBackend.EFFICIENT_ATTENTION]),
+    ):
+        torch.manual_seed(1)
+        given = [one.clone().requires_grad_() for one in vectors(format_)]
+        with sdpa_kernel(kernels):
+            result = attention(*given, documents)
+        result.backward(slope)
+        found.append([result.detach(), *(one.grad for one in given if one.grad is not None)])
+    tolerance = 2 * HALF.get(format_, 1e-4)
+    for masked, alone in zip(*found, strict=True):
+        assert (masked.double() - alone.double()).norm() <= tolerance * masked.double().norm()
 
 
 @pytest.mark.parametrize("format_", HALF)

@@ -21,7 +21,7 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.run import read_run
 from edgeformer.stages.training import connection
 from edgeformer.stages.training.train import TrainOptions, train
-from tests.conftest import SMALL_LANGUAGE
+from tests.conftest import SMALL, SMALL_LANGUAGE
 
 pytestmark = pytest.mark.gpu
 
@@ -128,3 +128,59 @@ def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
     assert memory is not None and memory.predicted_peak_bytes is not None and memory.measured_peak_bytes is not None
     assert memory.device == "cuda" and "CUDA allocator" in str(memory.measured_as)
     assert 0.8 <= memory.predicted_peak_bytes / memory.measured_peak_bytes <= 2.0
+
+
+def learned(folder: Path, *overrides: str) -> list[float]:
+    """Losses of the first steps."""
+    return losses(trained(language(*overrides), folder, f"run-{len([*folder.iterdir()])}"))
+
+
+def test_tf32_is_used_in_steps_and_not_in_scores(tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("TF32 needs compute capability 8.0")
+    wide = ("model.hidden_size=128", "model.ffn_size=512")
+    exact, cut = learned(tmp_path, *wide), learned(tmp_path, *wide, "training.tf32=true")
+    assert exact != cut and cut == pytest.approx(exact, rel=5e-3)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_where_batches_come_from_changes_nothing(tmp_path: Path) -> None:
+    usual, waited = learned(tmp_path), learned(tmp_path, "training.pinned_memory=false")
+    assert usual == pytest.approx(waited, rel=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["foreach", "loop"])
+def test_other_kernels_of_adamw_learn_the_same(kernels: str, tmp_path: Path) -> None:
+    fused, other = learned(tmp_path), learned(tmp_path, f"training.optimizer.kernels={kernels}")
+    assert other == pytest.approx(fused, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_documents_apart_learn_what_masked_ones_learn(precision: str, tmp_path: Path) -> None:
+    if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("bf16 products need compute capability 8.0")
+    half = f"training.precision={precision}"
+    masked, alone = learned(tmp_path, half), learned(tmp_path, half, "model.attention=varlen")
+    assert alone == pytest.approx(masked, rel=1e-3 if precision == "fp32" else 1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("graphs", ["false", "true"])
+@pytest.mark.parametrize("checkpointing", ["none", "loop"])
+def test_compiled_steps_learn_what_eager_ones_learn(graphs: str, checkpointing: str, tmp_path: Path) -> None:
+    """With several micro-batches to a step: what a CUDA graph returns must not be written over before it was added."""
+    pytest.importorskip("triton")
+    pieces = ("training.batch_size=4", "training.accumulation=2", f"training.checkpointing={checkpointing}")
+    exact = learned(tmp_path, *pieces)
+    compile_ = f"training.compile={{shapes: 1, cuda_graphs: {graphs}}}"
+    assert learned(tmp_path, *pieces, compile_) == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_an_encoder_is_recorded_for_a_few_lengths(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    sets = [*SMALL, "training.log_every=1", "model.dropout=0.0", "training.precision=fp32"]
+    found = []
+    for number, changes in enumerate(([], ["training.compile={shapes: 2, cuda_graphs: true}"])):
+        found.append(losses(trained(load_recipe("quickstart", [*sets, *changes]), tmp_path, str(number))))
+    assert found[1] == pytest.approx(found[0], rel=2e-3)

@@ -22,8 +22,9 @@ from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.data_config import DataConfig, FileSource
 from edgeformer.formats.progress import SILENT
-from edgeformer.formats.recipe import EarlyStopping, OptimizerConfig, Recipe
+from edgeformer.formats.recipe import CompileConfig, EarlyStopping, OptimizerConfig, Recipe
 from edgeformer.stages.training.objective import Objective
+from edgeformer.stages.training.optimization import build_optimizer
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks import task_named
 from edgeformer.tasks.classification.recipe import ClassificationTraining
@@ -104,6 +105,18 @@ def test_one_step_is_the_formulas_with_the_field_and_not_without_it(field: str, 
     assert all(torch.allclose(after[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
     apart = max(float((after[name] - value).abs().max()) for name, value in without.items())
     assert apart > 1e-3, f"training.{field} changes nothing"
+
+
+def test_kernels_of_the_optimizer_are_others_and_take_the_same_step(tmp_path: Path) -> None:
+    after = {}
+    for kernels in ("fused", "foreach", "loop"):
+        change = f"training.optimizer.kernels={kernels}"
+        after[kernels] = one_step(tmp_path / kernels, change)[2]
+        config = load_recipe("quickstart", [*BASE, change]).training.optimizer
+        built = build_optimizer(nn.Linear(2, 2), config).defaults
+        assert (built["fused"], built["foreach"]) == (kernels == "fused", {"foreach": True, "loop": False}.get(kernels))
+    for kernels in ("foreach", "loop"):
+        assert all(torch.allclose(after[kernels][name], value, atol=1e-6) for name, value in after["fused"].items())
 
 
 def test_betas_weigh_earlier_gradients(tmp_path: Path) -> None:
@@ -230,7 +243,9 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "layer_decay": "tests/families/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
         "teacher_sha256": "tests/training/test_distillation.py",
         "distillation": "tests/training/test_distillation.py",
+        **dict.fromkeys(("tf32", "pinned_memory", "compile"), "tests/training/test_levers.py"),
     },
+    CompileConfig: dict.fromkeys(("shapes", "cuda_graphs"), "tests/training/test_levers.py"),
     LanguageTraining: {
         "exit_weight": "tests/families/test_crt_loss.py", "chunked_loss": "tests/families/test_crt_loss.py",
         "checkpointing": "tests/families/test_crt.py", "score_padding": "tests/training/test_train_language.py",
@@ -252,7 +267,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
 }  # fmt: skip
 """Fields whose effect another test shows."""
 HERE: Mapping[type[BaseModel], set[str]] = {
-    OptimizerConfig: {"kind", "betas", *(name.split(".")[1] for name in STEPS if "." in name)},
+    OptimizerConfig: {"kind", "betas", "kernels", *(name.split(".")[1] for name in STEPS if "." in name)},
     EarlyStopping: {"patience", "min_delta"},
     ClassificationTraining: {
         "epochs", "batch_size", "accumulation", "clip_norm", "batching", "early_stopping", "log_every",
@@ -264,8 +279,9 @@ HERE: Mapping[type[BaseModel], set[str]] = {
 
 @pytest.mark.parametrize(
     "config",
-    [OptimizerConfig, EarlyStopping, ClassificationTraining, LanguageTraining, EncoderConfig, FileSource, DataConfig],
-)
+    [OptimizerConfig, EarlyStopping, CompileConfig, ClassificationTraining, LanguageTraining, EncoderConfig,
+     FileSource, DataConfig],
+)  # fmt: skip
 def test_no_field_is_without_a_test_of_its_effect(config: type[BaseModel]) -> None:
     inherited = set(ClassificationTraining.model_fields) if config is LanguageTraining else set()
     tested = HERE.get(config, set()) | set(ELSEWHERE.get(config, {}))

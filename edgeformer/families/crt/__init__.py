@@ -15,6 +15,8 @@ from edgeformer.formats.recipe import ModelConfig, TrainingConfig
 class CRTConfig(ModelConfig):
     """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times, with exits on the way."""
 
+    later: ClassVar[tuple[str, ...]] = ("attention",)
+
     kind: Literal["crt"]
     hidden_size: PositiveInt = Field(512, description="width")
     embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
@@ -43,6 +45,11 @@ class CRTConfig(ModelConfig):
         "conv_linear", description="what a TRM cycle computes (paper B, Table 3)"
     )
     causal: bool = Field(True, description="false: convolutions look ahead, as published; such a model cheats")
+    attention: Literal["sdpa", "varlen"] = Field(
+        "sdpa",
+        description="of packed rows in training. sdpa: of whole rows, with a mask between documents; varlen: each "
+        "document by itself, without one, which CUDA cards compute with their flash kernel",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -65,6 +72,12 @@ class CRTConfig(ModelConfig):
             raise ValueError("training.checkpointing: model.norm: batch would count every batch twice; use none")
         if not self.causal and getattr(data, "mode", None) == "packed":
             raise ValueError("model.causal: false exists for data.mode: paragraphs only (the published protocol)")
+        if self.attention == "varlen" and getattr(data, "mode", None) != "packed":
+            raise ValueError("model.attention: varlen is for packed rows; use sdpa, or data.mode: packed")
+        if self.attention == "varlen" and training.compile is not None:
+            raise ValueError(
+                "model.attention: varlen takes another shape with every batch, and training.compile wants few; use sdpa"
+            )
 
 
 class CRTDeep(Family):

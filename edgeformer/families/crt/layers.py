@@ -122,10 +122,10 @@ class CausalAttention(nn.Module):
         result: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return result
 
-    def forward(self, x: Tensor, same_document: Tensor | None = None) -> Tensor:
-        """x [B, T, C]; same_document bool [B, 1, T, T], lower triangle included (None: one document) → [B, T, C]."""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x [B, T, C] → [B, T, C]; ``documents`` as of :func:`~edgeformer.families.crt.kernels.attention`."""
         q, k, v = self.project(x)
-        return self.combine(self.attend(q, k, v, same_document))
+        return self.combine(self.attend(q, k, v, documents))
 
 
 def document_mask(positions: Tensor) -> Tensor:

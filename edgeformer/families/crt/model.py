@@ -127,21 +127,26 @@ class CRT(nn.Module):
         return result
 
     def block(
-        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, same_document: Tensor | None = None
+        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
         """One pass through the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         regroup = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
-        x = _recomputed(self._attend, x, same_document) if regroup else self._attend(x, same_document)
+        x = _recomputed(self._attend, x, documents) if regroup else self._attend(x, documents)
         result: Tensor = self.norm2(x + self.trm(x, positions, regroup=regroup))
         return result
 
-    def _attend(self, x: Tensor, same_document: Tensor | None) -> Tensor:
-        result: Tensor = self.norm1(x + self.attention(x, same_document))
+    def _attend(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        result: Tensor = self.norm1(x + self.attention(x, documents))
         return result
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        until: int | None = None,
+        every: bool = False,
+        documents: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """Hidden states after every exit.
 
@@ -150,19 +155,22 @@ class CRT(nn.Module):
             positions: place of each token in its document, int64 [B, T]; None: each row is one document.
             until: the last loop to compute; None: all of them.
             every: those after every loop, and before the first one as loop 0.
+            documents: where those of packed rows begin, int64 [n + 1], for attention without a mask (see
+                :func:`~edgeformer.families.crt.kernels.apart`); None: a mask is made of ``positions``.
 
         Returns:
             loop → [B, T, C], in rising order; ``head_of(loop)`` makes logits of it.
         """
-        same_document = None if positions is None else document_mask(positions)
+        if documents is None and positions is not None:
+            documents = document_mask(positions)
         x = self.embed(input_ids, positions)
         states = {0: x} if every else {}
         for loop in range(1, (until or self.loops) + 1):
             encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
-                x = _recomputed(self.block, x, encoding, positions, same_document)
+                x = _recomputed(self.block, x, encoding, positions, documents)
             else:
-                x = self.block(x, encoding, positions, same_document)
+                x = self.block(x, encoding, positions, documents)
             if every or loop in self.exits:
                 states[loop] = x
         return states

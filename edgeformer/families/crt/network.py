@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.families.crt.cache import CachedLoops
@@ -27,8 +29,16 @@ class CRTNetwork(Network):
     """See :class:`~edgeformer.families.network.Network`."""
 
     def build(self, recipe: Any, place: Place) -> tuple[CRT, AttentionUse]:
-        """CRT-Deep with fresh weights; its attention is always torch's SDPA."""
-        return build_crt(recipe.model), AttentionUse(requested="sdpa", used="sdpa")
+        """CRT-Deep with fresh weights; its attention is torch's SDPA, of whole rows or of each document."""
+        asked = recipe.model.attention
+        return build_crt(recipe.model), AttentionUse(requested=asked, used=asked)
+
+    def batch(self, recipe: Any, arrays: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+        """With ``documents``, where each of them begins, and their end."""
+        if recipe.model.attention != "varlen":
+            return arrays
+        positions = arrays["positions"].ravel()
+        return {**arrays, "documents": np.append(np.flatnonzero(positions == 0), len(positions))}
 
     def loss(self, model: CRT, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy summed over the tokens, weighted over the exits (paper B, eq. 5); parts: every exit."""
@@ -36,7 +46,8 @@ class CRTNetwork(Network):
         model.checkpointing = training.checkpointing
 
         def loss(wrapped: nn.Module, batch: Batch) -> Losses:
-            states = wrapped(batch["input_ids"], batch.get("positions"))
+            apart = {"documents": batch["documents"]} if "documents" in batch else {}
+            states = wrapped(batch["input_ids"], batch.get("positions"), **apart)
             measure = chunked_loss if training.chunked_loss else whole_loss
             total, losses = measure(model, states, batch["targets"], training.exit_weight)
             parts = {f"loss_exit{loop}": loss for loop, loss in losses.items() if loop != model.loops}
@@ -80,7 +91,7 @@ class CRTNetwork(Network):
 
 def build_crt(config: Any) -> CRT:
     """CRT-Deep with fresh weights, from a :class:`~edgeformer.families.crt.CRTConfig`."""
-    return CRT(**config.model_dump(exclude={"kind"}))
+    return CRT(**config.model_dump(exclude={"kind", "attention"}))
 
 
 @torch.inference_mode()

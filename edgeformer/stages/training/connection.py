@@ -54,6 +54,11 @@ def connect(recipe: Recipe, where: Literal["auto", "cpu", "cuda"], *, sharded: b
     processes = Processes(accelerator, precision, sharded=sharded)
     if sharded and processes.count == 1:
         raise InputError("--shard: there is one process only; start several with torchrun --nproc-per-node N")
+    if processes.count > 1 and recipe.training.compile is not None:
+        raise InputError(
+            f"training.compile: compiles in one process only, not in {processes.count}; take it out "
+            "(--set training.compile=null), or train with one"
+        )
     if processes.sharded and precision == "fp16":
         raise InputError("--shard: does not train in fp16; use training.precision: bf16 or fp32")
     return processes

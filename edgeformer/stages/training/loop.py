@@ -45,6 +45,11 @@ class TrainingLoop:
         self._stopping = False
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """What the recipe asks for and this device does not have, for people."""
+        return self._stepper.levers.unused
+
+    @property
     def plain_model(self) -> nn.Module:
         """The model without Accelerate's wrapper, on the same weights (or shards): it computes in float32."""
         # Accelerate replaces the module's own forward to compute under autocast, and its unwrap_model undoes that for

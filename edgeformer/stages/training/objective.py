@@ -11,7 +11,7 @@ from accelerate.utils import set_seed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgeformer.data.batching import ordered_batches, plan_batches
+from edgeformer.data.batching import few_lengths, lengthened, ordered_batches, plan_batches
 from edgeformer.data.long_plan import LongPlan
 from edgeformer.families import family_of
 from edgeformer.families.network import Batch, Losses, Place, run_scorer
@@ -60,6 +60,16 @@ class Objective:
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         self._loss = network.loss(self.model, recipe, self.prepared)
         self._pad_to = recipe.data.tokens_at_once if getattr(recipe.training, "score_padding", False) else None
+        self._lengths = self._compiled_lengths()
+
+    def _compiled_lengths(self) -> NDArray[np.int64] | None:
+        """Those that training's batches are padded to where they are compiled; None: they are not."""
+        compile_, longest, rows = self.recipe.training.compile, self.recipe.data.tokens_at_once, self.prepared.train
+        if compile_ is None:
+            return None
+        if not self.recipe.data.stream:  # else it is not known
+            longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
+        return few_lengths(longest, compile_.shapes)
 
     def build(self) -> nn.Module:
         """Another model of the same kind, with other weights."""
@@ -74,11 +84,20 @@ class Objective:
         sizes = rows.sizes(np.arange(len(rows)))
         return plan_batches(sizes, size, seed=seed, epoch=epoch, bucketed=bucketed)
 
-    def batch(self, rows: NDArray[np.int64], device: torch.device) -> tuple[Batch, int]:
-        """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss."""
+    def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
+        """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss.
+
+        Args:
+            pinned: copied to a card out of page-locked memory; nothing waits for it here.
+        """
         loaded, numbers = self.prepared.train.loaded(rows)
         arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
-        return _as_tensors(arrays, device), self.task.weight(arrays)
+        weight = self.task.weight(arrays)
+        if (lengths := self._lengths) is not None:
+            place = np.searchsorted(lengths, arrays["input_ids"].shape[1])
+            arrays = lengthened(arrays, int(lengths[place]), self.prepared.pad)
+        arrays = self.family.network.batch(self.recipe, arrays)
+        return _as_tensors(arrays, device, pinned=pinned, whole=lengths is not None), weight
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         """Summed losses of a micro-batch, with gradients. ``model``: as Accelerate wrapped it."""
@@ -115,7 +134,17 @@ class Objective:
         return meter.score(None if self._pad_to else self.task.words(rows))
 
 
-def _as_tensors(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> dict[str, Tensor]:
-    """numpy arrays as tensors on ``device``; a mask without padding is left out, for SDPA's fastest path."""
-    kept = {name: array for name, array in arrays.items() if name != "attention_mask" or not array.all()}
-    return {name: torch.from_numpy(array).to(device) for name, array in kept.items()}
+def _as_tensors(
+    arrays: Mapping[str, NDArray[np.int64]], device: torch.device, *, pinned: bool = False, whole: bool = False
+) -> dict[str, Tensor]:
+    """numpy arrays as tensors on ``device``; a mask without padding is left out, for SDPA's fastest path.
+
+    Args:
+        pinned: copy out of page-locked memory, and do not wait.
+        whole: keep such a mask all the same.
+    """
+    kept = {name: array for name, array in arrays.items() if whole or name != "attention_mask" or not array.all()}
+    tensors = {name: torch.from_numpy(array) for name, array in kept.items()}
+    if pinned:
+        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -45,7 +45,7 @@ def resolve_precision(requested: str, device_type: str) -> str:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterable[Learning] | None = None) -> Optimizer:
-    """Fused AdamW.
+    """AdamW, fused where the recipe does not say otherwise.
 
     Args:
         model: what is trained.
@@ -63,7 +63,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterabl
         {"params": parameters, "lr": config.lr * rate, "weight_decay": config.weight_decay if decays else 0.0}
         for (rate, decays), parameters in ordered
     ]
-    return AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    fused = config.kernels == "fused"
+    foreach = None if fused else config.kernels == "foreach"
+    return AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach)
 
 
 class LearningRate:

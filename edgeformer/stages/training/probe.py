@@ -46,6 +46,8 @@ def probe(recipe: Recipe, cache: Path, seconds: float, began: float) -> Training
     """
     taught = getattr(recipe.training, "teacher", None) is not None
     recipe = family_of(recipe).network.pinned(without_teacher(recipe) if taught else recipe)
+    # Compiling takes as long as all that is timed here, and is done once in a training.
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
     processes = connect(recipe, "auto", sharded=False)
     objective = Objective(recipe, cache, Place(processes.device.type, processes.precision), SILENT)
     epochs, plan = recipe.training.epochs, objective.steps(0)

@@ -8,16 +8,22 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.training import health
 from edgeformer.stages.training.checkpoints import Position
+from edgeformer.stages.training.compiled import CompiledModel
+from edgeformer.stages.training.levers import Levers
 from edgeformer.stages.training.memory import is_out_of_memory
 from edgeformer.stages.training.metrics_log import Meter
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 from edgeformer.stages.training.processes import Processes
+
+_TOTAL = ""
+"""The loss itself among its named parts."""
 
 
 class Stepper:
@@ -39,6 +45,10 @@ class Stepper:
         if processes.count > 1 and not processes.sharded:
             self._not_for_ddp()
         self.model, self.optimizer = processes.prepare(objective.model, optimizer)
+        self.levers, compile_ = Levers.on(self._config, processes.device), self._config.compile
+        self._compiled = (
+            None if compile_ is None else CompiledModel(self.model, compile_.shapes, graphs=self.levers.graphs)
+        )
         processes.differ(objective.recipe.seed)
 
     def _not_for_ddp(self) -> None:
@@ -73,7 +83,8 @@ class Stepper:
         cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         while True:
             try:
-                return self._attempt(rows, position)
+                with self.levers.multiplying():
+                    return self._attempt(rows, position)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -131,23 +142,37 @@ class Stepper:
         processes, step = self._processes, self._meter()
         mine = processes.share(rows)
         parts = [mine[at : at + size] for at in range(0, -(-len(rows) // processes.count), size)]
-        batches = [self._objective.batch(part if len(part) else rows[:1], processes.device) for part in parts]
+        pinned = self.levers.pinned
+        batches = [
+            self._objective.batch(part if len(part) else rows[:1], processes.device, pinned=pinned) for part in parts
+        ]
         weights = [counted if len(part) else 0 for part, (_, counted) in zip(parts, batches, strict=True)]
         step.rows_sum, step.weight_sum = len(rows), int(processes.sums(sum(weights))[0])
         # DDP and FSDP average over the processes what is to be summed.
         divisor = max(1, step.weight_sum) / processes.count
+        found: list[tuple[float, dict[str, Tensor]]] = []
         for number, ((batch, _), part) in enumerate(zip(batches, parts, strict=True), 1):
             share = 1.0 if len(part) else 0.0
             with processes.gathering(self.model, last=number == len(parts)):
                 with processes.accelerator.autocast():
-                    losses = self._objective.losses(self.model, batch)
+                    losses = self._objective.losses(self._called(size), batch)
                 processes.accelerator.backward(losses.total * share / divisor)
-            step.loss_sum += share * float(losses.total.detach())
-            for name, value in losses.parts.items():
-                step.part_sums[name] = step.part_sums.get(name, 0.0) + share * float(value.detach())
+            found.append((share, {_TOTAL: losses.total.detach(), **{k: v.detach() for k, v in losses.parts.items()}}))
+        # Once a step: a card that is asked for a number stands still until it was computed.
+        for share, values in found:
+            for name, value in values.items():
+                step.part_sums[name] = step.part_sums.get(name, 0.0) + share * float(value)
+        step.loss_sum = step.part_sums.pop(_TOTAL, 0.0)
         step.loss_sum, *sums = processes.sums(step.loss_sum, *step.part_sums.values())
         step.part_sums = dict(zip(step.part_sums, sums, strict=True))
         return step
+
+    def _called(self, size: int) -> nn.Module:
+        """What computes micro-batches of ``size`` rows: the model, or what was compiled of it."""
+        if self._compiled is None:
+            return self.model
+        self._compiled.starts_over(size)
+        return self._compiled
 
     def _meter(self) -> Meter:
         return Meter(per_token=self._objective.task.unit == "tokens")

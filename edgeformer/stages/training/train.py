@@ -275,5 +275,7 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
             progress.message(
                 f"{name}: {rows_cut:,} {'text was' if rows_cut == 1 else 'texts were'} cut to the recipe's length"
             )
+    for unused in loop.unused:
+        progress.message(unused)
     if loop.position.step:
         progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
