@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeformer.formats.data_config import DataConfig
+from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
 from edgeformer.formats.scores import ExitScore
 from edgeformer.stages.profiling.choosing import SearchOptions
