@@ -48,7 +48,8 @@ class ExitGuarantee(Frozen):
     def sentence(self) -> str:
         """What is promised, in words."""
         left = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
+        sure = f"{100 * self.confidence:.4g} % confidence"
         return (
-            f"accuracy falls by at most {100 * self.max_drop:g} points with {self.confidence:.4g} confidence on texts "
-            f"like the {self.rows:,} rows of {self.split}, of which {left} left"
+            f"accuracy falls by at most {100 * self.max_drop:g} points with {sure} on texts like the "
+            f"{self.rows:,} rows of {self.split} (they left: {left})"
         )

@@ -142,7 +142,7 @@ def _alone(rows: EvaluateOptions) -> EvaluateOptions:
 def _refusal(choice: Choice, notes: ExitNotes, found: Promise | None, options: GuaranteeOptions, name: str) -> str:
     """Why nothing can be promised, and how many rows would do."""
     count, level = notes.rights().shape[1], options.risk / (len(notes.exits) - 1)
-    asked = f"a loss of at most {100 * options.max_drop:g} points with {1 - options.risk:.4g} confidence"
+    asked = f"a loss of at most {100 * options.max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
     needed = rows_needed(options.max_drop, level)
     if count < needed:
         return (
