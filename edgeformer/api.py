@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
@@ -36,14 +36,14 @@ class Bundle(bundles.Bundle):
     """An opened bundle, and what can be done with it. None of it needs torch."""
 
     def predict(
-        self, texts: Sequence[Text], *, artifact: str | None = None, confidence: float | None = None
+        self, texts: Sequence[Text], *, artifact: str | None = None, confidence: float | Literal["auto"] | None = None
     ) -> list[Any]:
         """What the model answers to each text, as ``edgeformer predict``.
 
         Args:
             texts: raw, as many as there are: a session is opened for each call; of a classifier also pairs of texts.
             artifact: an id; None: the first that runs here.
-            confidence: leave a step artifact's loop at this top probability.
+            confidence: leave a step artifact's loop at this top probability; ``auto``: as `edgeformer exits` chose.
 
         Returns:
             Of a classifier a :class:`~edgeformer.tasks.classification.prediction.LabelPrediction` per text: label and

@@ -33,6 +33,7 @@ from edgeformer.formats.workspace import (
     read_manifest,
 )
 from edgeformer.machine.leftovers import restore_folder
+from edgeformer.machine.lock import claiming
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
@@ -163,6 +164,19 @@ class Bundle:
         """Add what this machine found to targets.json, without what is stale there. Raises ArtifactError: damaged."""
         write_json(self.folder / TARGETS_FILE, self.records.of(self.manifest).with_new(found))
         return self.folder / TARGETS_FILE
+
+    def record(self, artifact: ArtifactManifest) -> Self:
+        """Write bundle.json anew with this entry in place of the one of its id, and open that.
+
+        Raises:
+            ArtifactError: another process changed or is changing it, or its folder cannot be written.
+        """
+        with claiming(self.folder):
+            if Bundle.open(self.folder).manifest != self.manifest:
+                raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed while it was worked on; start again")
+            entries = tuple(artifact if entry.id == artifact.id else entry for entry in self.artifacts)
+            manifest = seal(self.folder, self.manifest.model_copy(update={"artifacts": entries}))
+        return type(self)(self.folder, manifest)
 
     # Files
 

@@ -15,6 +15,7 @@ from edgeformer.cli import (
     compare,
     doctor,
     evaluate,
+    exits,
     export,
     generate,
     import_checkpoint,
@@ -47,7 +48,8 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    init, train, export, profile, evaluate, predict, generate, serve, verify, wrap, page, plan, compare, study, schema,
+    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, wrap, page, plan, compare, study,
+    schema,
 )  # fmt: skip
 for _file in _COMMANDS:
     app.command(_file.__name__.rpartition(".")[2])(_file.command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from edgeformer.formats.errors import InputError
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
     from edgeformer.run import Location
+    from edgeformer.stages.evaluating.predict import Confidence, Model
 
 
 _TOP = 5
@@ -29,13 +31,11 @@ def command(
     ] = None,
     artifact: Annotated[str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.")] = None,
     confidence: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0.0,
-            max=1.0,
-            metavar="P",
+            metavar="P|auto",
             help="Looped models: stop looping for a text at probability P, e.g. 0.95; needs the step bundle "
-            "(export --exit all).",
+            "(export --exit all). [b]auto[/b]: at those that edgeformer exits found to cost little enough.",
         ),
     ] = None,
     file: Annotated[
@@ -90,13 +90,13 @@ def command(
 
       edgeformer predict minilm "How do I reset my password?" --nearest questions.txt
     """
-    given = [*(words or ())]
+    given, sure = [*(words or ())], _confidence(confidence)
     if file is not None:
         from edgeformer.cli.predict_file import FileOptions, answer_file
 
         _refuse({"--nearest": nearest, "--top": top}, "is for single texts; with --file, --output has the vectors")
         options = FileOptions(file, text, pair or [], input_format, output, format_)
-        answer_file(given, run, artifacts, (artifact, confidence, runtime), options, as_json=as_json)
+        answer_file(given, run, artifacts, (artifact, sure, runtime), options, as_json=as_json)
         return
     _refuse({"--input-format": input_format, "--output": output, "--format": format_}, "belongs to --file FILE")
     if nearest is None:
@@ -104,34 +104,59 @@ def command(
     _check(nearest, top, pair, confidence)
     location, texts = split(given, artifacts, run, "predict")
     texts = texts or ([] if sys.stdin.isatty() else _lines())
-    _answer(location, texts, pair, (artifact, confidence, runtime), (nearest, text, top or _TOP), as_json=as_json)
+    _answer(location, texts, pair, (artifact, sure, runtime), (nearest, text, top or _TOP), as_json=as_json)
 
 
 def _answer(
     location: Location,
     texts: list[str],
     pair: list[str] | None,
-    how: tuple[str | None, float | None, str | None],
+    how: tuple[str | None, Confidence, str | None],
     among: tuple[Path | None, str | None, int],
     *,
     as_json: bool,
 ) -> None:
     """Answer single texts. ``how``: artifact, confidence, runtime; ``among``: file, column, number of --nearest."""
-    from edgeformer.stages.evaluating.predict import predict, predicts_vectors
+    from edgeformer.stages.evaluating.predict import opened_for, predicts_vectors
 
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
         _similarities(location, texts, (how[0], how[2]), among, as_json=as_json)
         return
-    chosen, answers = predict(location, _paired(texts, pair), *how)
-    rows = [answer.as_dict() for answer in answers]
+    given = _paired(texts, pair)
+    with opened_for(location, given, *how) as model:
+        window = model.answering.read(given)
+        rows = [one.as_dict() for one in model.answering.answers(window, model.answering.run(model.run, window))]
     if as_json:
-        print_json({"run": location.name, "artifact": chosen, "predictions": rows})
+        promised = {"guarantee": model.guarantee.model_dump(mode="json")} if model.guarantee is not None else {}
+        print_json({"run": location.name, "artifact": model.id, **promised, "predictions": rows})
     else:
         from edgeformer.reporting.prediction_tables import prediction_table
 
-        stdout().print(prediction_table(location.name, chosen, rows))
+        stdout().print(prediction_table(location.name, model.id, rows))
+    tell_notes(model)
     if any("error" in row for row in rows):
         raise typer.Exit(3)
+
+
+def tell_notes(model: Model) -> None:
+    """On stderr, what its answers are promised to be."""
+    if notes := model.notes():
+        from edgeformer.cli.console import say
+
+        for note in notes:
+            say(f"note: {note}", err=True)
+
+
+def _confidence(given: str | None) -> Confidence:
+    """What --confidence asks for. Raises InputError for what is no probability."""
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
+    with suppress(ValueError):
+        if 0 <= (found := float(given)) <= 1:
+            return found
+    raise InputError(f"--confidence {given}: is neither a probability in 0…1 nor auto")
 
 
 def _refuse(options: dict[str, object], why: str) -> None:
@@ -141,7 +166,7 @@ def _refuse(options: dict[str, object], why: str) -> None:
             raise InputError(f"{option}: {why}")
 
 
-def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confidence: float | None) -> None:
+def _check(nearest: Path | None, top: int | None, pair: list[str] | None, confidence: str | None) -> None:
     """Raises InputError for options that would do nothing beside the others."""
     if nearest is None:
         if top is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgeformer.data.unlabelled import Unlabelled
     from edgeformer.formats.row_files import Row, RowWriter
     from edgeformer.run import Location
-    from edgeformer.stages.evaluating.predict import Model
+    from edgeformer.stages.evaluating.predict import Confidence, Model
     from edgeformer.stages.evaluating.predict_file import Answered
 
 _STREAM = "-"
@@ -57,7 +57,7 @@ def answer_file(
     words: list[str],
     run: str | None,
     artifacts: Path,
-    how: tuple[str | None, float | None, str | None],
+    how: tuple[str | None, Confidence, str | None],
     options: FileOptions,
     *,
     as_json: bool,
@@ -75,6 +75,7 @@ def answer_file(
     Raises:
         InputError: options that do not go together, or whatever is wrong with the file.
     """
+    from edgeformer.cli.predict import tell_notes
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
     from edgeformer.stages.evaluating.predict import opened
@@ -92,6 +93,7 @@ def answer_file(
         example = example_row(model, pairs=given.pairs)
         with _writer(location, model, example, (format_, options.target)) as writer:
             found = predict_file(model, given, writer, show_progress())
+        tell_notes(model)
     _tell(location, found, options, as_json=as_json)
     if found.errors:
         raise typer.Exit(3)
@@ -144,7 +146,7 @@ def _refuse_vectors(location: Location) -> None:
 
 
 @contextmanager
-def _texts(location: Location, options: FileOptions, confidence: float | None) -> Generator[Unlabelled]:
+def _texts(location: Location, options: FileOptions, confidence: Confidence) -> Generator[Unlabelled]:
     from edgeformer.data.sources import Columns
     from edgeformer.data.unlabelled import Reading, unlabelled
     from edgeformer.stages.evaluating.predict import check, predicts_vectors

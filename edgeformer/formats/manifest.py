@@ -6,6 +6,8 @@ from pydantic import Field
 
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import AnyData
+from edgeformer.formats.drift import Drift
+from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.formats.lengths import Lengths
 from edgeformer.formats.scores import AnyScore
 
@@ -166,22 +168,6 @@ class Sharing(Frozen):
     weight_bytes: int = Field(description="bytes of all stored tensors")
 
 
-class LoopDrift(Frozen):
-    """How far the state after one loop is from torch FP32's, on the golden inputs. None where it is not finite."""
-
-    loop: int
-    rms_error: float | None = Field(description="root mean square of the difference over that of the reference")
-    max_error: float | None = Field(description="largest difference over the reference's root mean square")
-
-
-class Drift(Frozen):
-    """How an artifact's error grows from loop to loop."""
-
-    tolerance: float = Field(description="of rms_error")
-    loops: tuple[LoopDrift, ...] = Field(strict=False)
-    first_beyond: int | None = Field(None, description="the first loop beyond the tolerance")
-
-
 class Vocabulary(Frozen):
     """What a trimmed vocabulary keeps, and what that does to the validation text."""
 
@@ -246,6 +232,9 @@ class ArtifactManifest(Frozen):
         {}, description="ONNX: what `size_bytes` is made of: embeddings, block, heads, other. Empty: not known"
     )
     drift: Drift | None = Field(None, description="looped models")
+    guarantee: ExitGuarantee | None = Field(
+        None, description="step artifacts: what early exit may cost (`edgeformer exits`); None: nothing is promised"
+    )
     quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
     engine: Engine | None = Field(None, description="TensorRT engines")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from rich.table import Table
 
+from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.formats.scores import EarlyExitRow, EvaluationRow
 from edgeformer.reporting.canvas import PALETTE, can_draw, drawing
 from edgeformer.reporting.columns import Column, Columns
@@ -39,6 +40,31 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
     ]
     groups = [list(alike) for _, alike in groupby(rows, key=_kind)]
     return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
+
+
+def guarantee_table(name: str, found: Mapping[str, ExitGuarantee]) -> Table:
+    """A line per step artifact: what early exit is promised to cost, was seen to cost, and saves.
+
+    Args:
+        name: the run's.
+        found: artifact's id → what is promised of it.
+    """
+
+    def milliseconds(of: str) -> Callable[[tuple[str, ExitGuarantee]], float | None]:
+        return lambda one: getattr(one[1].time, of).get("mean")
+
+    columns: list[Column[tuple[str, ExitGuarantee]]] = [
+        Column("artifact", lambda one: one[0]),
+        Column("held-out", lambda one: f"{one[1].rows:,} of {one[1].split}"),
+        Column("thresholds", lambda one: ", ".join(f"{loop}: {value:g}" for loop, value in one[1].thresholds.items())),
+        Column("may lose", lambda one: f"{100 * one[1].max_drop:g} points", number=True),
+        Column("lost here", lambda one: f"{100 * one[1].drop:.2f}", number=True),
+        Column("p", lambda one: f"{one[1].p_value:.3f}", number=True),
+        Column("mean loops", lambda one: f"{one[1].mean_loops:.2f}", number=True),
+        Column("one text", milliseconds("early_ms"), "ms"),
+        Column("all loops", milliseconds("full_ms"), "ms"),
+    ]
+    return Columns(columns).terminal(f"{name}: early exit with a guarantee", [*found.items()])
 
 
 def _kind(row: EarlyExitRow) -> tuple[object, ...]:

@@ -103,6 +103,14 @@ class ExitNotes:
         """By which :meth:`leave` can let them leave."""
         return tuple(rule for rule, noted in self._sure.items() if any(noted.values()))
 
+    def confidences(self) -> Float32s:
+        """Top probability of every answer, [exits, n]. Raises ValueError as :meth:`leave`."""
+        return self._stacked(self._sure["confidence"])
+
+    def rights(self) -> NDArray[np.bool_]:
+        """Whether every answer is the right one, [exits, n]. Raises ValueError as :meth:`leave`, or if none can be."""
+        return self._stacked(self._right)
+
     def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> Departures:
         """Let everyone leave at the first exit whose top probability, or cosine, reaches its threshold.
 

@@ -15,9 +15,10 @@ from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundl
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
+from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
-from edgeformer.formats.manifest import ArtifactManifest, Drift, LoopDrift
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.units import parse_share
 from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeformer.formats.data_config import DataConfig
+from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Parity
 from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
 from edgeformer.formats.scores import ExitScore
 from edgeformer.formats.target_record import TargetRecord

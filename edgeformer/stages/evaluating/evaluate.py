@@ -81,7 +81,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
             )
         hint = f"edgeformer export {location.argument} --exit all"
         raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {hint}")
-    scoring = _Scoring(options, progress)
+    scoring = Scoring(options, progress)
     for choice in chosen:
         scoring.score(choice)
     # What a named runtime scores is shown and not kept: evaluation.json has one row for an artifact and a set.
@@ -92,8 +92,15 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
 
 
 @dataclass
-class _Scoring:
-    """One set, read once for each way of reading it, and the rows so far."""
+class Scoring:
+    """One set, read once for each way of reading it, and the rows so far.
+
+    Attributes:
+        options: the set, and rows per call.
+        progress: is told of rows.
+        rows: scores so far.
+        early_exit: the same of early exit.
+    """
 
     options: EvaluateOptions
     progress: Progress
@@ -103,7 +110,7 @@ class _Scoring:
 
     def score(self, choice: Choice) -> None:
         """Add the rows of an artifact."""
-        task, name, texts = choice.owner.task, self._name(choice), self._texts(choice)
+        task, name, texts = choice.owner.task, self.name(choice), self.texts(choice)
         if not choice.answers_with_losses:
             # What an artifact reads is cut to its length, whatever exit answers.
             meter = task.meter(choice.exits[-1:], data=choice.owner.data)
@@ -115,9 +122,8 @@ class _Scoring:
             self._score_exits(choice, name, texts)
 
     def _score_exits(self, choice: Choice, name: str, texts: Any) -> None:
-        task, notes = choice.owner.task, ExitNotes(choice.exits)
-        meter = task.meter(choice.exits, notes, choice.owner.data)
-        self._run(choice, meter, every_exit=not choice.answers_with_losses)
+        task = choice.owner.task
+        meter, notes = self.notes(choice)
         score = meter.score(task.words(texts, cut=True))
         last, *earlier = task.rows(choice.id, name, score, leaks=choice.owner.leaks)
         if choice.answers_with_losses:
@@ -128,6 +134,13 @@ class _Scoring:
         self.rows += earlier
         if choice.leaves_early:
             self._leave_early(task, last, notes)
+
+    def notes(self, choice: Choice) -> tuple[Meter, ExitNotes]:
+        """What an artifact answers at each of its exits, added up, and noted row by row."""
+        notes = ExitNotes(choice.exits)
+        meter = choice.owner.task.meter(choice.exits, notes, choice.owner.data)
+        self._run(choice, meter, every_exit=not choice.answers_with_losses)
+        return meter, notes
 
     def _leave_early(self, task: Task, last: EvaluationRow, notes: ExitNotes) -> None:
         """With the paper's schedule where the task has one (threshold None), what was asked for, and the sweep."""
@@ -156,11 +169,11 @@ class _Scoring:
 
     def _run(self, choice: Choice, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
         """Add an artifact's answers to ``meter``; what is known of the time that they took."""
-        texts, reader, task = self._texts(choice), choice.reader(), choice.owner.task
+        texts, reader, task = self.texts(choice), choice.reader(), choice.owner.task
         wide = len(choice.exits) if every_exit else 1
         losses = choice.answers_with_losses
         batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
-        what = f"Scoring {choice.id} on {self._name(choice)}" + (" at every exit" if every_exit else "")
+        what = f"Scoring {choice.id} on {self.name(choice)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, what, len(texts), "rows"), choice.session(every_exit=every_exit) as session:
             arrays = (task.batch(texts, numbers, reader.pad) for numbers in batches)
             warm_up = not (every_exit or losses)  # of those no time is told
@@ -168,7 +181,7 @@ class _Scoring:
             about = {"batch": max(map(len, batches)), "provider": session.provider, "host": cpu_name()}
         return {"ms_per_sample": 1000 * seconds / len(texts), **about}
 
-    def _name(self, choice: Choice) -> str:
+    def name(self, choice: Choice) -> str:
         """The set's own name."""
         data = self.options.data
         return data.name if data is not None else choice.owner.task.set_name(choice.owner.data, self.options.split)
@@ -183,7 +196,7 @@ class _Scoring:
             self.progress.message(f"{file}: {empty:,} {'row' if empty == 1 else 'rows'} without a text: left out")
         return rows
 
-    def _texts(self, choice: Choice) -> Any:
+    def texts(self, choice: Choice) -> Any:
         """The rows as an artifact reads them: with its own tokenizer, and packed as in training or one by one."""
         reader, owner, as_trained = choice.reader(), choice.owner, choice.answers_with_losses
         key = (reader.vocabulary, as_trained)

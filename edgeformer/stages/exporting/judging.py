@@ -21,9 +21,10 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.backends.session import Session
 from edgeformer.families.tracing import OPSET, state_name
+from edgeformer.formats.drift import Drift
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Drift, Rounded, Sharing, Vocabulary
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Rounded, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting.audit import (
     audit_sharing,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from edgeformer.formats.manifest import Drift, LoopDrift, Precision
+from edgeformer.formats.drift import Drift, LoopDrift
+from edgeformer.formats.manifest import Precision
 from edgeformer.stages.exporting.exportable import Array
 
 FP16_LARGEST = 65_504.0

@@ -1,0 +1,84 @@
+"""edgeformer exits: thresholds of early exit that held-out rows promise something of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeformer.cli.options import Artifacts, Json, Run, Runtime, print_json, stdout
+from edgeformer.formats.errors import InputError
+from edgeformer.formats.units import parse_share
+
+
+def command(
+    run: Run = None,
+    max_drop: Annotated[
+        str, typer.Option(metavar="SHARE", help="What early exit may cost at most: 1% is a point of accuracy.")
+    ] = "1%",
+    risk: Annotated[
+        str, typer.Option(metavar="SHARE", help="How often such a promise may turn out wrong: 5% is 95 % confidence.")
+    ] = "5%",
+    artifact: Annotated[
+        str | None, typer.Option(metavar="ID", help="This step artifact only. Default: all of the bundle.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Held-out rows: validation, or a test set by name.")] = "validation",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Held-out rows of a labelled TSV, CSV, JSONL or Parquet file instead."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the text.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the label.")] = None,
+    pair: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
+    ] = None,
+    runtime: Runtime = None,
+    artifacts: Artifacts = Path("artifacts"),
+    as_json: Json = False,
+) -> None:
+    """Find how early texts may leave a looped classifier if its accuracy shall fall by --max-drop at most.
+
+    Every held-out row is answered at every exit of the step bundle (export --exit all). Learn then Test picks the
+    thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
+    falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
+    each loop, and the time of single texts with and without; [b]predict --confidence auto[/b] uses them.
+
+    Where the rows cannot show it, nothing is written, and the message says how many could (exit code 2). Works without
+    torch; from a bundle alone when --data names a file.
+
+    Examples:
+
+      edgeformer exits --max-drop 1%
+
+      edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.reporting.early_exit import guarantee_table
+    from edgeformer.run import locate
+    from edgeformer.stages.evaluating.evaluate import EvaluateOptions
+    from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
+
+    location = locate(run, artifacts)
+    cache = artifacts / ".cache" / "tokens" if location.run is not None else None
+    rows = EvaluateOptions(
+        artifact or location.artifact, split, data, cache=cache, text=text, label=label, pair=pair, runtime=runtime
+    )
+    options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
+    found = {one.id: one.guarantee for one in promise_exits(location, options, show_progress())}
+    if as_json:
+        told = {id_: guarantee.model_dump(mode="json") for id_, guarantee in found.items()}
+        print_json({"bundle": str(location.require_bundle()), "guarantees": told})
+        return
+    console = stdout()
+    console.print(guarantee_table(location.name, found))
+    for id_, guarantee in found.items():
+        console.print(f"{id_}: {guarantee.sentence()}", soft_wrap=True, markup=False)
+    console.print(f"use them: edgeformer predict {location.argument} --confidence auto", soft_wrap=True, markup=False)
+
+
+def _share(text: str, option: str) -> float:
+    try:
+        return parse_share(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None

@@ -1,0 +1,165 @@
+"""exits: thresholds into bundle.json, and predict --confidence auto out of it; refusals that say what would do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeformer.bundle import Bundle
+from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.guarantee import ExitGuarantee
+from edgeformer.run import locate
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions
+from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
+from edgeformer.stages.evaluating.predict import predict
+from tests.cli.in_process import Edgeformer, in_process
+
+OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
+STEP = "onnx-fp32-step"
+ROWS = 400
+
+
+@pytest.fixture
+def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Files of reviews whose labels are what the model says after all loops, so that leaving can only lose."""
+    texts = [row.text for row in synthetic_reviews(ROWS, seed=77)]
+    found = predict(locate(str(OLD), OLD.parent), texts, "onnx-fp32")[1]
+    lines = [f"{one.as_dict()['label']}\t{text}" for one, text in zip(found, texts, strict=True)]
+    folder = tmp_path_factory.mktemp("held")
+
+    def file(rows: int) -> Path:
+        path = folder / f"held-{rows}.tsv"
+        path.write_text("label\ttext\n" + "\n".join(lines[:rows]) + "\n", encoding="utf-8")
+        return path
+
+    return file
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    shutil.copytree(OLD, tmp_path / "device")
+    return tmp_path / "device"
+
+
+def guarantee_of(bundle: Path, artifact: str = STEP) -> ExitGuarantee | None:
+    return Bundle.open(bundle).artifact(artifact).guarantee
+
+
+def test_a_bundle_alone_gets_thresholds_that_predict_uses(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = held_out(ROWS)
+    printed = edgeformer(
+        "exits", str(bundle), "--data", str(file), "--max-drop", "8%", "--risk", "10%", "--artifact", STEP, "--json"
+    )
+    found = guarantee_of(bundle)
+    assert found is not None and json.loads(printed)["guarantees"][STEP] == found.model_dump(mode="json")
+    assert (found.rows, found.split, found.max_drop, found.confidence) == (ROWS, "held-400.tsv", 0.08, 0.9)
+    assert found.p_value <= found.level == 0.1 and 0 <= found.drop < 0.08 and found.won == 0
+    assert found.full_accuracy == 1.0 and found.accuracy == pytest.approx(1 - found.lost / ROWS)
+    assert sum(found.share.values()) == pytest.approx(1) and 1 <= found.mean_loops < 2
+    assert found.mean_loops == pytest.approx(sum(int(loop) * share for loop, share in found.share.items()))
+    assert found.time.rows == 300 and set(found.time.early_ms) == {"mean", "p50", "p90", "p95"}
+    assert found.time.ratio == pytest.approx(found.time.early_ms["mean"] / found.time.full_ms["mean"])
+    edgeformer("verify", str(bundle), "--artifact", STEP, "--json")  # the manifest's own checksum is right again
+
+    texts = [line.split("\t")[1] for line in file.read_text(encoding="utf-8").splitlines()[1:41]]
+    answers = predict(locate(str(bundle), bundle.parent), texts, confidence="auto")[1]
+    threshold = found.thresholds["1"]
+    first = predict(locate(str(bundle), bundle.parent), texts, "onnx-fp32-exit1")[1]
+    loops = [one.as_dict()["loops"] for one in answers]
+    assert loops == [1 if one.as_dict()["probability"] >= threshold else 2 for one in first]
+    document = json.loads(edgeformer("predict", str(bundle), texts[0], "--confidence", "auto", "--json"))
+    assert document["artifact"] == STEP and document["guarantee"]["thresholds"] == found.thresholds
+
+
+def test_predict_says_what_it_promises(
+    bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = EvaluateOptions(STEP, data=held_out(ROWS))
+    promise_exits(locate(str(bundle), bundle.parent), GuaranteeOptions(rows, 0.08, 0.1))
+    run = in_process(monkeypatch, capsys)
+    monkeypatch.setattr("edgeformer.cli.console.say", lambda text, **_: said.append(text))
+    said: list[str] = []
+    run("predict", str(bundle), "a fine film", "--confidence", "auto")
+    assert len(said) == 1 and "accuracy falls by at most 8 points with 90 % confidence" in said[0]
+    said.clear()
+    run("predict", str(bundle), "a fine film", "--confidence", "0.9")
+    assert said == []
+
+
+def test_too_few_rows_are_refused_with_how_many_would_do(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer
+) -> None:
+    before = (bundle / "bundle.json").read_bytes()
+    said = edgeformer("exits", str(bundle), "--data", str(held_out(100)), "--max-drop", "1%", code=2)
+    assert "100 held-out rows are too few" in said
+    needed = int(re.findall(r"at least ([\d,]+)", said)[0].replace(",", ""))
+    assert 400 < needed < 600
+    assert (bundle / "bundle.json").read_bytes() == before
+
+
+def test_exits_that_cost_too_much_are_refused(
+    bundle: Path, held_out: Callable[[int], Path], tmp_path: Path, edgeformer: Edgeformer
+) -> None:
+    """Rows whose first answer is always another: enough of them, and still nothing to promise."""
+    location = locate(str(bundle), tmp_path)
+    lines = held_out(ROWS).read_text(encoding="utf-8").splitlines()[1:]
+    texts = [line.split("\t")[1] for line in lines]
+    first = [one.as_dict()["label"] for one in predict(location, texts, "onnx-fp32-exit1")[1]]
+    differ = [line for line, label in zip(lines, first, strict=True) if line.split("\t")[0] != label]
+    if not differ:
+        pytest.skip("this processor's exits agree everywhere")
+    file = tmp_path / "odd.tsv"
+    file.write_text("label\ttext\n" + "\n".join(differ * (200 // len(differ) + 1)) + "\n", encoding="utf-8")
+    said = edgeformer("exits", str(bundle), "--data", str(file), "--max-drop", "5%", "--artifact", STEP, code=2)
+    assert "none could leave" in said and "would not help" in said
+    assert guarantee_of(bundle) is None
+
+
+def test_without_a_promise_auto_is_refused(bundle: Path, edgeformer: Edgeformer) -> None:
+    said = edgeformer("predict", str(bundle), "a film", "--confidence", "auto", code=2)
+    assert "edgeformer exits" in said and "--confidence 0.95" in said
+    said = edgeformer("predict", str(bundle), "a film", "--confidence", "auto", "--artifact", "onnx-fp32", code=2)
+    assert "all texts go through all of it" in said
+    for wrong in ("often", "1.5", "nan"):
+        assert "neither a probability" in edgeformer("predict", str(bundle), "a film", "--confidence", wrong, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--max-drop", "0%"), "above 0 %"),
+        (("--risk", "100%"), "below 100 %"),
+        (("--max-drop", "0.01"), "per cent"),
+        (("--split", "train"), "not trained on"),
+        (("--artifact", "onnx-fp32"), "one graph"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], why: str, bundle: Path, edgeformer: Edgeformer) -> None:
+    assert why in edgeformer("exits", str(bundle), *arguments, code=2)
+
+
+def test_a_language_model_is_refused(edgeformer: Edgeformer) -> None:
+    language = OLD.parents[1] / "language-v1" / "bundle"
+    assert "cannot be promised" in edgeformer("exits", str(language), code=2)
+
+
+def test_what_changed_meanwhile_is_not_overwritten(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    Bundle.open(bundle).record(opened.artifact(STEP).model_copy(update={"reason": "changed"}))
+    with pytest.raises(ArtifactError, match="changed while it was worked on"):
+        opened.record(opened.artifact(STEP))
+    with pytest.raises(InputError):
+        opened.artifact("nothing")
