@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import as_json, read_at_most, write_json, write_text
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.target_record import TARGETS_FILE, TargetRecord, TargetRecords
+from edgeformer.formats.target_record import TARGETS_FILE, TargetRecords
 from edgeformer.formats.workspace import (
     BUNDLE_FILE,
     CONFIG_FILE,
@@ -152,18 +152,11 @@ class Bundle:
         answer = artifact.exit or (self.manifest.exits[-1] if self.manifest.exits else None)
         return () if answer is None else (answer,)
 
-    # What its targets found of artifacts that could not run where they were exported
-
     @property
     def records(self) -> TargetRecords:
-        """targets.json, stale records among the others; empty where there is none. Raises ArtifactError: damaged."""
+        """targets.json, what its targets found; stale records are among them. Raises ArtifactError: damaged."""
         path = self.folder / TARGETS_FILE
         return read_manifest(TargetRecords, path) if path.is_file() else TargetRecords()
-
-    def keep_records(self, found: Iterable[TargetRecord]) -> Path:
-        """Add what this machine found to targets.json, without what is stale there. Raises ArtifactError: damaged."""
-        write_json(self.folder / TARGETS_FILE, self.records.of(self.manifest).with_new(found))
-        return self.folder / TARGETS_FILE
 
     def record(self, artifact: ArtifactManifest) -> Self:
         """Write bundle.json anew with this entry in place of the one of its id, and open that.
@@ -171,10 +164,10 @@ class Bundle:
         Raises:
             ArtifactError: another process changed or is changing it, or its folder cannot be written.
         """
+        entries = tuple(artifact if entry.id == artifact.id else entry for entry in self.artifacts)
         with claiming(self.folder):
             if Bundle.open(self.folder).manifest != self.manifest:
                 raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed while it was worked on; start again")
-            entries = tuple(artifact if entry.id == artifact.id else entry for entry in self.artifacts)
             manifest = seal(self.folder, self.manifest.model_copy(update={"artifacts": entries}))
         return type(self)(self.folder, manifest)
 

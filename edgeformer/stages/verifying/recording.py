@@ -15,6 +15,7 @@ from edgeformer.backends import backend_of, provider_facts
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError
+from edgeformer.formats.files import write_json
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import SILENT, Progress
 from edgeformer.formats.scores import Score
@@ -51,7 +52,8 @@ def record(bundle: Bundle, found: Verification, cache: Path | None = None, progr
         why = "export compared every artifact that runs here" if not _left(bundle) else "none of them runs here"
         return found.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
     try:
-        path = bundle.keep_records(records)
+        path = bundle.folder / TARGETS_FILE
+        write_json(path, bundle.records.of(bundle.manifest).with_new(records))
     except OSError as error:
         raise InputError(f"--write: {bundle.folder / TARGETS_FILE} cannot be written: {error.strerror}") from None
     return found.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
