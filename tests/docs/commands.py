@@ -81,7 +81,7 @@ NOT_RUN: dict[str, str] = {
     (
         'edgeformer train minilm_folded_sst2 --set "data.parts.train=[{kind: file, path: train.tsv, text: sentence}, '
         '{kind: file, path: further.csv, text: text, label: label}]"'
-    ): "needs a finished teacher; tests/training/test_teacher.py trains a fold",
+    ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
     "edgeformer serve path/to/bundle": "does not end by itself; tests/serving starts one and asks it",
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
