@@ -67,6 +67,16 @@ def command(
             "from frequent to rare), for text that is unlike the training text.",
         ),
     ] = None,
+    vocab_max: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-max",
+            min=1,
+            metavar="N",
+            help="With --vocab-trim: of the tokens of the training text keep the N that it uses most often. A smaller "
+            "table; what is cut otherwise than in training shows in the score.",
+        ),
+    ] = None,
     replace: Annotated[
         bool,
         typer.Option(
@@ -136,6 +146,7 @@ def command(
             target=target,
             vocab_trim=vocab_trim,
             vocab_keep=vocab_keep,
+            vocab_max=vocab_max,
             replace=replace,
             keep_going=keep_going,
             allow_leak=allow_leak,

@@ -8,6 +8,7 @@ import itertools
 import json
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +113,12 @@ class Prepared(Generic[RowsT]):
     validation: RowsT
     tests: Mapping[str, RowsT]
     summary: DataSummary
+
+
+def counted(ids: NDArray[np.integer]) -> Counter[int]:
+    """Token → how often it is among ``ids``."""
+    tokens, counts = np.unique(ids, return_counts=True)
+    return Counter(dict(zip(tokens.tolist(), counts.tolist(), strict=True)))
 
 
 def encode_texts(

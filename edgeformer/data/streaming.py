@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, encode_texts
+from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, counted, encode_texts
 from edgeformer.data.findings import empty_texts
 from edgeformer.data.labelled import Fingerprint, LabelledTexts
 from edgeformer.data.overlap import OverlapCounter
@@ -243,15 +243,15 @@ class Streaming:
 _Texts = Mapping[str, Sequence[str]]
 
 
-def streamed_tokens(stream: Stream, tokenizer: Tokenizer, max_length: int) -> tuple[set[int], str]:
-    """All tokens that the texts are made of, each text cut to ``max_length`` tokens; the fingerprint of the set."""
+def streamed_tokens(stream: Stream, tokenizer: Tokenizer, max_length: int) -> tuple[Mapping[int, int], str]:
+    """How often the texts use each token, each text cut to ``max_length`` tokens; the fingerprint of the set."""
     survey = _Survey(stream)
     for _ in survey.texts(SILENT):
         pass
-    used: set[int] = set()
+    used = counted(np.zeros(0, np.int64))
     for texts, _ in _in_pieces(stream.pairs()):
         survey.fingerprint.add_texts(texts)
-        used.update(encode_texts(tokenizer, texts, max_length)[0].ids.tolist())
+        used.update(counted(encode_texts(tokenizer, texts, max_length)[0].ids))
     return used, survey.fingerprint.hexdigest()
 
 

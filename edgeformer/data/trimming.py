@@ -1,14 +1,16 @@
 """Vocabulary trimming: a classifier's tokenizer with only the tokens that its training text uses.
 
-The training text is cut into the same tokens as before. Another text may hold a token that is gone; it is then cut into
-smaller pieces, for which the letters of the kept tokens stay, as pieces of their own. A word with a letter that no kept
-token has becomes [UNK] (WordPiece); bytes are always kept (byte-level BPE).
+The training text is cut into the same tokens as before, unless only the most frequent of them are kept. A text may
+hold a token that is gone; it is then cut into smaller pieces, for which the letters of the kept tokens stay, as pieces
+of their own. A word with a letter that no kept token has becomes [UNK] (WordPiece); bytes are always kept
+(byte-level BPE).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from edgeformer.data.encoding import Encoded, encode
+from edgeformer.data.encoding import Encoded, counted, encode
 from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.parts import load_part, load_parts
 from edgeformer.data.prepare import class_stream
@@ -40,8 +42,29 @@ class Trimmed:
     kept: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """Which tokens stay, beside special ones and what others are spelled out with.
+
+    Attributes:
+        first: so many from the beginning of the vocabulary, used or not, as :func:`trim_tokenizer` has it.
+        most: of those that the text uses, so many that it uses most often (of two that it uses as often the lower
+            number); None: all of them.
+    """
+
+    first: int = 0
+    most: int | None = None
+
+    def used(self, counts: Mapping[int, int]) -> list[int]:
+        """Of the tokens that a text uses those that stay. ``counts``: token → how often it uses it."""
+        return sorted(counts, key=lambda token: (-counts[token], token))[: self.most]
+
+
+ALL_USED = Keeping()
+
+
 def trim_to_training(
-    config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, frequent: int = 0
+    config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
     """Read the training text again, keep its tokens, and see what that does to the validation text.
 
@@ -49,7 +72,7 @@ def trim_to_training(
         config: the data of the run's recipe.
         tokenizer: the run's own.
         trained_on: set → fingerprint, as training recorded it.
-        frequent: as :func:`trim_tokenizer` has it.
+        keeping: which tokens stay.
 
     Raises:
         DataError: the data cannot be read, or is not what the run was trained on; a tokenizer that cannot be trimmed.
@@ -60,8 +83,7 @@ def trim_to_training(
     else:
         sets = split(config, load_parts(config))
         train, validation = sets["train"], sets["validation"]
-        used = set(np.unique(encode(train, tokenizer, config.max_length).ids).tolist())
-        known = train.fingerprint()
+        used, known = token_counts(train, tokenizer, config.max_length), train.fingerprint()
     found = {"train": known, "validation": validation.fingerprint()}
     for name, fingerprint in found.items():
         if trained_on and name in trained_on and fingerprint != trained_on[name]:
@@ -69,24 +91,29 @@ def trim_to_training(
                 f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
                 "since. Restore the data, or export without --vocab-trim"
             )
-    trimmed = trim_tokenizer(tokenizer, used, frequent)
+    trimmed = trim_tokenizer(tokenizer, keeping.used(used), keeping.first)
     return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
 
 
 def trim_to_texts(
-    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int, frequent: int = 0
+    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
     """Keep the tokens of ``texts``, each cut to ``max_length``, and see what that does to ``others``.
 
     Args:
-        frequent: as :func:`trim_tokenizer` has it.
+        keeping: which tokens stay.
 
     Raises:
         DataError: a tokenizer that cannot be trimmed.
     """
-    used = np.unique(encode(texts, tokenizer, max_length).ids).tolist()
-    trimmed = trim_tokenizer(tokenizer, used, frequent)
+    used = keeping.used(token_counts(texts, tokenizer, max_length))
+    trimmed = trim_tokenizer(tokenizer, used, keeping.first)
     return trimmed, trim_effect(tokenizer, trimmed, others, max_length)
+
+
+def token_counts(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int) -> Counter[int]:
+    """Token → how often the texts use it, each cut to ``max_length`` tokens."""
+    return counted(encode(texts, tokenizer, max_length).ids)
 
 
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:

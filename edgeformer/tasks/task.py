@@ -28,7 +28,7 @@ from edgeformer.tasks.reading import OwnData
 from edgeformer.tasks.reading import TextReader as TextReader
 
 if TYPE_CHECKING:
-    from edgeformer.data.trimming import Trimmed
+    from edgeformer.data.trimming import Keeping, Trimmed
 
 Int64s = NDArray[np.int64]
 
@@ -105,13 +105,13 @@ class Task(OwnData, TextCalls, ABC):
         """A trained model's own tokenizer. Raises DataError."""
 
     def trim(
-        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """The tokenizer with only the tokens that the training text uses, and what that does to other text.
 
         Args:
             trained_on: set → fingerprint, as training recorded it.
-            frequent: also keep so many tokens from the frequent end of the vocabulary.
+            keeping: which tokens stay.
 
         Raises:
             InputError: the vocabulary of such a model cannot be trimmed.

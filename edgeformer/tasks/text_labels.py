@@ -22,7 +22,7 @@ from edgeformer.tasks.task import Int64s, Origin, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Trimmed
+    from edgeformer.data.trimming import Keeping, Trimmed
     from edgeformer.formats.data_config import DataConfig
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
@@ -105,11 +105,11 @@ class TextLabels(OneAnswer):
         return TextReader(found, special_ids(found).pad, vocabulary)
 
     def trim(
-        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         from edgeformer.data.trimming import trim_to_training
 
-        return trim_to_training(data, tokenizer, trained_on, frequent)
+        return trim_to_training(data, tokenizer, trained_on, keeping)
 
     def golden_inputs(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, Int64s]:
         """64 rows of the validation set, drawn by the recipe's seed, with their labels."""

@@ -77,6 +77,11 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
     "edgeformer profile minilm": _MEASURES,
     "edgeformer predict --file reviews.csv --output labels.jsonl": _FILES,
+    "edgeformer predict minilm_sst2-001 --file sentences.txt --output further.csv": _FILES,
+    (
+        'edgeformer train minilm_folded_sst2 --set "data.parts.train=[{kind: file, path: train.tsv, text: sentence}, '
+        '{kind: file, path: further.csv, text: text, label: label}]"'
+    ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
     "edgeformer serve path/to/bundle": "does not end by itself; tests/serving starts one and asks it",
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,

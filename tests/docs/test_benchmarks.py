@@ -73,6 +73,14 @@ def test_what_another_package_lacks_is_no_wrong_name(monkeypatch: pytest.MonkeyP
 
 
 def test_the_table_has_every_script() -> None:
-    children = {"_training_steps.py", "side_by_side.py", "__init__.py", "__main__.py", "session.py", "timing.py"}
+    children = {
+        "_peer.py",
+        "_training_steps.py",
+        "side_by_side.py",
+        "__init__.py",
+        "__main__.py",
+        "session.py",
+        "timing.py",
+    }
     children |= {"recipes.py", "rows.py", "tables.py"}
     assert [script.name for script in SCRIPTS if script.name not in children and f"`{script.name}`" not in README] == []

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.backends.backend import ENGINES_FOLDER
 from edgeformer.data.tokenization import special_ids
-from edgeformer.data.trimming import Trimmed
+from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.files import sha256_of, write_json, write_text
@@ -129,7 +129,9 @@ class TrimmedSubject:
         return TextReader(tokenizer, special_ids(tokenizer).pad, self.vocabulary.kept)
 
 
-def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, frequent: int = 0) -> TrimmedSubject:
+def trim_subject(
+    subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, keeping: Keeping = ALL_USED
+) -> TrimmedSubject:
     """The model with a table of the tokens that its training text uses.
 
     Its golden inputs are those of the whole model with the new numbers; a token that is gone becomes the unknown one.
@@ -140,13 +142,13 @@ def trim_subject(subject: Exportable, manifest: RunManifest, tokenizer: Tokenize
         subject: the whole model.
         manifest: of its run.
         tokenizer: the run's own.
-        frequent: also keep so many tokens from the frequent end of its vocabulary.
+        keeping: which tokens stay.
 
     Raises:
         InputError: a model whose vocabulary cannot be trimmed.
         DataError: the training text is not there any more, or a tokenizer that cannot be trimmed.
     """
-    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, frequent)
+    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
     new = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
     new[trimmed.kept] = np.arange(len(trimmed.kept))
     inputs = {**subject.inputs, "input_ids": new[subject.inputs["input_ids"]]}

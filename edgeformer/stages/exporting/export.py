@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from edgeformer.backends import Builder, BuildJob, Unavailable, all_builders, builder_named
 from edgeformer.backends.backend import ENGINES_FOLDER, Target
 from edgeformer.bundle import seal
+from edgeformer.data.trimming import Keeping
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.documents import load_profile, own_profiles
@@ -79,8 +80,9 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
             ``replace`` is not set; another process exports the same run.
     """
     options = options or ExportOptions()
-    if options.vocab_keep is not None and not options.vocab_trim:
-        raise InputError("--vocab-keep: says what --vocab-trim keeps; add that")
+    for flag, value in (("--vocab-keep", options.vocab_keep), ("--vocab-max", options.vocab_max)):
+        if value is not None and not options.vocab_trim:
+            raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
     builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
@@ -109,8 +111,8 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
         asked = Asked(options, exits, [target for _, target in plans if isinstance(target, Target)])
         previous = Previous.read(run, subject, source, asked)
         previous.refuse_to_lose(but=previous.again)
-    keep = options.vocab_keep or 0
-    trimmed = trim_subject(subject, manifest, tokenizer, keep) if options.vocab_trim else None
+    keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
+    trimmed = trim_subject(subject, manifest, tokenizer, keeping) if options.vocab_trim else None
     readers = {False: reader}
     if trimmed is not None:
         readers[True] = trimmed.reader

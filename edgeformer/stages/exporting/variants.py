@@ -32,6 +32,7 @@ class ExportOptions:
         vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
             are asked for, else of FP32.
         vocab_keep: trimmed graphs also keep so many tokens from the beginning of the vocabulary; None: none of them.
+        vocab_max: of the tokens of the training text trimmed graphs keep so many that it uses most often; None: all.
         replace: make the bundle from nothing; else what is not asked for again stays in it.
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that looks ahead; its bundle says so.
@@ -47,6 +48,7 @@ class ExportOptions:
     target: str | None = None
     vocab_trim: bool = False
     vocab_keep: int | None = None
+    vocab_max: int | None = None
     replace: bool = False
     keep_going: bool = False
     allow_leak: bool = False

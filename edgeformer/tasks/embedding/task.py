@@ -31,7 +31,7 @@ from edgeformer.tasks.task import Int64s, Origin, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Trimmed
+    from edgeformer.data.trimming import Keeping, Trimmed
 
 COSINE_LOSS: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02}
 """What the mean cosine with the whole FP32 model's vectors may be below 1, where no scored pairs are known."""
@@ -125,7 +125,7 @@ class Embedding(OneAnswer):
         return TextReader(found, special_ids(found).pad, vocabulary)
 
     def trim(
-        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], frequent: int = 0
+        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """To the texts of the part ``train``; its effect is seen on the other parts, else on every tenth text."""
         from edgeformer.data.pairs import pair_part, read_texts
@@ -139,10 +139,10 @@ class Embedding(OneAnswer):
             )
         others = [source for part, sources in data.parts.items() if part != "train" for source in sources]
         if others:
-            return trim_to_texts(tokenizer, train, read_texts(others), data.max_length, frequent)
+            return trim_to_texts(tokenizer, train, read_texts(others), data.max_length, keeping)
         tenth = np.arange(len(train)) % 10 == 9
         kept, held_out = (train.take(np.flatnonzero(which)) for which in (~tenth, tenth))
-        return trim_to_texts(tokenizer, kept, held_out if len(held_out) else kept, data.max_length, frequent)
+        return trim_to_texts(tokenizer, kept, held_out if len(held_out) else kept, data.max_length, keeping)
 
     def batch(
         self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None

@@ -1,0 +1,177 @@
+"""Child of peers.py: one way of computing a model, timed on request. Only edgeformer's own ways import edgeformer.
+
+Prints ``{"ready": …}``, or ``{"unavailable": why}`` and ends. Then each line of its input, ``BATCH SEQ CALLS``, is
+answered by the milliseconds of so many calls, as a JSON list.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], object]
+Prepare = Callable[[int, int], Call]
+"""(batch, seq) → one call at that shape."""
+
+
+def token_ids(batch: int, seq: int) -> Any:
+    """The same for all ways: no padding, ids that every BERT vocabulary has."""
+    return np.random.default_rng(0).integers(1000, 20_000, (batch, seq)).astype(np.int64)
+
+
+def torch_inputs(batch: int, seq: int) -> dict[str, Any]:
+    """What a Hugging Face model is called with."""
+    import torch
+
+    ids = torch.from_numpy(token_ids(batch, seq))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+
+
+def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
+    """A bundle's FP32 graph as ``predict`` opens it."""
+    from edgeformer.backends import OpenOptions
+    from edgeformer.bundle import Bundle
+    from edgeformer.stages.profiling.messages import CheckedArtifact
+
+    bundle = Bundle.open(model)
+    artifact = bundle.artifact("onnx-fp32")
+    session = bundle.session(artifact, OpenOptions(provider, threads))
+    checked = CheckedArtifact.of(bundle, artifact)
+
+    def prepare(batch: int, seq: int) -> Call:
+        (call,) = checked.calls((batch, seq), 1)
+        ids = token_ids(batch, seq)
+        fed = {name: ids.astype(value.dtype) if name == "input_ids" else value for name, value in call.items()}
+        return lambda: session.run(fed)
+
+    return prepare
+
+
+def torch_model(model: Path, threads: int, *, compiled: bool) -> Prepare:
+    """transformers' own module without gradients, its attention by SDPA; ``compiled``: by torch.compile."""
+    import torch
+    from transformers import AutoModel
+
+    torch.set_num_threads(threads)
+    network = AutoModel.from_pretrained(model, attn_implementation="sdpa").eval()
+    called: Any = torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else network
+
+    def prepare(batch: int, seq: int) -> Call:
+        fed = torch_inputs(batch, seq)
+
+        def call() -> object:
+            with torch.inference_mode():
+                return called(**fed)
+
+        return call
+
+    return prepare
+
+
+def sentence_transformers(model: Path, threads: int, backend: str) -> Prepare:
+    """SentenceTransformer with that backend, called with tokens, pooling and normalisation included."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(threads)
+    own: dict[str, Any] = {} if backend == "openvino" else {"session_options": ort_options(threads)}
+    own |= {"ov_config": {"INFERENCE_NUM_THREADS": str(threads)}} if backend == "openvino" else {}
+    network = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=own)
+
+    def prepare(batch: int, seq: int) -> Call:
+        fed = torch_inputs(batch, seq)
+
+        def call() -> object:
+            with torch.inference_mode():
+                return network(dict(fed))
+
+        return call
+
+    return prepare
+
+
+def ort_options(threads: int) -> Any:
+    """Session options with so many threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return options
+
+
+def optimum_onnxruntime(model: Path, threads: int, level: int) -> Prepare:
+    """Optimum's export, optimised by ONNX Runtime's transformers optimiser at that level."""
+    from optimum.onnxruntime import ORTModelForFeatureExtraction, ORTOptimizer
+    from optimum.onnxruntime.configuration import OptimizationConfig
+
+    folder = tempfile.mkdtemp(prefix="peer-")
+    exported = ORTModelForFeatureExtraction.from_pretrained(model, export=True)
+    ORTOptimizer.from_pretrained(exported).optimize(
+        save_dir=folder, optimization_config=OptimizationConfig(optimization_level=level)
+    )
+    network = ORTModelForFeatureExtraction.from_pretrained(
+        folder, file_name="model_optimized.onnx", session_options=ort_options(threads)
+    )
+    return lambda batch, seq: (lambda fed: lambda: network(**fed))(torch_inputs(batch, seq))
+
+
+def optimum_openvino(model: Path, threads: int) -> Prepare:
+    """Optimum Intel's export in OpenVINO, FP32."""
+    from optimum.intel import OVModelForFeatureExtraction
+
+    config = {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": "f32"}
+    network = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=config)
+    return lambda batch, seq: (lambda fed: lambda: network(**fed))(torch_inputs(batch, seq))
+
+
+def way_named(name: str, model: Path, threads: int) -> Prepare:
+    """The way of that name. Raises whatever its libraries raise."""
+    kind, _, more = name.partition(":")
+    made: dict[str, Callable[[], Prepare]] = {
+        "edgeformer": lambda: edgeformer(model, threads, more),
+        "torch": lambda: torch_model(model, threads, compiled=more == "compile"),
+        "sentence-transformers": lambda: sentence_transformers(model, threads, more),
+        "optimum-onnxruntime": lambda: optimum_onnxruntime(model, threads, int(more.removeprefix("O"))),
+        "optimum-openvino": lambda: optimum_openvino(model, threads),
+    }
+    return made[kind]()
+
+
+def timed(call: Call, calls: int) -> list[float]:
+    """Milliseconds of each call, after one that warms up."""
+    call()
+    found = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - began) * 1000)
+    return found
+
+
+def main() -> None:
+    """NAME MODEL THREADS."""
+    name, model, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
+    try:
+        prepare = way_named(name, model, threads)
+    except Exception as error:  # whatever is missing is told
+        print(json.dumps({"unavailable": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        return
+    print(json.dumps({"ready": name}), file=answers, flush=True)
+    prepared: dict[tuple[int, int], Call] = {}
+    for line in sys.stdin:
+        batch, seq, calls = map(int, line.split())
+        if (batch, seq) not in prepared:
+            prepared[batch, seq] = prepare(batch, seq)
+        print(json.dumps(timed(prepared[batch, seq], calls)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
