@@ -1,4 +1,4 @@
-"""A card whose ONNX Runtime computes on the processor: what was measured on it all the same, and how to get the rest."""
+"""A card whose ONNX Runtime computes on the processor: what was measured on it all the same, how to get the rest."""
 
 from __future__ import annotations
 
