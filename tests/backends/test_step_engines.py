@@ -116,14 +116,13 @@ def _no_rows() -> NoReturn:
     raise DataError("lost")
 
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Iterator[Path]:
-    """A language model whose FP32 engines are the stand-in's: of its full, step and decode graphs."""
-    folder = Path(shutil.copytree(OLD / "language-v1" / "bundle", tmp_path / "bundle"))
-    (folder / "engines").mkdir()
+def with_engines(name: str, folder: Path) -> Path:
+    """An old bundle with engines of the stand-in: of its full, step and decode graphs in FP32."""
+    shutil.copytree(OLD / name / "bundle", folder)
+    (folder / "engines").mkdir(exist_ok=True)
     manifest = Bundle.open(folder).manifest
     engines, files = [], dict(manifest.files)
-    for graph in (one for one in manifest.artifacts if one.precision == "fp32" and one.role != "exit"):
+    for graph in (one for one in manifest.artifacts if one.precision == "fp32" and one.is_graph and one.role != "exit"):
         parts = {}
         for part, source in (graph.parts or {"loop": str(graph.file)}).items():
             parts[part] = f"engines/{Path(source).stem}.rtx4050.engine"
@@ -153,8 +152,30 @@ def bundle(tmp_path: Path) -> Iterator[Path]:
             )
         )
     seal(folder, manifest.model_copy(update={"artifacts": (*manifest.artifacts, *engines), "files": files}))
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Iterator[Path]:
+    """Of a language model."""
     with stand_in():
-        yield folder
+        yield with_engines("language-v1", tmp_path / "bundle")
+
+
+def test_texts_leave_the_step_engines_of_a_classifier_early(tmp_path: Path) -> None:
+    with stand_in():
+        opened = Bundle.open(with_engines("classifier-v1", tmp_path / "bundle"))
+        inputs = opened.golden().inputs(("input_ids", "attention_mask"))
+        call = {name: array[:16] for name, array in inputs.items()}
+        for options in (OpenOptions(), OpenOptions(early={1: 0.7}), OpenOptions(exits=(1, 2))):
+            answers = []
+            for name in ("onnx-fp32-step", "tensorrt-rtx-fp32-step"):
+                with opened.session(opened.artifact(name), options) as session:
+                    answers.append(session.run(call))
+            assert answers[0].keys() == answers[1].keys()
+            assert all(np.allclose(answers[0][name], answers[1][name], atol=1e-6) for name in answers[0])
+        with pytest.raises(InputError, match="always runs all of its loops; rows can leave a step artifact early"):
+            opened.session(opened.artifact("tensorrt-rtx-fp32"), OpenOptions(early={1: 0.7}))
 
 
 @pytest.mark.parametrize("name", WRITING)
