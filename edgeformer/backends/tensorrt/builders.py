@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ENGINES_FOLDER, Builder, BuildJob, Target, Unavailable
+from edgeformer.backends.feeding import KEPT
 from edgeformer.backends.tensorrt.state import (
     ENGINE_SUFFIX,
     REMEDIES,
@@ -160,7 +161,7 @@ def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Tar
 def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
     """The engine of a graph, or one of each part of a step artifact. Raises EdgeformerError where one cannot be."""
     from edgeformer.backends.tensorrt.built import together
-    from edgeformer.backends.tensorrt.engine import build_engine
+    from edgeformer.backends.tensorrt.engine import build_engine, writing_shapes
 
     sources = graph.parts or {_LOOP: str(graph.file)}
     trim, made = "_trim" if graph.trimmed else "", {}
@@ -168,8 +169,11 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job
         part: f"{ENGINES_FOLDER}/{Path(source).stem}{trim}.{target.device}{ENGINE_SUFFIX}"
         for part, source in sources.items()
     }
+    writes = any(name.startswith(KEPT) for name in graph.inputs)
     for part, source in sources.items():
-        made[part] = build_engine(job.bundle / source, job.bundle / files[part], target, job)
+        path = job.bundle / source
+        own = replace(job, shapes=writing_shapes(path, job)) if writes else job
+        made[part] = build_engine(path, job.bundle / files[part], target, own)
     facts = vars(together(made.values(), first=made[_LOOP]))
     engine = _written(entry, job.bundle, files[_LOOP], ("torch", "onnx", "onnxscript"), facts)
     if not graph.parts:
