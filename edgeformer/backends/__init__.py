@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_RUNTIMES", "ROOM", "ArtifactFiles", "Backend", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",
     "Target", "Unavailable", "all_backends", "all_builders", "backend_of", "builder_named", "builder_of",
-    "cannot_estimate", "cannot_run", "default_provider", "library_versions", "never_runs", "on_gpu", "opener_of",
-    "provider_facts", "provider_of", "providers_asked", "rounding_providers", "runtime_names",
+    "cannot_estimate", "cannot_run", "default_provider", "how_to_use_card", "library_versions", "never_runs", "on_gpu",
+    "opener_of", "provider_facts", "provider_of", "providers_asked", "rounding_providers", "runtime_names",
 ]  # fmt: skip
 
 # Beside the runtimes, which name theirs.
@@ -213,6 +213,13 @@ def default_provider(kind: Kind | None = None) -> str:
     from edgeformer.backends.onnxruntime.providers import default_provider as choose
 
     return choose(kind)
+
+
+def how_to_use_card() -> str:
+    """What to do so that ONNX graphs are computed by this machine's NVIDIA card, where its processor computes them."""
+    from edgeformer.backends.onnxruntime.providers import how_to_use_card as told
+
+    return told()
 
 
 def provider_facts(provider: str) -> ProviderFacts:

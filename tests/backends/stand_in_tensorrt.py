@@ -6,6 +6,7 @@ addresses) is looked at as TensorRT would: a wrong address or shape gives wrong 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -93,7 +94,7 @@ class StandInEngine:
         return self
 
     def get_tensor_name(self, index: int) -> str:
-        return [*self._all][index]
+        return str([*self._all][index])
 
     def get_tensor_dtype(self, name: str) -> Any:
         return onnx.helper.tensor_dtype_to_np_dtype(self._all[name].type.tensor_type.elem_type)
@@ -154,7 +155,7 @@ def stand_in() -> Iterator[None]:
     log = SimpleNamespace(logger=None, clear=lambda: None, last_error=lambda: "the stand-in refuses")
     state = TensorRTState("tensorrt-rtx", VERSION, {}, ("8.9",), (CARD,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module.importlib, "import_module", lambda name: trt)
+        patch.setitem(sys.modules, "tensorrt_rtx", trt)
         patch.setattr(session_module, "tensorrt_log", lambda module: log)
         patch.setattr(session_module, "Cuda", StandInCuda)
         patch.setattr(session_module, "DeviceMemory", StandInMemory)

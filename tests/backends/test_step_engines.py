@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from edgeformer.backends.tensorrt import BACKEND
 from edgeformer.backends.tensorrt.builders import TensorRTBuilder
 from edgeformer.backends.tensorrt.graph import OnCard, TensorRTGraph
 from edgeformer.bundle import Bundle, seal
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, Parity
+from edgeformer.formats.manifest import ArtifactManifest, Engine, Parity
 from edgeformer.formats.progress import SILENT
 from edgeformer.run import Location
 from edgeformer.stages.generating.generate import GenerateOptions, generate
@@ -35,23 +36,28 @@ TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
 WRITING = ("onnx-fp32-step", "onnx-fp32-decode")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny language model's bundle, into which engines are really built."""
+    folder = Path(shutil.copytree(OLD / "language-v1" / "bundle", tmp_path_factory.mktemp("built") / "bundle"))
+    (folder / "engines").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(made: Path) -> dict[str, ArtifactManifest]:
+    pytest.importorskip("tensorrt_rtx")
+    opened = Bundle.open(made)
+    graphs = tuple(one for one in opened.built("step", "decode") if one.precision == "fp16")
+    length, most = opened.manifest.max_length, opened.manifest.max_positions
+    assert most is not None
+    job = BuildJob(made, graphs, "fp16", length, most, None, SILENT, print, lambda: None)
+    return {entry.role: entry for entry in TensorRTBuilder().build(TARGET, job)}
+
+
 @needs_rtx
 class TestBuilt:
     """Of a language model and a classifier that are tiny."""
-
-    @pytest.fixture(scope="class")
-    def bundle(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return Path(shutil.copytree(OLD / "language-v1" / "bundle", tmp_path_factory.mktemp("built") / "bundle"))
-
-    @pytest.fixture(scope="class")
-    def engines(self, bundle: Path) -> dict[str, ArtifactManifest]:
-        (bundle / "engines").mkdir()
-        opened = Bundle.open(bundle)
-        graphs = tuple(one for one in opened.built("step", "decode") if one.precision == "fp16")
-        length, most = opened.manifest.max_length, opened.manifest.max_positions
-        assert most is not None
-        job = BuildJob(bundle, graphs, "fp16", length, most, None, SILENT, print, lambda: None)
-        return {entry.role: entry for entry in TensorRTBuilder().build(TARGET, job)}
 
     def test_a_decode_engine_takes_its_first_token_and_its_last(self, engines: dict[str, ArtifactManifest]) -> None:
         decode = engines["decode"]
@@ -61,41 +67,62 @@ class TestBuilt:
         smallest, best, largest = shapes["past_key_values.0.key"]
         assert smallest[2] == 0 and best[2] > 0 and largest[2] == LONGEST - 1
         assert shapes["input_ids"][0] == shapes["input_ids"][1] == (1, 1), "tuned for a token at a time"
-        assert most_rows(decode) == 16
+        assert most_rows(decode) == 4
         assert not any("self-consistent" in warning for warning in decode.engine.warnings)
 
-    def test_a_step_engine_is_one_of_every_part(self, bundle: Path, engines: dict[str, ArtifactManifest]) -> None:
+    def test_a_step_engine_is_one_of_every_part(self, made: Path, engines: dict[str, ArtifactManifest]) -> None:
         step = engines["step"]
         assert (step.id, step.status, step.reason) == ("tensorrt-rtx-fp16-step", "built", None)
         assert step.parts.keys() == {"embed", "loop", "readout", "readout_exit"} and step.file == step.parts["loop"]
-        sizes = {part: (bundle / file).stat().st_size for part, file in step.parts.items()}
-        assert step.size_bytes == sum(sizes.values()) and step.sha256 == sha256_of(bundle / str(step.file))
+        sizes = {part: (made / file).stat().st_size for part, file in step.parts.items()}
+        assert step.size_bytes == sum(sizes.values()) and step.sha256 == sha256_of(made / str(step.file))
         assert step.engine is not None and step.engine.weight_bytes is not None
-        assert most_rows(step) == 16, "the loop's number is no row"
+        assert most_rows(step) == 4, "the loop's number is no row"
         assert step.parity is not None and "verify --write" in str(step.parity.reason)
 
     def test_trimmed_graphs_have_engines_beside_the_whole_ones(self, tmp_path: Path) -> None:
         bundle = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
         (bundle / "engines").mkdir(exist_ok=True)
-        graphs = [one for one in Bundle.open(bundle).built("full") if one.precision == "fp16" and one.is_graph]
-        trimmed = next((one for one in graphs if one.trimmed), None)
-        if trimmed is None:  # the same file by another name: what counts is where its engine lies
-            trimmed = graphs[0].model_copy(update={"id": "onnx-fp16-trim", "trimmed": True})
-        job = BuildJob(bundle, (graphs[0], trimmed), "fp16", 24, 64, None, SILENT, print, lambda: None)
+        opened = Bundle.open(bundle)
+        graph, trimmed = opened.artifact("onnx-fp16"), opened.artifact("onnx-fp16-trim")
+        job = BuildJob(bundle, (graph, trimmed), "fp16", 24, 64, None, SILENT, print, lambda: None)
         whole, small = TensorRTBuilder().build(TARGET, job)
         assert (small.id, small.trimmed, small.status) == ("tensorrt-rtx-fp16-trim", True, "built")
         assert small.vocabulary == trimmed.vocabulary and whole.file != small.file
         assert small.file == "engines/model_fp16_trim.rtx4050.engine" and (bundle / small.file).is_file()
 
+    def test_int8_is_quantised_for_tensorrt(self, tmp_path: Path) -> None:
+        pytest.importorskip("nncf")
+        bundle = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
+        (bundle / "engines").mkdir(exist_ok=True)
+        opened = Bundle.open(bundle)
+        golden = opened.golden().inputs(("input_ids", "attention_mask"))
+        calls = [{name: array[row : row + 1] for name, array in golden.items()} for row in range(8)]
+        graphs = (opened.artifact("onnx-fp32"), opened.artifact("onnx-int8"))
+        job = BuildJob(bundle, graphs, "fp16", 24, 64, None, SILENT, print, lambda: None, calibration=lambda: calls)
+        (engine,) = TensorRTBuilder().build(TARGET, job)
+        assert (engine.id, engine.precision, engine.status, engine.reason) == (
+            "tensorrt-rtx-int8", "int8", "built", None,
+        )  # fmt: skip
+        assert engine.parity is not None and engine.parity.tolerance_kind == "score"
+        assert engine.engine is not None and engine.engine.layers_by_precision["INT8"] > 0
+        assert engine.engine.weight_elements["INT8"] > engine.engine.weight_elements["FP32"]
+        assert sorted(path.suffix for path in (bundle / "engines").iterdir() if "int8" in path.name) == [".engine"]
+        (without,) = TensorRTBuilder().build(TARGET, replace(job, calibration=_no_rows))
+        assert without.status == "unavailable" and "no rows to calibrate with: lost" in str(without.reason)
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Iterator[Path]:
-    """A language model whose FP32 engines are the stand-in's: of its full, step and decode graphs."""
-    folder = Path(shutil.copytree(OLD / "language-v1" / "bundle", tmp_path / "bundle"))
-    (folder / "engines").mkdir()
+
+def _no_rows() -> NoReturn:
+    raise DataError("lost")
+
+
+def with_engines(name: str, folder: Path) -> Path:
+    """An old bundle with engines of the stand-in: of its full, step and decode graphs in FP32."""
+    shutil.copytree(OLD / name / "bundle", folder)
+    (folder / "engines").mkdir(exist_ok=True)
     manifest = Bundle.open(folder).manifest
     engines, files = [], dict(manifest.files)
-    for graph in (one for one in manifest.artifacts if one.precision == "fp32" and one.role != "exit"):
+    for graph in (one for one in manifest.artifacts if one.precision == "fp32" and one.is_graph and one.role != "exit"):
         parts = {}
         for part, source in (graph.parts or {"loop": str(graph.file)}).items():
             parts[part] = f"engines/{Path(source).stem}.rtx4050.engine"
@@ -112,14 +139,43 @@ def bundle(tmp_path: Path) -> Iterator[Path]:
                     "sha256": sha256_of(folder / parts["loop"]),
                     "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION},
                     "parity": Parity(status="unavailable", tolerance=1e-4, tolerance_kind="absolute", reason="no GPU"),
+                    "engine": Engine(
+                        builder="stand-in",
+                        seconds=0.0,
+                        checked_by="size",
+                        graph_bytes=1,
+                        shapes={"input_ids": ((1, 1), (1, 32), (16, LONGEST)), "loop": ((1,), (1,), (1,))},
+                    ),
                     "score": None,
                     "validation": None,
                 }
             )
         )
     seal(folder, manifest.model_copy(update={"artifacts": (*manifest.artifacts, *engines), "files": files}))
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Iterator[Path]:
+    """Of a language model."""
     with stand_in():
-        yield folder
+        yield with_engines("language-v1", tmp_path / "bundle")
+
+
+def test_texts_leave_the_step_engines_of_a_classifier_early(tmp_path: Path) -> None:
+    with stand_in():
+        opened = Bundle.open(with_engines("classifier-v1", tmp_path / "bundle"))
+        inputs = opened.golden().inputs(("input_ids", "attention_mask"))
+        call = {name: array[:16] for name, array in inputs.items()}
+        for options in (OpenOptions(), OpenOptions(early={1: 0.7}), OpenOptions(exits=(1, 2))):
+            answers = []
+            for name in ("onnx-fp32-step", "tensorrt-rtx-fp32-step"):
+                with opened.session(opened.artifact(name), options) as session:
+                    answers.append(session.run(call))
+            assert answers[0].keys() == answers[1].keys()
+            assert all(np.allclose(answers[0][name], answers[1][name], atol=1e-6) for name in answers[0])
+        with pytest.raises(InputError, match="always runs all of its loops; rows can leave a step artifact early"):
+            opened.session(opened.artifact("tensorrt-rtx-fp32"), OpenOptions(early={1: 0.7}))
 
 
 @pytest.mark.parametrize("name", WRITING)
@@ -139,7 +195,7 @@ def test_a_text_is_written_as_the_graphs_write_it(bundle: Path, name: str) -> No
         answers.append(np.stack(found))
         assert decoder.provider == ("CPUExecutionProvider" if artifact == name else "tensorrt-rtx")
         decoder.close()
-    assert np.array_equal(*answers)
+    assert np.array_equal(answers[0], answers[1])
 
 
 def test_tokens_that_leave_early_are_caught_up_with_on_the_card(bundle: Path) -> None:
@@ -159,7 +215,7 @@ def test_tokens_that_leave_early_are_caught_up_with_on_the_card(bundle: Path) ->
                 found.append(decoder.logits(late))
         decoder.close()
         answers.append(np.stack(found))
-    assert np.array_equal(*answers)
+    assert np.array_equal(answers[0], answers[1])
 
 
 def test_a_token_costs_no_copy_of_what_is_kept(bundle: Path) -> None:

@@ -36,6 +36,7 @@ RUN: dict[str, tuple[str, ...]] = {
     'edgeformer generate "The history of the town" --exit 4': _FEW,
     'edgeformer generate "The history of the town" --confidence': _FEW,
     "edgeformer verify bundle": (),
+    "edgeformer verify bundle --write": (),
     "edgeformer list devices": (),
     "edgeformer list studies": (),
     "edgeformer compare before.json after.json": (),

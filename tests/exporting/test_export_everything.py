@@ -74,7 +74,11 @@ def test_export_says_where_the_step_bundle_pays(exported: tuple[Path, dict[str, 
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
 def test_engines_are_built_for_the_target_and_left_to_it_to_check(exported: tuple[Path, dict[str, Any]]) -> None:
     artifacts = by_id(exported[1])
-    for name in ("tensorrt-rtx-fp16", "tensorrt-rtx-fp16-exit1"):
+    names = ["tensorrt-rtx-fp16", *(f"tensorrt-rtx-fp16-{form}" for form in ("exit1", "step", "trim"))]
+    if find_spec("nncf") is not None:
+        names += ["tensorrt-rtx-int8", "tensorrt-rtx-int8-exit1"]
+    assert {name for name in artifacts if name.startswith("tensorrt")} == set(names)
+    for name in names:
         engine = artifacts[name]
         assert engine["status"] == "built", engine["reason"]
         assert engine["built_for"]["compute_capability"] == "8.9"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ import pytest
 from edgeformer.backends.backend import OpenOptions
 from edgeformer.backends.onnxruntime.providers import CUDA, available_providers
 from edgeformer.backends.tensorrt.state import why_engine_cannot_run
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.documents import load_profile, shipped_names
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.manifest import ArtifactManifest, Parity
+from edgeformer.run import Location
+from edgeformer.stages.profiling.choosing import SearchOptions
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.stages.profiling.request import find_target
+from edgeformer.stages.verifying.recording import record
 from edgeformer.stages.verifying.verify import verify
 
 pytestmark = pytest.mark.gpu
@@ -47,8 +52,8 @@ def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: st
     assert np.allclose(*answers, atol=tolerance)
 
 
-def built(bundle: Path) -> Path:
-    """The bundle with an engine for this very card. Skips where nothing here can build one."""
+def built(bundle: Path, *, int8: bool = False, exits: tuple[int, ...] | Literal["all"] = ()) -> list[ArtifactManifest]:
+    """Engines for this very card, added to the bundle. Skips where nothing here can build or run one."""
     from edgeformer.stages.exporting.export import export
     from edgeformer.stages.exporting.variants import ExportOptions
 
@@ -59,35 +64,85 @@ def built(bundle: Path) -> Path:
     ]
     if not here:
         pytest.skip("no shipped profile is of this card")
-    export(bundle.parent, ExportOptions(fp16=True, build=("tensorrt",), target=here[0]))
+    options = ExportOptions(fp16=True, int8=int8, exits=exits, build=("tensorrt",), target=here[0], keep_going=True)
+    export(bundle.parent, options)
     engines = [one for one in Bundle.open(bundle).artifacts if not one.is_graph]
     if all(engine.status == "unavailable" for engine in engines):
         pytest.skip(str(engines[0].reason if engines else "no engine was asked for"))
-    assert [engine.reason for engine in engines if engine.status == "rejected"] == []
-    return bundle
-
-
-def test_an_engine_is_built_runs_and_answers_as_torch_did(bundle: Path) -> None:
-    opened = Bundle.open(built(bundle))
-    (engine,) = [one for one in opened.artifacts if not one.is_graph and one.status == "built"]
-    if (reason := why_engine_cannot_run(engine)) is not None:
+    assert [(one.id, one.reason) for one in engines if one.status == "rejected"] == []
+    if (reason := why_engine_cannot_run(engines[0])) is not None:
         pytest.skip(reason)
-    check = next(check for check in verify(opened).artifacts if check.artifact == engine.id)
-    assert check.status == "verified", check.reason
-    assert check.parity is not None and check.parity.top1_agreement is not None
-    device = next(load_profile(name) for name in shipped_names("profiles") if find_target(load_profile(name)).present)
-    from edgeformer.run import Location
+    return [engine for engine in engines if engine.status == "built"]
 
-    options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,))
-    rows = profile_bundle(Location(None, bundle), device, options).rows
-    assert any(row.phase == "steady" and row.latency_ms.status == "measured" for row in rows)
+
+def test_an_engine_is_compared_and_scored_where_it_is_built(bundle: Path) -> None:
+    (engine,) = built(bundle)
+    graph = Bundle.open(bundle).artifact("onnx-fp16")
+    assert engine.parity is not None and engine.parity.status == "measured" and engine.parity.provider == engine.format
+    assert engine.validation is not None and graph.validation is not None
+    lost = Bundle.open(bundle).task.lost(engine.validation, graph.validation, "fp16", trimmed=False)
+    assert lost is None, lost
+    check = next(check for check in verify(Bundle.open(bundle)).artifacts if check.artifact == engine.id)
+    assert check.status == "verified", check.reason
+
+
+def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
+    (engine,) = built(bundle)
+    device = next(load_profile(name) for name in shipped_names("profiles") if find_target(load_profile(name)).present)
+    options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), search=SearchOptions())
+    report = profile_bundle(Location(None, bundle), device, options)
+    assert any(row.phase == "steady" and row.latency_ms.status == "measured" for row in report.rows)
+    assert report.search is not None and report.search.pick == 0, report.search.reason  # type: ignore[union-attr]
+
+
+def test_what_was_exported_elsewhere_is_recorded_here(bundle: Path) -> None:
+    """As if the bundle came from a machine without this card: its engine was left to be compared."""
+    (engine,) = built(bundle)
+    opened = Bundle.open(bundle)
+    unknown = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="no card")
+    left = engine.model_copy(update={"parity": unknown, "score": None, "validation": None})
+    entries = tuple(left if one.id == engine.id else one for one in opened.artifacts)
+    seal(bundle, opened.manifest.model_copy(update={"artifacts": entries}))
+    opened = Bundle.open(bundle)
+    recorded = record(opened, verify(opened)).recorded
+    assert recorded is not None and recorded.file is not None, recorded
+    (written,) = recorded.records
+    assert written.status == "verified" and written.compute_capability is not None and "driver" in written.runtime
+    assert written.validation == engine.validation
+
+
+def test_int8_engines_keep_what_their_task_scores(bundle: Path) -> None:
+    pytest.importorskip("nncf")
+    engines = {one.precision: one for one in built(bundle, int8=True) if one.role == "full"}
+    assert engines["int8"].validation is not None and engines["int8"].parity is not None
+    assert engines["int8"].parity.top1_agreement is not None and engines["int8"].parity.top1_agreement > 0.9
+
+
+def test_a_language_model_writes_with_its_engines_what_its_graphs_write(
+    finished_language_run: Path, tmp_path: Path
+) -> None:
+    """The step engines and the decode engine, whose caches stay on the card; the first call has an empty cache."""
+    shutil.copytree(finished_language_run, tmp_path / "run")
+    engines = [one for one in built(tmp_path / "run" / "bundle", exits="all") if one.role in ("step", "decode")]
+    assert {one.role for one in engines} == {"step", "decode"}
+    opened = Bundle.open(tmp_path / "run" / "bundle")
+    for engine in engines:
+        assert engine.parity is not None and engine.parity.status == "measured"
+        answers = []
+        for name in (engine.id, f"onnx-fp16-{engine.role}"):
+            decoder = opened.decoder(opened.artifact(name), (opened.loops,))
+            found = []
+            for piece in ([1, 2, 3, 4, 5], [6], [7], [8]):
+                decoder.read(piece)
+                decoder.advance(opened.loops)
+                found.append(decoder.logits(opened.loops))
+            decoder.close()
+            answers.append(np.stack(found))
+        assert np.allclose(answers[0], answers[1], atol=2e-2 * float(answers[1].std()) + 1e-3), engine.id
 
 
 def test_an_engine_for_another_card_is_refused_with_words(bundle: Path) -> None:
-    opened = Bundle.open(built(bundle))
-    (engine,) = [one for one in opened.artifacts if not one.is_graph and one.status == "built"]
-    if why_engine_cannot_run(engine) is not None:
-        pytest.skip("no engine runs here at all")
+    (engine,) = built(bundle)
     assert engine.built_for is not None
     other = engine.model_copy(update={"built_for": {**engine.built_for, "compute_capability": "1.0"}})
     reason = why_engine_cannot_run(other)
@@ -95,8 +150,7 @@ def test_an_engine_for_another_card_is_refused_with_words(bundle: Path) -> None:
 
 
 def test_an_engine_that_was_cut_short_is_no_crash(bundle: Path) -> None:
-    opened = Bundle.open(built(bundle))
-    (engine,) = [one for one in opened.artifacts if not one.is_graph and one.status == "built"]
+    (engine,) = built(bundle)
     path = bundle / str(engine.file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ArtifactError):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
@@ -11,13 +12,15 @@ from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundl
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.report import Report
+from edgeformer.formats.report import Energy, Latency, Memory, Report, Row
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.machine import nvidia
 from edgeformer.machine.host import usable_cores
 from edgeformer.run import Location
 from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from edgeformer.stages.profiling.request import Target
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
@@ -112,6 +115,50 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     wanted = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
     assert any(wanted in note and "estimated instead" in note for note in report.notes)
     assert {check.name: check.basis for check in report.verdict.checks}["latency"] == "estimated"
+    rest = next(note for note in report.notes if note.startswith("nothing was measured on the card itself"))
+    assert "model ran on the processor: for ONNX graphs on the card: pip install onnxruntime-ep-nv-tensorrt-rtx" in rest
+
+
+def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an RTX card without a CUDA-enabled ONNX Runtime; and of another card, whose remedy is another."""
+    opened, device = Bundle.open(bundle), load_profile("rtx4050")
+    latency = Latency(status="measured", p50=1.0, n=100, stable=True)
+    facts: dict[str, Any] = {
+        "precision": "fp16",
+        "where": "host",
+        "phase": "steady",
+        "batch": 1,
+        "seq": 16,
+        "latency_ms": latency,
+        "memory_bytes": Memory(status="unavailable", reason=""),
+        "size_bytes": 1,
+        "energy_mj": Energy(status="unavailable", reason=""),
+    }
+    engine = Row(artifact="tensorrt-rtx-fp16", provider="tensorrt-rtx", **facts)
+    graph = Row(artifact="onnx-fp16", provider="CPUExecutionProvider", **facts)
+    here = Target(True, "present: RTX 4050")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
+    (note,) = rest_of_card(opened, device, here, [engine, graph])
+    assert note.startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor: ")
+    assert "onnxruntime-ep-nv-tensorrt-rtx" in note
+    assert list(rest_of_card(opened, device, here, [engine])) == []
+    assert list(rest_of_card(opened, device, Target(False, "absent"), [engine, graph])) == []
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA H200", "GPU-1", 139 * 2**30, "9.0")])
+    (other,) = rest_of_card(opened, device, here, [engine, graph])
+    assert "pip uninstall -y onnxruntime, then pip install onnxruntime-gpu" in other
+
+
+def test_a_card_that_nothing_was_measured_on_is_told_which_engines_can_be_built_for_it(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
+    options = replace(FAST, artifacts=("model",), batches=(1,), seqs=(16,), provider="CPUExecutionProvider")
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    wanted = f"can be built here: edgeformer export {report.run} --fp16 --trt --target rtx4050"
+    assert any(note.endswith(wanted) for note in report.notes), report.notes
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,14 +57,29 @@ def default_provider(kind: Kind | None = None) -> str:
         return CPU
     from edgeformer.machine import nvidia
 
-    cards = nvidia.gpus()
-    if not cards:
+    if not nvidia.gpus():
         return CPU
-    # A GeForce RTX or RTX workstation card that TensorRT-RTX runs on.
-    rtx = any("RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in cards)
-    if rtx and (RTX in built_in or rtx_plugin().devices):
+    if _rtx_card() and (RTX in built_in or rtx_plugin().devices):
         return RTX
     return CUDA if CUDA in built_in else CPU
+
+
+def _rtx_card() -> bool:
+    """Whether a GeForce RTX or RTX workstation card is here that TensorRT-RTX runs on."""
+    from edgeformer.machine import nvidia
+
+    return any("RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in nvidia.gpus())
+
+
+def how_to_use_card() -> str:
+    """What to do so that ONNX graphs are computed by this machine's NVIDIA card, where its processor computes them."""
+    if CUDA in available_providers():
+        return "this ONNX Runtime has CUDA, but was not asked for it, or its libraries do not load: edgeformer doctor"
+    if not _rtx_card():
+        return f"for ONNX graphs on the card: {_KNOWN[CUDA].remedy}"
+    if util.find_spec(PLUGIN) is None:
+        return f"for ONNX graphs on the card: {_KNOWN[RTX].remedy}"
+    return f"onnxruntime-ep-nv-tensorrt-rtx is installed, but cannot be used: {rtx_plugin().problem or 'not asked for'}"
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,14 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, calls: Calls, job: 
     return entry.model_copy(update={**about, **judged})
 
 
-def quantize(model: Any, calls: Calls) -> Any:
+def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     """The graph (an ``onnx.ModelProto``, FP32) in INT8; weights are stored once, and as INT8.
 
     Args:
         model: is left as it is.
         calls: real inputs, one row each.
+        for_tensorrt: every zero point is 0, the only one that TensorRT takes, and weights get 8 bits: its sums do not
+            overflow.
 
     Raises:
         EdgeformerError: NNCF cannot quantise it.
@@ -112,7 +114,10 @@ def quantize(model: Any, calls: Calls) -> Any:
                 subset_size=len(rows),
                 model_type=nncf.ModelType.TRANSFORMER,
                 target_device=nncf.TargetDevice.CPU,
-                advanced_parameters=AdvancedQuantizationParameters(overflow_fix=OverflowFix.ENABLE),
+                preset=nncf.QuantizationPreset.PERFORMANCE if for_tensorrt else None,
+                advanced_parameters=AdvancedQuantizationParameters(
+                    overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
+                ),
             )
         except Exception as error:  # its errors, and onnxruntime's, have no base class
             text = " ".join(str(error).split())[:200]

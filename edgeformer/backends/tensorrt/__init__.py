@@ -87,6 +87,9 @@ class TensorRTBackend(Backend):
         return None
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """Estimates are of the ONNX graph of the same precision; INT8 engines are of a graph of their own."""
+        if artifact.precision == "int8":
+            return "INT8 engines are quantised in another way than the INT8 graphs that estimates are made from"
         return self.never_runs(artifact, device)
 
     def fuses(self, artifact: ArtifactManifest) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import ENGINES_FOLDER, Builder, BuildJob, Target, Unavailable
+from edgeformer.backends.feeding import KEPT
 from edgeformer.backends.tensorrt.state import (
     ENGINE_SUFFIX,
     REMEDIES,
@@ -15,9 +19,9 @@ from edgeformer.backends.tensorrt.state import (
     TensorRTState,
     tensorrt_state,
 )
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.errors import DataError, EdgeformerError, install_hint
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ONNX, ArtifactManifest, Parity
+from edgeformer.formats.manifest import ONNX, ArtifactManifest, Engine, Parity, Precision
 from edgeformer.formats.progress import bar
 from edgeformer.machine.capability import installed_version
 from edgeformer.tasks.parity import TOLERANCES
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
 
+
+_INT8 = "openvino"
+"""The extra that NNCF is in."""
 
 _LOOP = "loop"
 """The part of a step artifact whose file is the artifact's own."""
@@ -95,25 +102,66 @@ class TensorRTBuilder(EngineBuilder):
         )
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        from edgeformer.backends.tensorrt.built import size_note
-
         for graph in (graph for graph in job.graphs if graph.precision == job.precision):
-            entry = _entry(graph, target)
-            try:
-                engine = _built(entry, graph, target, job)
-            except EdgeformerError as error:
-                yield entry.model_copy(update={"reason": str(error)})
-                continue
-            larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
-            if larger is not None:
-                job.note(larger)
-            yield engine
+            yield _engine(_entry(graph, target), job, partial(_built, graph=graph, target=target, job=job))
+        if not any(graph.precision == "int8" for graph in job.graphs):
+            return
+        if installed_version("nncf") is None:
+            job.note(
+                f"INT8 engines: NNCF, which makes the graphs that TensorRT takes, is missing: {install_hint(_INT8)}"
+            )
+            return
+        for graph in _whole_texts(replace(job, precision="fp32")):
+            entry = _entry(graph, target, "int8")
+            yield _engine(entry, job, partial(_built_in_int8, graph=graph, target=target, job=job))
+
+
+def _engine(
+    entry: ArtifactManifest, job: BuildJob, build: Callable[[ArtifactManifest], ArtifactManifest]
+) -> ArtifactManifest:
+    """The entry of what was built, or of why it was not."""
+    from edgeformer.backends.tensorrt.built import size_note
+
+    try:
+        engine = build(entry)
+    except DataError as error:
+        reason = f"no rows to calibrate with: {error}"
+        return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
+    except EdgeformerError as error:
+        return entry.model_copy(update={"reason": str(error)})
+    larger = size_note(engine.id, engine.engine, engine.size_bytes or 0) if engine.engine is not None else None
+    if larger is not None:
+        job.note(larger)
+    return engine
+
+
+def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
+    """INT8 as TensorRT takes it: symmetric QuantizeLinear pairs, which NNCF makes of the FP32 graph.
+
+    The INT8 graphs of export itself have products that TensorRT does not know (MatMulInteger). What is not quantised
+    computes in FP32.
+    """
+    import onnx
+
+    from edgeformer.backends.openvino.quantizing import quantize
+    from edgeformer.backends.tensorrt.engine import build_engine
+
+    file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.{target.device}{ENGINE_SUFFIX}"
+    source = job.bundle / f"{file}.onnx"  # for the parser, which wants a file
+    try:
+        with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
+            model = quantize(onnx.load(str(job.bundle / str(graph.file))), job.calibration(), for_tensorrt=True)
+            onnx.save_model(model, str(source))
+        built = build_engine(source, job.bundle / file, target, replace(job, precision="int8"))
+    finally:
+        source.unlink(missing_ok=True)
+    return _written(entry, job.bundle, file, ("torch", "onnx", "onnxscript", "nncf"), vars(built))
 
 
 def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
     """The engine of a graph, or one of each part of a step artifact. Raises EdgeformerError where one cannot be."""
     from edgeformer.backends.tensorrt.built import together
-    from edgeformer.backends.tensorrt.engine import build_engine
+    from edgeformer.backends.tensorrt.engine import build_engine, writing_shapes
 
     sources = graph.parts or {_LOOP: str(graph.file)}
     trim, made = "_trim" if graph.trimmed else "", {}
@@ -121,8 +169,11 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job
         part: f"{ENGINES_FOLDER}/{Path(source).stem}{trim}.{target.device}{ENGINE_SUFFIX}"
         for part, source in sources.items()
     }
+    writes = any(name.startswith(KEPT) for name in graph.inputs)
     for part, source in sources.items():
-        made[part] = build_engine(job.bundle / source, job.bundle / files[part], target, job)
+        path = job.bundle / source
+        own = replace(job, shapes=writing_shapes(path, job)) if writes else job
+        made[part] = build_engine(path, job.bundle / files[part], target, own)
     facts = vars(together(made.values(), first=made[_LOOP]))
     engine = _written(entry, job.bundle, files[_LOOP], ("torch", "onnx", "onnxscript"), facts)
     if not graph.parts:
@@ -146,6 +197,8 @@ class TorchTensorRTBuilder(EngineBuilder):
         return Unavailable("torch-tensorrt", reason)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        from edgeformer.backends.tensorrt.built import graph_bytes
+        from edgeformer.backends.tensorrt.engine import text_shapes
         from edgeformer.backends.tensorrt.torch_tensorrt import compile_engine
 
         graph = next((graph for graph in _whole_texts(job) if graph.role == "full"), None)
@@ -155,13 +208,23 @@ class TorchTensorRTBuilder(EngineBuilder):
         suffix = "" if job.precision == "fp32" else f"_{job.precision}"
         # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
+        began = time.perf_counter()
         try:
             with bar(job.progress, "Compiling with torch-tensorrt", None):
                 built_for = compile_engine(tuple(graph.inputs), job.bundle / file, target, job)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return
-        yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), {"built_for": built_for})
+        sizes = zip(*text_shapes(job.max_length, job.max_positions).values(), strict=True)
+        engine = Engine(
+            builder=f"torch-tensorrt {built_for['torch-tensorrt']}",
+            seconds=round(time.perf_counter() - began, 2),
+            checked_by="size",
+            graph_bytes=graph_bytes(job.bundle / str(graph.file)),
+            shapes=dict.fromkeys(graph.inputs, tuple(sizes)),
+        )
+        facts = {"built_for": built_for, "engine": engine}
+        yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), facts)
 
 
 def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
@@ -170,19 +233,23 @@ def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
     return [graph for graph in graphs if graph.precision == job.precision]
 
 
-def _entry(graph: ArtifactManifest, target: Target) -> ArtifactManifest:
-    """An engine of ``graph`` before anything was built: rejected, without a file."""
-    kind, tolerance = TOLERANCES[graph.precision]
-    if graph.parity is not None:  # its task may have bars of its own
+def _entry(graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
+    """An engine of ``graph`` before anything was built: rejected, without a file.
+
+    Args:
+        precision: another one than the graph's.
+    """
+    kind, tolerance = TOLERANCES[precision or graph.precision]
+    if graph.parity is not None and precision is None:  # its task may have bars of its own
         kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
     unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
     return ArtifactManifest(
-        id=graph.id.replace(ONNX, target.format, 1),
+        id=graph.id.replace(ONNX, target.format, 1).replace(graph.precision, precision or graph.precision, 1),
         file=None,
         role=graph.role,
         exit=graph.exit,
         format=target.format,
-        precision=graph.precision,
+        precision=precision or graph.precision,
         trimmed=graph.trimmed,
         vocabulary=graph.vocabulary,
         status="rejected",

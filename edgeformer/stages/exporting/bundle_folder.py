@@ -69,8 +69,8 @@ def remove_rejected(folder: Path, artifacts: Sequence[ArtifactManifest]) -> list
     gone: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
     kept = [entry if entry.status == "built" else entry.model_copy(update=gone) for entry in artifacts]
     listed = {file for artifact in kept for file in (artifact.file, artifact.weights_file, *artifact.parts.values())}
-    graphs = [*folder.rglob("*.onnx"), *folder.rglob("*.onnx_data")]
-    for path in [*graphs, *(folder / ENGINES_FOLDER).glob("*")]:
+    # What a builder made can be an ONNX file, too: each path once.
+    for path in {*folder.rglob("*.onnx"), *folder.rglob("*.onnx_data"), *(folder / ENGINES_FOLDER).glob("*")}:
         if path.relative_to(folder).as_posix() not in listed:
             path.unlink()
     return kept

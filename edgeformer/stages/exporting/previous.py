@@ -65,8 +65,10 @@ class Asked:
         return None
 
     def _same(self, old: ArtifactManifest, target: Target) -> bool:
-        precision = target.precision or ("fp16" if self.options.fp16 else "fp32")
-        return old.format == target.format and old.precision == precision
+        asked = {target.precision or ("fp16" if self.options.fp16 else "fp32")}
+        if target.device is not None and self.options.int8:
+            asked.add("int8")  # engines have an INT8 of their own
+        return old.format == target.format and old.precision in asked
 
 
 def _built_for(old: ArtifactManifest, target: Target) -> bool:

@@ -26,6 +26,7 @@ from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
+from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
 from edgeformer.stages.profiling.search import search, verdict_of_pick
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
@@ -85,6 +86,7 @@ def profile_bundle(
         # Without caches, every token of a text costs a pass over all of it.
         whole_texts = artifact.role in ("full", "exit")
         known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
+    here.notes.extend(rest_of_card(bundle, device, here.target, rows))
     return _report(here, [_with_inputs(row, bundle) for row in rows], known)
 
 
@@ -145,10 +147,8 @@ def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
     measured_with = [row.provider for row in rows if row.latency_ms.status == "measured"]
     if not measured_with:
         return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
-    return [], (
-        f"{here.target.reason}, but the rows were measured with {measured_with[0]}: "
-        f"{default_provider(here.device.kind)} is needed (`edgeformer doctor` says what is missing)"
-    )
+    wanted = default_provider(here.device.kind)
+    return [], f"{here.target.reason}, but the rows were measured with {measured_with[0]}: {wanted} is needed"
 
 
 def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:

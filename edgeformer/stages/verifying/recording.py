@@ -7,7 +7,6 @@ here. What is then known of it is what is known of any other artifact.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.formats.scores import Score
 from edgeformer.formats.target_record import TARGETS_FILE, TargetRecord, files_sha256, lacks_parity
 from edgeformer.formats.verification import ArtifactCheck, Recorded, Verification
 from edgeformer.machine import cuda_driver, nvidia
 from edgeformer.machine.capability import installed_version
 from edgeformer.machine.host import code_version, cpu_name, now
+from edgeformer.stages.verifying.scoring import answering_loop, golden_score, lost
 from edgeformer.tasks import Origin
-from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.validation import in_pieces, most_rows, open_validation
 
 
@@ -83,7 +81,7 @@ def _record(
     if check.status == "verified" and artifact.role in ("full", "exit"):
         with bundle.session(artifact) as session:
             scores = _scores(bundle, artifact, session, cache, progress)
-        reason = _lost(bundle, artifact, scores)
+        reason = lost(bundle, artifact, scores)
     return TargetRecord(
         artifact=artifact.id,
         artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
@@ -103,36 +101,15 @@ def _scores(
     bundle: Bundle, artifact: ArtifactManifest, session: Session, cache: Path | None, progress: Progress
 ) -> dict[str, Any]:
     """Fields of a record: its score on the golden inputs, and on the validation split or why not on that."""
-    task, golden, manifest, most = bundle.task, bundle.golden(artifact), bundle.manifest, most_rows(artifact)
-    exit_ = artifact.exit or (manifest.exits[-1] if manifest.exits else manifest.loops) or 0
-    outputs = task.golden_outputs(golden, session.run, most)
+    task, manifest, most = bundle.task, bundle.manifest, most_rows(artifact)
+    outputs = task.golden_outputs(bundle.golden(artifact), session.run, most)
+    score = golden_score(bundle, artifact, outputs)
     if not task.reads_text:
-        return {"score": task.golden_score(exit_, outputs, golden.answers)}
-    known = bundle.golden().arrays
-    own = known.get(exit_logits(exit_))
-    right = {name: known[name] for name in task.golden_names[1] if name in known}
-    answers = task.right_answers(right, {} if own is None else {exit_: own})
-    score = task.golden_score(exit_, outputs.reshape(-1, outputs.shape[-1]), answers, None, bundle.data)
+        return {"score": score}
     # Of a model that was wrapped there is one set of labelled rows.
     split = "validation" if manifest.wrapped is None else "test"
     origin = Origin(cache, bundle.trained_on)
     validation, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, progress, split)
     if validation is None:
         return {"score": score, "unscored": missing}
-    return {"score": score, "validation": validation(in_pieces(session.run, most), exit_)}
-
-
-def _lost(bundle: Bundle, artifact: ArtifactManifest, scores: dict[str, Any]) -> str | None:
-    """What it loses against the FP32 graph on the same rows beyond its bar; None: it is within, or nobody can tell."""
-    whole = [one for one in bundle.artifacts if one.is_graph and one.precision == "fp32" and not one.trimmed]
-    base = next((one for one in whole if (one.role, one.exit) == (artifact.role, artifact.exit)), None)
-    for name in ("validation", "score"):
-        found: Score | None = scores.get(name)
-        wanted: Score | None = getattr(base, name, None)
-        if found is not None and not isfinite(found.loss):
-            return f"its loss is not finite ({name})"
-        if found is not None and wanted is not None:
-            if found.n != wanted.n:
-                continue  # not the same rows
-            return bundle.task.lost(found, wanted, artifact.precision, trimmed=artifact.trimmed)
-    return None
+    return {"score": score, "validation": validation(in_pieces(session.run, most), answering_loop(bundle, artifact))}
