@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Runtime, print_json, stdin, stdout
+from edgeformer.cli.options import AnyRuntime, Artifacts, Json, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -69,7 +69,7 @@ def command(
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
-    runtime: Runtime = None,
+    runtime: AnyRuntime = None,
     run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -122,7 +122,7 @@ def _answer(
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
         _similarities(location, texts, (how[0], how[2]), among, as_json=as_json)
         return
-    chosen, answers = predict(location, _paired(texts, pair), *how)
+    chosen, answers = predict(location, _paired(texts, pair), *how, say=_note)
     rows = [answer.as_dict() for answer in answers]
     if as_json:
         print_json({"run": location.name, "artifact": chosen, "predictions": rows})
@@ -132,6 +132,12 @@ def _answer(
         stdout().print(prediction_table(location.name, chosen, rows))
     if any("error" in row for row in rows):
         raise typer.Exit(3)
+
+
+def _note(text: str) -> None:
+    from edgeformer.cli.console import say  # most answers come without a note, and --json has no use for rich
+
+    say(text, err=True)
 
 
 def _refuse(options: dict[str, object], why: str) -> None:

@@ -87,6 +87,7 @@ def answer_file(
         )
     location = locate(run or next(iter(words), None), artifacts)
     with _texts(location, options, how[1]) as given, opened(location, *how) as model:
+        model.tell(show_progress().message)
         if format_ == _TABLE:
             _refuse_vectors(location)
         example = example_row(model, pairs=given.pairs)

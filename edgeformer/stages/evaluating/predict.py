@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
-from edgeformer.run import Location, Run
+from edgeformer.run import TORCH, Location, Run
 from edgeformer.stages.evaluating.choice import choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
@@ -43,6 +43,11 @@ class Model:
     answering: Answering
     run: calls.Run
 
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say where the run's own weights are computed: that depends on the machine."""
+        if self.id == TORCH:
+            say(f"{self.id}: the run's own weights are computed by {self.provider}")
+
 
 def predict(
     location: Location,
@@ -50,6 +55,7 @@ def predict(
     artifact: str | None = None,
     confidence: float | None = None,
     runtime: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[Answer]]:
     """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
 
@@ -61,6 +67,7 @@ def predict(
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
         runtime: what ``--runtime`` names; None: what ``profile --search`` found fastest here, else the usual one.
         confidence: a step bundle's host loop stops for a text as soon as its top softmax probability is at least this.
+        say: is told where the run's own weights are computed.
 
     Raises:
         InputError: no text, an unknown artifact, a language model, ``confidence`` without a step artifact, or either
@@ -74,6 +81,7 @@ def predict(
             require_unicode("a text", part)
     check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
     with opened(location, artifact, confidence, runtime) as model:
+        model.tell(say)
         window = model.answering.read(texts)
         return model.id, model.answering.answers(window, model.answering.run(model.run, window))
 
