@@ -131,6 +131,30 @@ def test_a_model_that_cannot_be_compiled_is_bad_input(monkeypatch: pytest.Monkey
         fast(torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("skipping cudagraphs due to a cpu device"), InputError),
+        (RuntimeError("an assertion on the card"), RuntimeError),
+        (torch.OutOfMemoryError("CUDA out of memory in cudagraphs"), torch.OutOfMemoryError),
+    ],
+)
+def test_what_cannot_be_recorded_is_bad_input_and_other_errors_are_themselves(
+    error: RuntimeError, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+        def run(*given: Any) -> Any:
+            raise error
+
+        return run
+
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    fast = CompiledModel(nn.Linear(3, 3), 2, graphs=False)
+    fast.starts_over(2)
+    with pytest.raises(told):
+        fast(torch.ones(2, 3))
+
+
 def test_several_processes_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two:
         process_index, num_processes, device = 0, 2, CPU
