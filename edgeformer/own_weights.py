@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeformer.backends.torch import BACKEND
 from edgeformer.formats.errors import MissingDependencyError, install_hint
 from edgeformer.formats.recipe import Recipe
 from edgeformer.tasks import task_named
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 def computed_by(runtime: str) -> bool:
     """Whether ``--runtime`` names what the weights can be computed with: torch on one kind of device."""
+    from edgeformer.backends.torch import BACKEND  # like torch itself, only for those who ask for it
+
     return BACKEND.provider_facts(runtime) is not None
 
 
@@ -68,6 +69,8 @@ def open_decoder(folder: Path, recipe: Recipe, provider: str | None = None) -> D
 
 
 def _load(folder: Path, recipe: Recipe, purpose: str, provider: str | None) -> tuple[Any, Network]:
+    from edgeformer.backends.torch import BACKEND
+
     try:
         from edgeformer.families import family_of
         from edgeformer.families.saving import load_model
