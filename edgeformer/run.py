@@ -128,17 +128,18 @@ class Run:
             raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
-    def session(self, *, every_exit: bool = False) -> Session:
+    def session(self, *, every_exit: bool = False, provider: str | None = None) -> Session:
         """Its own weights in torch, to be scored. Raises what :func:`edgeformer.own_weights.open_session` raises.
 
         Args:
             every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models.
+            provider: one of torch's; None: on a CUDA card where torch sees one.
         """
-        return open_session(self.folder, self.recipe, self.exits if every_exit else ())
+        return open_session(self.folder, self.recipe, self.exits if every_exit else (), provider)
 
-    def decoder(self) -> Decoder[Any]:
+    def decoder(self, provider: str | None = None) -> Decoder[Any]:
         """Its own weights in torch, to write. Raises what :func:`edgeformer.own_weights.open_decoder` raises."""
-        return open_decoder(self.folder, self.recipe)
+        return open_decoder(self.folder, self.recipe, provider)
 
 
 @dataclass

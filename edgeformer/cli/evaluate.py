@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, Runtime, print_json, stdout
+from edgeformer.cli.options import AnyRuntime, Artifacts, Json, Run, print_json, stdout
 
 
 def command(
@@ -55,7 +55,7 @@ def command(
     pair: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
     ] = None,
-    runtime: Runtime = None,
+    runtime: AnyRuntime = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:

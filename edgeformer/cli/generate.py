@@ -51,6 +51,14 @@ def command(
             help="Write with this step or decode artifact, or with the run's own weights. Default: FP32 of the bundle.",
         ),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What computes: a runtime, or a provider by its name, e.g. torch-cpu of the run's own weights. "
+            "Default: the artifact's usual one; the run's own weights on a CUDA card where torch sees one.",
+        ),
+    ] = None,
     run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -81,7 +89,7 @@ def command(
     if settings and not confidence:
         raise InputError("--threshold, --floor and --decay belong to --confidence")
     early = EarlyExit(**settings) if confidence else None
-    options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact)
+    options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact, runtime)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
         say(prompt, end="")

@@ -36,6 +36,16 @@ Runtime = Annotated[
         "Default: what profile --search found faster on this machine, else onnxruntime.",
     ),
 ]
+AnyRuntime = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16, and "
+        "torch-cpu or torch-cuda of a run's own weights. Default: what profile --search found faster on this machine, "
+        "else onnxruntime; a run's own weights on a CUDA card where torch sees one.",
+    ),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

@@ -63,3 +63,25 @@ def test_other_inputs_optional_ones_and_several_outputs() -> None:
     assert {name: array.dtype for name, array in plain.items()} == {"same": np.float32, "moved": np.float32}
     np.testing.assert_array_equal(plain["moved"], ids)
     np.testing.assert_array_equal(placed["moved"], 2 * ids)
+
+
+@pytest.mark.parametrize(("card", "provider", "kind"), [
+    (False, None, "cpu"), (True, None, "cuda"), (True, "torch-cpu", "cpu"), (True, "torch-cuda", "cuda"),
+    (False, "torch-cpu", "cpu"),
+])  # fmt: skip
+def test_a_run_is_computed_on_a_card_where_there_is_one(
+    card: bool, provider: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeformer.backends.torch import BACKEND
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    assert BACKEND.device(provider) == kind
+
+
+@pytest.mark.parametrize(("provider", "said"), [("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")])
+def test_what_torch_cannot_compute_with_is_refused(provider: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeformer.backends.torch import BACKEND
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=f"--runtime {provider}: .*{said}"):
+        BACKEND.device(provider)

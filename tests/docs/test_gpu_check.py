@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import estimates, levers
+from benchmarks.gpu import estimates, facts, levers
 from benchmarks.gpu import pack as packing
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
@@ -21,6 +21,7 @@ from benchmarks.gpu.session import DONE, FAILED, RESULTS, UNFINISHED, Column, Op
 from benchmarks.results_page.gpu import NONE, gpu, table
 from edgeformer.data.english import SENTENCES
 from edgeformer.families import load_recipe
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, InterruptedRun
 from tests.docs.document import ROOT
 
@@ -177,6 +178,31 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
     shown = gpu(tmp_path)
     assert "NVIDIA Card" in shown and "5,000,000,000" in shown and "1,234" in shown and "Not finished" in shown
     assert r"no \| memory" in shown and "- prediction off: 0.0512" in shown
+
+
+def test_what_a_card_was_measured_to_do_becomes_verified_facts_of_its_profile(tmp_path: Path) -> None:
+    path, profile = tmp_path / "figures.json", tmp_path / "h100.yaml"
+    shutil.copyfile(ROOT / "profiles" / "h100.yaml", profile)
+    before = load_profile(str(profile))
+    floor = {"copied_bytes_per_s": 2.987654e12, "fp32_operations_per_s": 5.1e13, "fp16_operations_per_s": 7.1239e14}
+    document = {"gpu": "NVIDIA H100 80GB HBM3", "dry_run": False, "began": "2027-01-02T03:04:05Z", "commit": "abc"}
+    document |= {"versions": {"torch": "2.11.0"}, "cases": {"floor": {"figures": {**floor, "launch_us": 2.25}}}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert facts.main([str(path), str(profile)]) == 0
+    after = load_profile(str(profile))
+    found = (after.bandwidth_bytes_per_s, after.peaks.fp32, after.peaks.fp16_fp32_accumulate, after.launch_overhead_us)
+    assert [fact.value for fact in found if fact is not None] == [2.988e12, 5.1e13, 7.124e14, 2.25]
+    assert all(fact is not None and fact.verified and "2027-01-02 on NVIDIA H100" in fact.source for fact in found)
+    assert after.peaks.int8 == before.peaks.int8 and after.budgets == before.budgets and after.power == before.power
+    assert "# As the driver reports it" in profile.read_text(encoding="utf-8")
+    text = profile.read_text(encoding="utf-8")
+    assert facts.main([str(path), str(profile)]) == 0 and profile.read_text(encoding="utf-8") == text
+    path.write_text(json.dumps({**document, "gpu": "NVIDIA H200"}), encoding="utf-8")
+    assert facts.main([str(path), str(profile)]) == 2
+    with pytest.raises(InputError, match="dry run"):
+        facts.verified({**document, "dry_run": True}, text)
+    with pytest.raises(InputError, match="no place for launch_overhead_us"):
+        facts.verified(document, text.replace("launch_overhead_us", "other"))
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.progress import Silent
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import predict
@@ -102,3 +104,27 @@ def test_predictions_do_not_depend_on_their_neighbours(finished_run: Path) -> No
 def test_no_text(finished_run: Path) -> None:
     with pytest.raises(InputError, match="no text given"):
         predict(locate(str(finished_run), finished_run.parent), [])
+
+
+def test_the_runs_own_weights_are_computed_by_torch_as_asked_and_that_is_said(finished_run: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Told(Silent):
+        lines: ClassVar[list[str]] = []
+
+        def message(self, text: str) -> None:
+            self.lines.append(text)
+
+    location = locate(str(finished_run), finished_run.parent)
+    kept = (finished_run / "evaluation.json").read_bytes()
+    row = evaluate(location, EvaluateOptions("torch", runtime="torch-cpu"), Told()).rows[0]
+    assert (row.artifact, row.provider) == ("torch", "torch-cpu")
+    assert Told.lines == ["torch: the run's own weights are computed by torch-cpu"]
+    assert (finished_run / "evaluation.json").read_bytes() == kept, "of a named runtime nothing is kept"
+    said: list[str] = []
+    named = predict(location, ["a fine film"], "torch", runtime="torch-cpu", say=said.append)
+    assert named == predict(location, ["a fine film"], "torch") and said == Told.lines
+    for runtime, message in (("torch-cuda", "torch sees no CUDA card"), ("openvino", "opens none of torch")):
+        if runtime != "torch-cuda" or not torch.cuda.is_available():
+            with pytest.raises(InputError, match=f"--runtime {runtime}: {message}"):
+                predict(location, ["a fine film"], "torch", runtime=runtime)

@@ -73,6 +73,15 @@ def test_any_artifact_that_keeps_what_it_computed_can_be_asked_for(run: Path, id
     assert found.artifact == id_ and len(found.tokens) == 8
 
 
+def test_a_named_runtime_writes_the_same_or_is_refused(run: Path) -> None:
+    options = dataclasses.replace(GREEDY, max_tokens=4)
+    found = generate(at(run), PROMPT, dataclasses.replace(options, runtime="onnxruntime"))
+    assert found.provider == "CPUExecutionProvider" and found.tokens == generate(at(run), PROMPT, options).tokens
+    for runtime, said in (("torch-cpu", "does not open onnx-fp32-decode"), ("all", "name it"), ("fast", "no such")):
+        with pytest.raises(InputError, match=f"--runtime {runtime}: .*{said}"):
+            generate(at(run), PROMPT, dataclasses.replace(options, runtime=runtime))
+
+
 def test_a_file_of_the_bundle_stands_for_its_artifact(run: Path) -> None:
     for file in ("step_loop_fp16.onnx", "step_embed_fp16.onnx"):
         location = locate(str(run / "bundle" / "onnx" / file), run.parent)

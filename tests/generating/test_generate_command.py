@@ -19,7 +19,7 @@ def folder(language_run: Path) -> Path:
 
 
 def test_prompt_and_text_on_stdout_figures_on_stderr(folder: Path) -> None:
-    outcome = edgeformer("generate", "The café", *GREEDY, cwd=folder)
+    outcome = edgeformer("generate", "The café", *GREEDY, "--runtime", "torch-cpu", cwd=folder)
     assert outcome.code == 0 and outcome.out == TEXT + "\n"
     assert "tiny: " in outcome.err and "3.00 loops per token" in outcome.err and "tokens/s on torch-cpu" in outcome.err
 
@@ -51,6 +51,7 @@ def test_prompt_from_stdin(folder: Path) -> None:
         (["a", "--top-p", "0"], "top_p must be above 0"),
         (["a", "--floor", "0.5"], "belong to --confidence"),
         (["a", "--exit", "1", "--confidence"], "either a fixed exit or exit by confidence"),
+        (["a", "--runtime", "onnxruntime"], "--runtime onnxruntime: computes no run's own weights; that is torch"),
         ([], "no prompt given"),
     ],
 )

@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from benchmarks.gpu.timing import TINY
+from edgeformer.backends import default_provider, on_gpu
 from edgeformer.backends.backend import OpenOptions
 from edgeformer.backends.onnxruntime.providers import CUDA, available_providers
 from edgeformer.backends.tensorrt.state import why_engine_cannot_run
@@ -18,6 +20,7 @@ from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import ArtifactManifest, Parity
 from edgeformer.run import Location
 from edgeformer.stages.profiling.choosing import SearchOptions
+from edgeformer.stages.profiling.estimating.check import CalibrationOptions, improve
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.stages.profiling.request import find_target
 from edgeformer.stages.verifying.recording import record
@@ -155,3 +158,17 @@ def test_an_engine_that_was_cut_short_is_no_crash(bundle: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ArtifactError):
         Bundle.open(bundle).session(engine)
+
+
+def test_estimates_for_this_card_are_checked_on_it(bundle: Path, tmp_path: Path) -> None:
+    present = (profile for profile in map(load_profile, shipped_names("profiles")) if profile.kind == "cuda")
+    device = next((profile for profile in present if find_target(profile).present), None)
+    if device is None:
+        pytest.skip("no shipped profile is of this card")
+    if not on_gpu(default_provider()):
+        pytest.skip("this ONNX Runtime computes on no card")
+    options = CalibrationOptions(False, True, ((1, 16), (8, 16)), None, TINY)
+    found, path = improve(bundle, device, options, tmp_path)
+    assert found.calibration is not None and found.calibration.error is not None
+    assert found.calibration.error.kind == "cuda" and found.calibration.error.cases == 4
+    assert load_profile(device.name, path.parent).calibration == found.calibration

@@ -184,3 +184,17 @@ def test_an_encoder_is_recorded_for_a_few_lengths(tmp_path: Path) -> None:
     for number, changes in enumerate(([], ["training.compile={shapes: 2, cuda_graphs: true}"])):
         found.append(losses(trained(load_recipe("quickstart", [*sets, *changes]), tmp_path, str(number))))
     assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_recorded_steps_that_run_out_of_memory_go_on_in_pieces(tmp_path: Path) -> None:
+    """The graphs of the larger shape give their memory back, or the smaller one would not fit either."""
+    pytest.importorskip("triton")
+    recipe = language(*LARGE, "training.compile={shapes: 1, cuda_graphs: true}")
+    said = Messages()
+    options = TrainOptions(
+        tmp_path, name="cut", accelerator="cuda", max_steps=2, as_device=cut_down(1024 * MIB), ignore_memory=True
+    )
+    cut = read_run(train(recipe, options, said))
+    assert any("out of memory at step 1" in line for line in said.lines)
+    assert cut.status == "finished" and cut.batch_size is not None and cut.batch_size < 256

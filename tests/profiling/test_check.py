@@ -10,14 +10,18 @@ from tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, 
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.progress import Silent
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.machine.host import cpu_name
+from edgeformer.machine.nvidia import Gpu
 from edgeformer.stages.profiling.estimating import check as stage
 from edgeformer.stages.profiling.estimating.check import CalibrationOptions, check_estimates, improve, with_error
+from edgeformer.stages.profiling.estimating.rates import known_error
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
+from edgeformer.stages.profiling.request import Target
 
 RULES = MeasureRules(min_s=0.5)
 
@@ -198,3 +202,49 @@ def test_a_profile_is_kept_when_it_was_calibrated_and_again_when_it_was_checked(
     assert len(said.lines) == int(checks)
     if checks:
         assert machine.specs[0].shapes == ((1, 4), (1, 6))
+
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> DeviceProfile:
+    """The shipped profile of a card that is here, with an ONNX Runtime that computes on it."""
+    target = Target(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
+    monkeypatch.setattr(stage, "find_target", lambda device: target)
+    monkeypatch.setattr(stage, "default_provider", lambda: "CUDAExecutionProvider")
+    return load_profile("h100")
+
+
+def test_a_card_is_checked_in_both_formats_and_its_profile_says_how_wrong_it_was(
+    bundle: Path, machine: Machine, card: DeviceProfile, tmp_path: Path
+) -> None:
+    options = CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
+    _, path = improve(bundle, card, options, tmp_path)
+    assert [(spec.checked.artifact.id, spec.provider) for spec in machine.specs] == [
+        ("model", "CUDAExecutionProvider"), ("half", "CUDAExecutionProvider"),
+    ]  # fmt: skip
+    assert machine.asked[0][2].calibration.efficiencies == {}, "estimates from the facts, as before"
+    kept = load_profile("h100", tmp_path)
+    assert kept.calibration is not None and len(kept.calibration.validated_on) == 4
+    assert kept.model_copy(update={"calibration": None}) == card, "nothing else of the profile changes"
+    error = known_error(kept)
+    assert error is not None and (error.kind, error.device, error.cases, error.median_log2) == ("cuda", CARD, 4, 1.0)
+    assert "profile --validate" in path.read_text(encoding="utf-8").splitlines()[0]
+    again, _ = improve(bundle, kept, options, tmp_path)
+    assert again.calibration is not None and len(again.calibration.validated_on) == 4, "those of the last time only"
+    elsewhere = kept.model_copy(update={"match": "NVIDIA H200"})
+    assert known_error(elsewhere) is None
+
+
+def test_a_card_is_checked_where_it_is_and_by_what_computes_on_it(
+    bundle: Path, machine: Machine, card: DeviceProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = CalibrationOptions(False, True, ((1, 4),), None, RULES)
+    monkeypatch.setattr(stage, "default_provider", lambda: "CPUExecutionProvider")
+    with pytest.raises(InputError, match=f"CPUExecutionProvider here, not on {CARD}"):
+        improve(bundle, card, options, tmp_path)
+    monkeypatch.setattr(stage, "find_target", lambda device: Target(False, "no such card"))
+    with pytest.raises(InputError, match="--validate: no such card; estimates for a card are checked on that card"):
+        improve(bundle, card, options, tmp_path)
+    assert machine.specs == [] and not [*tmp_path.iterdir()]

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgeformer.data.batching import IGNORED
 from edgeformer.families import load_recipe
+from edgeformer.families.network import Place
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.progress import Silent
+from edgeformer.formats.progress import SILENT, Silent
 from edgeformer.formats.recipe import CompileConfig, TrainingConfig
 from edgeformer.stages.training import compiled, connection
 from edgeformer.stages.training.compiled import CompiledModel, _keep_gradients
 from edgeformer.stages.training.levers import Levers
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 
@@ -120,6 +123,22 @@ def test_so_many_shapes_are_compiled_and_no_more(graphs: list[int]) -> None:
     assert not [*fast.parameters()], "the model's weights are its own"
 
 
+@pytest.mark.parametrize("scored", [False, True])
+def test_batches_have_few_lengths_and_what_padding_counts_for_stays(tmp_path: Path, scored: bool) -> None:
+    sets = [*SMALL_LANGUAGE, "data.mode=paragraphs", f"training.score_padding={str(scored).lower()}"]
+    recipe = load_recipe("crt_mini", [*sets, "training.compile={shapes: 3}"])
+    plain = Objective(load_recipe("crt_mini", sets), tmp_path, Place(), SILENT)
+    padded = Objective(recipe, tmp_path, Place(), SILENT)
+    found = [[one.batch(rows, CPU) for rows in plain.steps(0)] for one in (plain, padded)]
+    lengths = {batch["input_ids"].shape[1] for batch, _ in found[1]}
+    assert lengths <= ({32} if scored else {11, 22, 32}), "thirds of the 32 tokens that rows are cut to"
+    assert [weight for _, weight in found[0]] == [weight for _, weight in found[1]]
+    for (batch, _), (longer, _) in zip(*found, strict=True):
+        known = batch["targets"].shape[1]
+        assert torch.equal(longer["targets"][:, :known], batch["targets"])
+        assert bool((longer["targets"][:, known:] == IGNORED).all())
+
+
 def test_a_model_that_cannot_be_compiled_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(graph: Any, inputs: Any, **options: Any) -> Any:
         raise RuntimeError("no compiler\nand much more")
@@ -128,6 +147,30 @@ def test_a_model_that_cannot_be_compiled_is_bad_input(monkeypatch: pytest.Monkey
     fast = CompiledModel(nn.Linear(3, 3), 2, graphs=False)
     fast.starts_over(2)
     with pytest.raises(InputError, match=r"training\.compile: the model cannot be compiled here: .*no compiler; take"):
+        fast(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("skipping cudagraphs due to a cpu device"), InputError),
+        (RuntimeError("an assertion on the card"), RuntimeError),
+        (torch.OutOfMemoryError("CUDA out of memory in cudagraphs"), torch.OutOfMemoryError),
+    ],
+)
+def test_what_cannot_be_recorded_is_bad_input_and_other_errors_are_themselves(
+    error: RuntimeError, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+        def run(*given: Any) -> Any:
+            raise error
+
+        return run
+
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    fast = CompiledModel(nn.Linear(3, 3), 2, graphs=False)
+    fast.starts_over(2)
+    with pytest.raises(told):
         fast(torch.ones(2, 3))
 
 

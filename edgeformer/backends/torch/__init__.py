@@ -8,7 +8,7 @@ from importlib import metadata, util
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import Backend, Kind, ProviderFacts
-from edgeformer.formats.errors import install_hint
+from edgeformer.formats.errors import InputError, install_hint
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Answer, Capability, ask_installed, describe_package, installed_version
 
@@ -38,6 +38,26 @@ class TorchBackend(Backend):
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
         return wanted or f"torch-{kind or 'cpu'}"
+
+    def device(self, provider: str | None) -> str:
+        """The kind of device, as torch calls it, that ``provider`` computes on; None: a card where torch sees one.
+
+        Raises:
+            InputError: it is not one of this runtime's, or there is no card.
+            ModuleNotFoundError: torch is not installed.
+        """
+        import torch
+
+        card = torch.cuda.is_available()
+        if provider is None:
+            return "cuda" if card else "cpu"
+        if provider not in _PROVIDERS:
+            raise InputError(f"--runtime {provider}: torch computes as {' or '.join(_PROVIDERS)}")
+        if _PROVIDERS[provider] == "cuda" and not card:
+            raise InputError(
+                f"--runtime {provider}: torch sees no CUDA card here; run edgeformer doctor, or leave it out"
+            )
+        return _PROVIDERS[provider]
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None

@@ -66,6 +66,7 @@ class CachedModel(Protocol):
 
     loops: int
     max_positions: int
+    device: torch.device
 
     def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
         """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
@@ -78,17 +79,17 @@ class CachedModel(Protocol):
 
 
 class TorchEngine(LoopEngine[torch.Tensor]):
-    """A cached model on the CPU; stops after every loop. A state is [B, n, C]."""
-
-    provider = "torch-cpu"
+    """A cached model; stops after every loop. A state is [B, n, C], on the model's device."""
 
     def __init__(self, model: CachedModel) -> None:
         self._model: CachedModel | None = model
+        self._device = model.device
+        self.provider = f"torch-{self._device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
-        return self._opened.embed(torch.from_numpy(ids), start, keep=keep)
+        return self._opened.embed(torch.from_numpy(ids).to(self._device), start, keep=keep)
 
     def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
         return self._opened.run_loop(stretch, state, keep=keep)
@@ -97,7 +98,7 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         return torch.cat((first, second), dim=1)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
-        return self._opened.logits(state[:, -1], loop).numpy()
+        return self._opened.logits(state[:, -1], loop).cpu().numpy()
 
     def close(self) -> None:
         self._model = None

@@ -117,7 +117,7 @@ class CachedLoops:
         self._refine: Tensor | None = None
         self._trm: list[Tensor | None] = [None] * model.loops
         self._attention = [_KeysValues() for _ in range(model.loops)]
-        self.loops, self.max_positions = model.loops, model.max_positions
+        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:

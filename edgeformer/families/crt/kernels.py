@@ -35,7 +35,7 @@ def apart(q: Tensor, k: Tensor, v: Tensor, begins: Tensor) -> Tensor:
     if q.device.type == "cuda":
         nested_q, nested_k, nested_v = jagged((q, k, v), begins)
         mixed: Tensor = F.scaled_dot_product_attention(nested_q, nested_k, nested_v, is_causal=True)
-        return mixed.transpose(1, 2).values().view(shape).transpose(1, 2)
+        return mixed.transpose(1, 2).values().reshape(shape).transpose(1, 2)
     lengths = begins.diff().tolist()
     pieces = zip(*(torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v)), strict=True)
     alone = [_causal(one[0], one[1], one[2]) for one in pieces]

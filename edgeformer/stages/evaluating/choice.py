@@ -10,6 +10,7 @@ from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.own_weights import computed_by
 from edgeformer.run import TORCH, Location, Run
 from edgeformer.runtime_choice import fastest_here
 from edgeformer.tasks import TextReader
@@ -25,7 +26,7 @@ class Choice:
     Attributes:
         owner: the bundle, or the run.
         artifact: of the bundle; None: the run's own weights.
-        provider: what shall compute it; None: its format's runtime decides.
+        provider: what shall compute it; None: its format's runtime decides, or for a run's weights torch.
     """
 
     owner: Bundle | Run
@@ -75,7 +76,7 @@ class Choice:
             return self.owner.session(self._entry, OpenOptions(self.provider, early=early, exits=exits))
         if early is not None:
             raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
-        return self.owner.session(every_exit=every_exit)
+        return self.owner.session(every_exit=every_exit, provider=self.provider)
 
     @property
     def _entry(self) -> ArtifactManifest:
@@ -99,16 +100,17 @@ def choose(location: Location, wanted: str | None, runtime: str | None = None) -
     if runtime is None:
         known = fastest_here(location) if location.bundle is not None else {}
         return [replace(one, provider=known.get(one.id)) for one in chosen]
-    ways = [(one, one.artifact) for one in chosen]
-    found = [
-        replace(one, provider=provider)
-        for one, artifact in ways
-        if artifact is not None
-        for provider in providers_asked(artifact, runtime)
-    ]
+    found = [replace(one, provider=provider) for one in chosen for provider in _asked(one, runtime)]
     if not found:
         raise InputError(f"--runtime {runtime}: opens none of {', '.join(one.id for one in chosen)}")
     return found
+
+
+def _asked(one: Choice, runtime: str) -> tuple[str, ...]:
+    """Providers of a named runtime that compute it; empty: none. Raises InputError: no such runtime."""
+    if one.artifact is not None:
+        return providers_asked(one.artifact, runtime)
+    return (runtime,) if computed_by(runtime) else ()
 
 
 def _artifacts(location: Location, wanted: str | None) -> list[Choice]:

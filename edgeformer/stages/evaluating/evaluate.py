@@ -175,6 +175,8 @@ class Scoring:
         batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
         what = f"Scoring {choice.id} on {self.name(choice)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, what, len(texts), "rows"), choice.session(every_exit=every_exit) as session:
+            if choice.artifact is None and (losses or not every_exit):  # it goes over the set once or twice
+                self.progress.message(f"{choice.id}: the run's own weights are computed by {session.provider}")
             arrays = (task.batch(texts, numbers, reader.pad) for numbers in batches)
             warm_up = not (every_exit or losses)  # of those no time is told
             seconds = score_batches(session.run, arrays, meter, warm_up=warm_up, advance=self.progress.advance)

@@ -13,7 +13,7 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.guarantee import ExitGuarantee
-from edgeformer.run import Location, Run
+from edgeformer.run import TORCH, Location, Run
 from edgeformer.stages.evaluating.choice import Choice, choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
@@ -52,7 +52,9 @@ class Model:
     guarantee: ExitGuarantee | None = None
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of its answers must know of early exit."""
+        """What its reader must know: where the run's own weights are computed, what early exit promises."""
+        if self.id == TORCH:
+            return (f"{self.id}: the run's own weights are computed by {self.provider}",)
         if self.guarantee is None:
             return ()
         least = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.backends.decoder import Decoder
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.own_weights import computed_by
 from edgeformer.run import TORCH, Location, Run
 
 _PRECISIONS = ("fp32", "fp16", "int8")
@@ -27,6 +29,7 @@ class Author:
         max_positions: the longest text it takes.
         trained_length: tokens that it read at once in training.
         wanted: the artifact that was asked for; None: the best of those that fit.
+        runtime: what ``--runtime`` names; None: the artifact's usual one, or for a run's weights torch.
     """
 
     location: Location
@@ -35,6 +38,7 @@ class Author:
     max_positions: int
     trained_length: int
     wanted: str | None = None
+    runtime: str | None = None
 
     def open(self, exits: Collection[int]) -> tuple[str, Decoder[Any]]:
         """The id of what writes, and a text that answers after those loops.
@@ -45,9 +49,21 @@ class Author:
             MissingDependencyError: what it needs is not installed.
         """
         if isinstance(self.model, Run):
-            return TORCH, self.model.decoder()
+            if self.runtime is not None and not computed_by(self.runtime):
+                raise InputError(f"--runtime {self.runtime}: computes no run's own weights; that is torch")
+            return TORCH, self.model.decoder(self.runtime)
         chosen = self._pick(self.model, all_loops=set(exits) == {self.exits[-1]})
-        return chosen.id, self.model.decoder(chosen, exits)
+        return chosen.id, self.model.decoder(chosen, exits, OpenOptions(self._provider(chosen)))
+
+    def _provider(self, chosen: ArtifactManifest) -> str | None:
+        if self.runtime is None:
+            return None
+        if self.runtime == ALL_RUNTIMES:
+            raise InputError(f"--runtime {self.runtime}: one of them writes; name it")
+        providers = providers_asked(chosen, self.runtime)
+        if not providers:
+            raise InputError(f"--runtime {self.runtime}: does not open {chosen.id}")
+        return providers[0]
 
     def _pick(self, bundle: Bundle, *, all_loops: bool) -> ArtifactManifest:
         """The artifact that was asked for, or the best that answers after all loops (or after others too)."""
@@ -81,12 +97,13 @@ class Author:
         return chosen
 
 
-def find_author(location: Location, artifact: str | None = None) -> Author:
+def find_author(location: Location, artifact: str | None = None, runtime: str | None = None) -> Author:
     """The bundle where it holds graphs that write (or ``artifact`` is one of it), else the run.
 
     Args:
         location: the run, the bundle, or both.
         artifact: an artifact's id, or ``torch``; None: the one that ``location`` names, else FP32 before FP16.
+        runtime: what shall compute it, as ``--runtime`` names it.
 
     Raises:
         InputError: not a language model, one that sees later tokens, or there is no such artifact.
@@ -99,7 +116,7 @@ def find_author(location: Location, artifact: str | None = None) -> Author:
         if wanted is not None or writing(bundle):
             manifest = bundle.manifest
             most = manifest.max_positions or manifest.max_length
-            return Author(location, bundle, manifest.exits, most, manifest.max_length, wanted)
+            return Author(location, bundle, manifest.exits, most, manifest.max_length, wanted, runtime)
     if wanted not in (None, TORCH):
         raise InputError(f"--artifact {wanted}: {location.name} has no bundle; make one with: {_command(location)}")
     if location.run is None:
@@ -110,7 +127,7 @@ def find_author(location: Location, artifact: str | None = None) -> Author:
     _require_writer(location, run)
     run.require_finished()
     recipe = run.recipe
-    return Author(location, run, run.exits, recipe.model.max_positions, recipe.data.tokens_at_once)
+    return Author(location, run, run.exits, recipe.model.max_positions, recipe.data.tokens_at_once, None, runtime)
 
 
 def writing(bundle: Bundle) -> list[ArtifactManifest]:

@@ -51,6 +51,7 @@ class GenerateOptions:
     Attributes:
         artifact: an artifact of the bundle that keeps what it computed for earlier tokens, or ``torch``; None: FP32
             from the bundle where that has one, else torch.
+        runtime: what shall compute it, as ``--runtime`` names it; None: its usual one.
     """
 
     max_tokens: int = 64
@@ -58,6 +59,7 @@ class GenerateOptions:
     exit: int | None = None
     early: EarlyExit | None = None
     artifact: str | None = None
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -117,7 +119,7 @@ def generate(
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
         MissingDependencyError: torch is needed and not installed.
     """
-    author = find_author(location, options.artifact)
+    author = find_author(location, options.artifact, options.runtime)
     thresholds = _thresholds(author, options)
     tokenizer = author.model.reader().tokenizer
     plain = PlainText(tokenizer)

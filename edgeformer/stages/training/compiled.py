@@ -70,8 +70,10 @@ class CompiledModel(nn.Module):
             # Shapes are counted here; torch's own limit would let a further one go uncompiled without a word.
             with torch._dynamo.config.patch(recompile_limit=4 * self._most + 8, fail_on_recompile_limit_hit=True):
                 return self._fast[0](*inputs, **named)
-        except TorchDynamoException as error:
-            if is_out_of_memory(error):
+        except RuntimeError as error:
+            # What cannot be recorded as a CUDA graph is noticed when it is run, and is no error of the compiler.
+            cannot = isinstance(error, TorchDynamoException) or "cudagraph" in str(error)
+            if is_out_of_memory(error) or not cannot:
                 raise
             lines = str(error).strip().splitlines()
             said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -50,10 +50,16 @@ _LEAST_OPERATIONS = 1e7
 Timed = tuple[ArtifactManifest, Listing]
 """An artifact and its items, timed."""
 
-_COMMENT = """\
+_COMMENTS = {
+    "cpu": """\
 # Written by `edgeformer profile --calibrate`: this host's rates as they were measured, and what the estimator learned.
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
-"""
+""",
+    "cuda": """\
+# Written by `edgeformer profile --validate`: the profile as it was, and how far estimates from its facts were from
+# measurements on the card itself. Facts and budgets are yours to change; then validate again.
+""",
+}
 
 
 def calibrate(
@@ -109,7 +115,7 @@ def write_profile(device: DeviceProfile, folder: Path) -> Path:
     """
     document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     path = folder / f"{device.name}.yaml"
-    write_text(path, _COMMENT + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
+    write_text(path, _COMMENTS[device.kind] + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
     return path
 
 

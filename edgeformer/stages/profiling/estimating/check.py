@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from edgeformer.backends import default_provider, library_versions, on_gpu
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.progress import Progress, Silent
-from edgeformer.machine.host import now
+from edgeformer.machine.host import default_threads, now
 from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import MeasureSpec, Shape
+from edgeformer.stages.profiling.request import find_target
 
+_PRECISIONS = {"cpu": ("fp32",), "cuda": ("fp32", "fp16")}
 CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
 
 
@@ -50,7 +53,7 @@ def improve(
 
     Args:
         bundle: the bundle's folder.
-        device: this host's profile.
+        device: this host's profile, or of a card in it, which can be checked and not fitted.
         options: what to do.
         folder: of the user's own profiles.
         progress: where to say what is going on.
@@ -65,9 +68,34 @@ def improve(
         device = calibrate(bundle, device, threads=options.threads, progress=progress)
         write_profile(device, folder)  # kept also where checking fails
     if options.check:
+        if device.kind == "cuda":
+            device = on_card(device)
         cases = check_estimates([bundle], device, options.shapes, rules=options.rules, progress=progress)
         device = with_error(device, cases)
     return device, write_profile(device, folder)
+
+
+def on_card(device: DeviceProfile) -> DeviceProfile:
+    """The profile of a card that is here with a calibration that fits nothing: estimates stay those of its facts.
+
+    Raises:
+        InputError: the card is not here, or ONNX Runtime has nothing here that computes on it.
+    """
+    target = find_target(device)
+    if not target.present:
+        raise InputError(f"--validate: {target.reason}; estimates for a card are checked on that card")
+    card = target.gpu.name if target.gpu is not None else device.match or device.title
+    provider = default_provider()
+    if not on_gpu(provider):
+        raise InputError(
+            f"--validate: ONNX Runtime computes with {provider} here, not on {card}; see edgeformer doctor for what is "
+            "missing"
+        )
+    known = Calibration(
+        created=now(), processor=card, threads=default_threads(), provider=provider,
+        versions=library_versions(), efficiencies={},
+    )  # fmt: skip
+    return device.model_copy(update={"calibration": known})
 
 
 def check_estimates(
@@ -80,12 +108,14 @@ def check_estimates(
 ) -> tuple[FittedCase, ...]:
     """Measure the full FP32 ONNX graphs of ``bundles`` as `profile` does, and estimate the same cases.
 
+    On a CUDA card those in FP16, too: a CPU computes them in FP32, and says nothing new.
+
     Cases that the calibration was fitted on are left out: they would flatter it. So are those that could not be
     measured, with a message.
 
     Args:
         bundles: their folders.
-        device: this host's calibrated profile.
+        device: this host's calibrated profile, or what :func:`on_card` makes of a card's.
         shapes: (batch, seq); those that a model cannot take are left out.
         rules: when to stop measuring; None: the usual rules.
         progress: where to say what is going on.
@@ -105,7 +135,7 @@ def check_estimates(
         bundle = Bundle.open(folder)
         taken = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
         taken.sort(key=lambda shape: (shape[0] * shape[1], shape))
-        for checked in full_graphs(bundle, ("fp32",)):
+        for checked in full_graphs(bundle, _PRECISIONS[device.kind]):
             unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)
             fitted += len(shapes) - len(unseen)
             if unseen:

@@ -1,0 +1,51 @@
+"""A run's own weights are scored, asked and written with on the card, and say so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeformer.run import Location, bundle_in, locate
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+from edgeformer.stages.evaluating.predict import opened, predict
+from edgeformer.stages.generating.generate import GenerateOptions, generate
+from edgeformer.tasks.language_modeling.sampling import Sampling
+
+pytestmark = pytest.mark.gpu
+
+
+def at(run: Path) -> Location:
+    return locate(str(run), run.parent)
+
+
+def test_a_classifier_is_scored_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
+    usual = evaluate(at(finished_run), EvaluateOptions("torch")).rows[0]
+    slow = evaluate(at(finished_run), EvaluateOptions("torch", runtime="torch-cpu")).rows[0]
+    assert (usual.provider, slow.provider) == ("torch-cuda", "torch-cpu")
+    assert usual.loss == pytest.approx(slow.loss, rel=1e-4) and usual.accuracy == pytest.approx(slow.accuracy, abs=0.01)
+
+
+def test_a_classifier_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
+    texts = ["a warm and funny film", "dull", "neither good nor bad"]
+    usual = predict(at(finished_run), texts, "torch")[1]
+    slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]
+    with opened(at(finished_run), "torch") as model:
+        assert model.notes() == ("torch: the run's own weights are computed by torch-cuda",)
+    for one, other in zip(usual, slow, strict=True):
+        assert one.as_dict()["label"] == other.as_dict()["label"]
+
+
+def test_a_language_model_is_scored_and_writes_on_the_card(finished_language_run: Path) -> None:
+    where = at(finished_language_run)
+    assert bundle_in(finished_language_run) is None
+    usual, slow = (evaluate(where, EvaluateOptions("torch", runtime=one)).rows[0] for one in (None, "torch-cpu"))
+    assert usual.perplexity is not None and math.isfinite(usual.perplexity)
+    assert usual.perplexity == pytest.approx(slow.perplexity, rel=1e-3)
+    options = GenerateOptions(12, Sampling(temperature=0.0), artifact="torch")
+    written = generate(where, "The film", options)
+    assert written.provider == "torch-cuda"
+    by_cpu = generate(where, "The film", replace(options, runtime="torch-cpu"))
+    assert by_cpu.provider == "torch-cpu" and written.tokens[:4] == by_cpu.tokens[:4]
