@@ -37,6 +37,7 @@ from edgeformer.stages.exporting.exportable import Array, Exportable, Logits, Va
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes, quantized_pairs
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
+from edgeformer.stages.exporting.portability import audit_portability
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import out_of_tolerance
@@ -243,6 +244,7 @@ class Judge:
         # The parts of a step bundle hold different parameters; together they must hold each once.
         audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
         sharing = Sharing(unique_parameters=needed, **_added(audits))
+        feed = self.subject.inputs if facts.get("role") == "full" else None  # the others are parts of the same
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
@@ -269,6 +271,7 @@ class Judge:
                 "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
                 "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
                 "sharing": sharing,
+                "portability": audit_portability([self.bundle / name for name in files.values()], feed),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,

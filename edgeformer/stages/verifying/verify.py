@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeformer.backends import ALL_RUNTIMES, OpenOptions, provider_facts, providers_asked
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, library_versions, provider_facts, providers_asked
 from edgeformer.bundle import Bundle
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
@@ -12,6 +12,7 @@ from edgeformer.formats.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
+from edgeformer.machine.capability import cpu_flags
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 
 INT8_ERROR_FACTOR = 2.0
@@ -88,6 +89,7 @@ def _providers(artifact: ArtifactManifest, runtime: str | None) -> tuple[str | N
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
     """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports."""
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
+    found = found.model_copy(update={"notes": _notes(artifact)})
 
     def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
         return found.model_copy(update={"status": status, "reason": str(reason)})
@@ -124,6 +126,14 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     tolerance, problem = _hold(parity, recorded)
     status = "failed" if problem else "verified"
     return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
+
+
+def _notes(artifact: ArtifactManifest) -> tuple[str, ...]:
+    """What its portability audit says: of it anywhere, and of it on this machine."""
+    audit = artifact.portability
+    if audit is None:
+        return ()
+    return (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
 
 
 def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
