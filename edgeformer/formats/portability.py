@@ -18,7 +18,7 @@ class Denormals(Frozen):
 
     weights: int = Field(description="stored FP32 numbers that are denormal")
     of_weights: int = Field(description="stored FP32 numbers")
-    activations: int | None = Field(None, description="on the golden inputs; None: not looked at")
+    activations: int | None = Field(None, description="on some golden inputs, of up to 64 values; None: not looked at")
     of_activations: int | None = None
 
 

@@ -244,7 +244,9 @@ class Judge:
         # The parts of a step bundle hold different parameters; together they must hold each once.
         audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
         sharing = Sharing(unique_parameters=needed, **_added(audits))
-        feed = self.subject.inputs if facts.get("role") == "full" else None  # the others are parts of the same
+        # The others are parts of the same, or the same numbers with weights rounded.
+        paths = [self.bundle / name for name in files.values()]
+        whole = facts.get("role") == "full" and self.variant.precision != "fp16"
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
@@ -271,7 +273,9 @@ class Judge:
                 "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
                 "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
                 "sharing": sharing,
-                "portability": audit_portability([self.bundle / name for name in files.values()], feed),
+                "portability": audit_portability(
+                    [self.bundle / name for name in files.values()], self.subject.inputs if whole else None
+                ),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,

@@ -23,8 +23,8 @@ _LOWEST, _HIGHEST = -(2**15), 2**15 - 1
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 _MOST_ROWS, _MOST_PAIRS = 256, 4096
 """Of a product: positions and pairs of weights whose sums are computed one by one."""
-_AT_ONCE, _FED_ROWS = 64, 4
-"""Values that a run returns, and rows of a call."""
+_MOST_VALUES, _FED_ROWS = 64, 4
+"""Values of a graph that are looked at, evenly drawn from all, and rows of the call: each takes memory and time."""
 
 Feed = Mapping[str, Array]
 
@@ -75,27 +75,27 @@ class _Values:
         self._folder = path.parent
 
     def of(self, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
-        """Name → value; names of what is no tensor of the outermost graph are passed over."""
-        own = {value.name for value in (*self._graph.graph.output, *self._graph.graph.input)}
+        """Name → value, of some of them; names of what is no tensor of the outermost graph are passed over."""
+        own_outputs = [value.name for value in self._graph.graph.output]
+        own = {*own_outputs, *(value.name for value in self._graph.graph.input)}
         asked = [name for name in dict.fromkeys(names) if name and name not in own]
         inferred = onnx.shape_inference.infer_shapes(self._graph, strict_mode=False)
         known = {value.name: value for value in inferred.graph.value_info}
         asked = [name for name in asked if name in known]
-        for start in range(0, len(asked), _AT_ONCE):
-            probe, some = onnx.ModelProto(), asked[start : start + _AT_ONCE]
-            probe.CopyFrom(self._graph)
-            probe.graph.output.extend(known[name] for name in some)
-            with tempfile.NamedTemporaryFile(prefix=".values-", suffix=".onnx", dir=self._folder, delete=False) as file:
-                file.write(probe.SerializeToString())
-            try:
-                with OnnxSession(Path(file.name)) as session:
-                    found = session.run({name: self._feed[name] for name in session.inputs})
-            finally:
-                Path(file.name).unlink()
-            yield from ((name, found[name]) for name in some)
+        some = asked[:: -(-len(asked) // _MOST_VALUES)] if asked else []
+        self._graph.graph.output.extend(known[name] for name in some)
+        with tempfile.NamedTemporaryFile(prefix=".values-", suffix=".onnx", dir=self._folder, delete=False) as file:
+            file.write(self._graph.SerializeToString())
+        del self._graph.graph.output[len(own_outputs) :]
+        try:
+            with OnnxSession(Path(file.name)) as session:
+                found = session.run({name: self._feed[name] for name in session.inputs})
+        finally:
+            Path(file.name).unlink()
+        yield from ((name, found[name]) for name in some)
 
     def inner(self) -> Iterator[tuple[str, Array]]:
-        """All of them."""
+        """Of all that there are."""
         return self.of([name for node in self._graph.graph.node for name in node.output])
 
 
