@@ -273,9 +273,7 @@ class Judge:
                 "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
                 "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
                 "sharing": sharing,
-                "portability": audit_portability(
-                    [self.bundle / name for name in files.values()], self.subject.inputs if whole else None
-                ),
+                "portability": audit_portability(paths, self.subject.inputs if whole else None),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,
