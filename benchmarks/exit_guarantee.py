@@ -2,10 +2,10 @@
 
 python benchmarks/exit_guarantee.py BUNDLE [--split sst-test | --data FILE] [--json FILE]
 
-Every row is answered at every exit once. Then, for each of several promises: half of the rows, drawn at random, choose
-thresholds, and the other half shows what early exit really costs there. That half is a sample itself, so that a promise
-that holds can look broken on it; what the promise is about is texts of the same source. So a second count takes all rows
-for that source: as many rows as half of them are drawn with replacement, and the loss is that on all of them.
+Every row is answered at every exit once. Then, for each of several promises: half of the rows, drawn at random,
+choose thresholds, and the other half shows what early exit really costs there. That half is a sample itself, on which
+a promise that holds can look broken; what the promise is about is texts of the same source. So a second count takes
+all rows for that source: as many rows as half of them are drawn with replacement, and the loss is that on all of them.
 Both draw 100 times; where a draw promises nothing, everything goes through all loops and nothing is lost.
 """
 

@@ -15,7 +15,7 @@ def standard_error(score: dict[str, float]) -> float:
 
 def facts() -> dict[str, str]:
     """Name in the template → what stands in its place."""
-    return {**classifiers(), **language_models(), **bundles(), **estimates(), **serving()}
+    return {**classifiers(), **language_models(), **bundles(), **leaving(), **estimates(), **serving()}
 
 
 def classifiers() -> dict[str, str]:
@@ -36,6 +36,12 @@ def language_models() -> dict[str, str]:
     padded = next(run for run in result("2026-11-21-language") if run["score_padding"])
     padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
     return {"scored_padding": f"{100 * padding:.1f} %"}
+
+
+def leaving() -> dict[str, str]:
+    """Of the model whose exits were promised something of."""
+    accuracy = result("2026-11-22-exit-guarantee")["accuracy"]
+    return {"exit_accuracy": ", ".join(f"{value:.4f} after loop {loop}" for loop, value in accuracy.items())}
 
 
 def bundles() -> dict[str, str]:

@@ -114,6 +114,21 @@ def estimator() -> str:
     return markdown(["run", *shapes], [[name, *map(cell, found)] for name, found in groups.items()])
 
 
+def guarantee() -> str:
+    """How often promises of early exit held, and what they saved."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        half, source = row["other_half"], row["whole_source"]
+        kept = [f"{found['kept']} of {found['draws']}" for found in (half, source)]
+        loss = f"{100 * half['mean_loss']:+.2f} / {100 * half['largest_loss']:+.2f}"
+        asked = [f"{100 * row['max_drop']:g} points", f"{row['risk']:.0%}", f"{half['promised']}"]
+        return [*asked, *kept, loss, f"{half['mean_loops']:.2f}"]
+
+    header = ["promised: at most", "risk", "resplits with thresholds", "kept on the other half", "kept on all"]
+    rows = map(cells, result("2026-11-22-exit-guarantee")["promises"])
+    return markdown([*header, "points lost there, mean / most", "mean loops"], rows)
+
+
 def plan() -> str:
     """Predicted and measured peaks of training."""
 
@@ -126,5 +141,5 @@ def plan() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (decode, onnx_decode, drift, int8, estimator, plan)
+    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, estimator, plan)
 }

@@ -9,7 +9,6 @@ import typer
 
 from edgeformer.cli.options import Artifacts, Json, Run, Runtime, print_json, stdout
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.units import parse_share
 
 
 def command(
@@ -78,6 +77,8 @@ def command(
 
 
 def _share(text: str, option: str) -> float:
+    from edgeformer.formats.units import parse_share
+
     try:
         return parse_share(text)
     except ValueError as error:

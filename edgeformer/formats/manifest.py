@@ -9,6 +9,7 @@ from edgeformer.formats.data_config import AnyData
 from edgeformer.formats.drift import Drift
 from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.formats.lengths import Lengths
+from edgeformer.formats.portability import Portability
 from edgeformer.formats.scores import AnyScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
@@ -235,6 +236,7 @@ class ArtifactManifest(Frozen):
     guarantee: ExitGuarantee | None = Field(
         None, description="step artifacts: what early exit may cost (`edgeformer exits`); None: nothing is promised"
     )
+    portability: Portability | None = Field(None, description="ONNX: what other machines may take otherwise")
     quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
     engine: Engine | None = Field(None, description="TensorRT engines")

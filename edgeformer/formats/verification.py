@@ -26,6 +26,7 @@ class ArtifactCheck(Frozen):
     reason: str | None = None
     parity: Parity | None = Field(None, description="with torch FP32, measured here")
     tolerance: str | None = Field(None, description="what it was held to")
+    notes: tuple[str, ...] = Field((), strict=False, description="what its portability audit says of this machine")
 
 
 class Recorded(Frozen):

@@ -156,13 +156,20 @@ def machine_capabilities() -> list[Capability]:
     ]
 
 
+def cpu_flags() -> frozenset[str] | None:
+    """What the processor can do, as Linux names it (``avx2``, ``avx512_vnni``, ``asimd``); None: not known."""
+    try:
+        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return None
+
+
 def _processor() -> list[Capability]:
     quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
     threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
+    flags = cpu_flags()
+    if flags is None:
         features = Capability("cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has")
     else:
         present = [flag for flag in _CPU_FLAGS if flag in flags]

@@ -52,6 +52,8 @@ def print_verification(found: Verification, console: Console) -> None:
     for check in found.artifacts:
         if check.reason:
             console.print(f"{escape(check.artifact)}: {escape(check.reason)}", soft_wrap=True)
+        for note in check.notes:
+            console.print(f"note: {escape(check.artifact)}: {escape(note)}", soft_wrap=True)
     for file in found.damaged:
         detail = f" ({escape(file.detail)})" if file.detail else ""
         console.print(f"[red]{file.status}[/]: {escape(file.file)}{detail}", soft_wrap=True)

@@ -54,6 +54,8 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
+    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/evaluating/test_guarantee.py has one",
+    'edgeformer predict --confidence auto "a warm, funny and quietly moving film"': "the same",
     "edgeformer profile --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
     "edgeformer profile --calibrate --validate": _MEASURES,
     "edgeformer profile --calibrate": _MEASURES,

@@ -77,7 +77,7 @@ def test_rows_that_are_needed() -> None:
     needed = rows_needed(0.05, 0.05)
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)
-    assert rows_needed(0.01, 0.05) > 4 * needed
+    assert (rows_needed(0.01, 0.05), rows_needed(0.005, 0.05)) == (482, 964), "docs/deploy.md says so"
     enough = rows_that_would_do(6, 4, 400, 0.01, 0.05)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05

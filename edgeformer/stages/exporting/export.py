@@ -148,6 +148,7 @@ def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> B
     if job.trimmed is not None:
         complete_trimmed(job.folder / TRIMMED_FOLDER, run.folder, job.trimmed, artifacts)
     job.previous.bring(artifacts, job.folder)
+    job.notes.extend(f"{one.id}: {note}" for one in artifacts if one.portability for note in one.portability.notes())
     facts["notes"] = job.previous.with_notes(job.notes)
     bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
     return seal(job.folder, bundle, job.previous.records)

@@ -37,6 +37,7 @@ from edgeformer.stages.exporting.exportable import Array, Exportable, Logits
 from edgeformer.stages.exporting.graph_files import LOOP, Written, probe_path
 from edgeformer.stages.exporting.int8 import quantized_nodes, quantized_pairs
 from edgeformer.stages.exporting.numerics import FP16_LARGEST, measure_drift
+from edgeformer.stages.exporting.portability import audit_portability
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks import Run
 from edgeformer.tasks.parity import out_of_tolerance
@@ -253,6 +254,9 @@ class Judge:
         # The parts of a step bundle hold different parameters; together they must hold each once.
         audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
         sharing = Sharing(unique_parameters=needed, **_added(audits))
+        # The others are parts of the same, or the same numbers with weights rounded.
+        paths = [self.bundle / name for name in files.values()]
+        whole = facts.get("role") == "full" and self.variant.precision != "fp16"
         reason = facts.pop("reason", None) or stored_twice(sharing)
         inputs, outputs = describe_io(graphs[LOOP])
         file, precision = files[LOOP], self.variant.precision
@@ -279,6 +283,7 @@ class Judge:
                 "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
                 "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
                 "sharing": sharing,
+                "portability": audit_portability(paths, self.subject.inputs if whole else None),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
                 "built_with": {k: v for k, v in library_versions().items() if k in _LIBRARIES},
                 **facts,

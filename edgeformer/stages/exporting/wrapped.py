@@ -28,6 +28,7 @@ from edgeformer.machine.lock import claiming
 from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.half import halve, lifted
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
+from edgeformer.stages.exporting.portability import audit_portability
 from edgeformer.stages.exporting.previous import link
 from edgeformer.stages.exporting.reach import largest_values
 from edgeformer.stages.exporting.variants import ExportOptions, Variant
@@ -159,7 +160,9 @@ def _graph(job: _Export, precision: Precision, way: Callable[[_Export], onnx_ir.
         judged = {
             **describe_graph(path, size, job.base),
             **judge_graph(path, precision, job.bundle, job.notes, job.progress),
+            "portability": (audit := audit_portability([path])),
         }
+        job.notes.extend(f"{entry.id}: {note}" for note in audit.notes())
         if job.base.weights_file is not None:
             judged["weights_file"] = variant.weights
     except EdgeformerError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeformer.backends import ALL_RUNTIMES, OpenOptions, provider_facts, providers_asked
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, library_versions, provider_facts, providers_asked
 from edgeformer.bundle import Bundle
 from edgeformer.formats.bundle_files import FileCheck
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, MissingDependencyError
@@ -15,6 +15,7 @@ from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.target_record import TARGETS_FILE, lacks_parity
 from edgeformer.formats.verification import ArtifactCheck, Verification
 from edgeformer.formats.workspace import BUNDLE_FILE, REPORTS_FOLDER
+from edgeformer.machine.capability import cpu_flags
 from edgeformer.stages.verifying.scoring import golden_score, lost
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 from edgeformer.tasks.validation import most_rows
@@ -96,6 +97,7 @@ def _providers(artifact: ArtifactManifest, runtime: str | None) -> tuple[str | N
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
     """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports."""
     found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
+    found = found.model_copy(update={"notes": _notes(artifact)})
 
     def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
         return found.model_copy(update={"status": status, "reason": str(reason)})
@@ -140,6 +142,14 @@ def _hold_by_score(bundle: Bundle, artifact: ArtifactManifest, parity: Parity, o
     """As :func:`_hold`, of INT8 that never ran where it was exported: the bar that it would have had there."""
     problem = out_of_tolerance(parity) or lost(bundle, artifact, {"score": golden_score(bundle, artifact, outputs)})
     return "score on the golden inputs", problem
+
+
+def _notes(artifact: ArtifactManifest) -> tuple[str, ...]:
+    """What its portability audit says: of it anywhere, and of it on this machine."""
+    audit = artifact.portability
+    if audit is None:
+        return ()
+    return (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
 
 
 def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:

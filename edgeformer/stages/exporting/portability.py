@@ -1,0 +1,183 @@
+"""Portability audit: what a file holds that other processors and runtimes may take otherwise."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.session import Array
+from edgeformer.formats.portability import Denormals, Portability, Saturation
+
+_CONTROL_FLOW = ("Loop", "If", "Scan")
+_STANDARD = ("", "ai.onnx")
+_HIGHEST_ACTIVATION = 255
+_LOWEST, _HIGHEST = -(2**15), 2**15 - 1
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+_MOST_ROWS, _MOST_PAIRS = 256, 4096
+"""Of a product: positions and pairs of weights whose sums are computed one by one."""
+_MOST_VALUES, _FED_ROWS = 64, 4
+"""Values of a graph that are looked at, evenly drawn from all, and rows of the call: each takes memory and time."""
+
+Feed = Mapping[str, Array]
+
+
+def audit_portability(paths: Sequence[Path], feed: Feed | None = None) -> Portability:
+    """Look at the graphs of one artifact.
+
+    Args:
+        paths: of the graphs, weights beside them where they have such.
+        feed: real inputs of the model: where it is one graph that takes these, the values in it are looked at, too;
+            None: only what is stored.
+    """
+    graphs = [onnx.load(str(path)) for path in paths]
+    nodes = [node for graph in graphs for node in _nodes(graph.graph)]
+    named = Counter(f"{n.domain}:{n.op_type}" for n in nodes if n.domain not in _STANDARD)
+    flow = Counter(node.op_type for node in nodes if node.op_type in _CONTROL_FLOW)
+    inputs = {value.name: value.type.tensor_type.shape.dim for graph in graphs for value in graph.graph.input}
+    axes = {name: tuple(dim.dim_param for dim in dims if dim.dim_param) for name, dims in inputs.items()}
+    whole = feed is not None and len(paths) == 1 and set(inputs) == set(feed)
+    values = _Values(paths[0], {name: feed[name][:_FED_ROWS] for name in feed}) if feed is not None and whole else None
+    return Portability(
+        opset=max((o.version for graph in graphs for o in graph.opset_import if o.domain in _STANDARD), default=0),
+        ir_version=max(graph.ir_version for graph in graphs),
+        other_operators=dict(sorted(named.items())),
+        control_flow=dict(sorted(flow.items())),
+        dynamic={name: found for name, found in axes.items() if found},
+        fixed=tuple(name for name, found in axes.items() if not found),
+        denormals=_denormals(graphs, values),
+        saturation=_saturation(graphs, values),
+    )
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of branches and loops too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+class _Values:
+    """Values inside of a graph, by a run in which they are outputs."""
+
+    def __init__(self, path: Path, feed: Feed) -> None:
+        # Weights beside the graph stay where they are: the copy of it lies there, too.
+        self._graph, self._feed = onnx.load(str(path), load_external_data=False), feed
+        self._folder = path.parent
+
+    def of(self, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
+        """Name → value, of some of them; names of what is no tensor of the outermost graph are passed over."""
+        own_outputs = [value.name for value in self._graph.graph.output]
+        own = {*own_outputs, *(value.name for value in self._graph.graph.input)}
+        asked = [name for name in dict.fromkeys(names) if name and name not in own]
+        inferred = onnx.shape_inference.infer_shapes(self._graph, strict_mode=False)
+        known = {value.name: value for value in inferred.graph.value_info}
+        asked = [name for name in asked if name in known]
+        some = asked[:: -(-len(asked) // _MOST_VALUES)] if asked else []
+        self._graph.graph.output.extend(known[name] for name in some)
+        with tempfile.NamedTemporaryFile(prefix=".values-", suffix=".onnx", dir=self._folder, delete=False) as file:
+            file.write(self._graph.SerializeToString())
+        del self._graph.graph.output[len(own_outputs) :]
+        try:
+            with OnnxSession(Path(file.name)) as session:
+                found = session.run({name: self._feed[name] for name in session.inputs})
+        finally:
+            Path(file.name).unlink()
+        yield from ((name, found[name]) for name in some)
+
+    def inner(self) -> Iterator[tuple[str, Array]]:
+        """Of all that there are."""
+        return self.of([name for node in self._graph.graph.node for name in node.output])
+
+
+def _denormals(graphs: Sequence[onnx.ModelProto], values: _Values | None) -> Denormals:
+    stored = [
+        _tiny(numpy_helper.to_array(tensor))
+        for graph in graphs
+        for tensor in graph.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+    ]
+    floats = all(node.op_type != "MatMulInteger" for graph in graphs for node in graph.graph.node)
+    looked = values is not None and floats  # INT8 graphs compute the same ones in fewer bits
+    found = [_tiny(array) for _, array in values.inner() if array.dtype == np.float32] if values and looked else None
+    return Denormals(
+        weights=sum(count for count, _ in stored),
+        of_weights=sum(size for _, size in stored),
+        activations=None if found is None else sum(count for count, _ in found),
+        of_activations=None if found is None else sum(size for _, size in found),
+    )
+
+
+def _tiny(array: Array) -> tuple[int, int]:
+    size = np.abs(array)
+    return int(((size > 0) & (size < _SMALLEST_NORMAL)).sum()), array.size
+
+
+def _saturation(graphs: Sequence[onnx.ModelProto], values: _Values | None) -> Saturation | None:
+    """Of every MatMulInteger whose first operand is u8 and whose second one is a stored s8 weight [K, N]."""
+    pairs = at_risk = 0
+    products: list[tuple[str, NDArray[np.int32]]] = []
+    for graph in graphs:
+        stored = {one.name: one for one in graph.graph.initializer if one.data_type == TensorProto.INT8}
+        unsigned = _unsigned(graph)
+        for node in graph.graph.node:
+            if node.op_type != "MatMulInteger" or node.input[1] not in stored or node.input[0] not in unsigned:
+                continue
+            weight = numpy_helper.to_array(stored[node.input[1]]).astype(np.int32)
+            risky = _risky(weight)
+            pairs += risky.size
+            at_risk += int(risky.sum())
+            if risky.any():
+                products.append((node.input[0], weight))
+    if not pairs:
+        return None
+    if not at_risk or values is None:
+        return Saturation(pairs=pairs, at_risk=at_risk)
+    found = dict(values.of([name for name, _ in products]))
+    counts = [_beyond(found[name], weight) for name, weight in products if name in found]
+    sums, saturated = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return Saturation(pairs=pairs, at_risk=at_risk, sums=sums, saturated=saturated)
+
+
+def _unsigned(graph: onnx.ModelProto) -> set[str]:
+    """Values that are u8: what is quantised while running is."""
+    return {node.output[0] for node in graph.graph.node if node.op_type == "DynamicQuantizeLinear"} | {
+        value.name
+        for value in (*graph.graph.value_info, *graph.graph.input)
+        if value.type.tensor_type.elem_type == TensorProto.UINT8
+    }
+
+
+def _paired(weight: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The two weights of each sum, [K/2, N] each: the kernel adds neighbours in K; a last odd one has none."""
+    even = weight[: len(weight) // 2 * 2]
+    return even[0::2], even[1::2]
+
+
+def _risky(weight: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Pairs whose sum some activations take beyond 16 bits: the larger ones alone, or both of one sign."""
+    first, second = _paired(weight)
+    most = _HIGHEST_ACTIVATION * (np.maximum(first, 0) + np.maximum(second, 0))
+    least = _HIGHEST_ACTIVATION * (np.minimum(first, 0) + np.minimum(second, 0))
+    found: NDArray[np.bool_] = (most > _HIGHEST) | (least < _LOWEST)
+    return found
+
+
+def _beyond(activations: Array, weight: NDArray[np.int32]) -> tuple[int, int]:
+    """Sums of the pairs at risk, and those of them beyond 16 bits, for activations u8 [..., K]."""
+    rows = activations.reshape(-1, activations.shape[-1])[:_MOST_ROWS].astype(np.int32)
+    first, second = _paired(weight)
+    place, column = np.nonzero(_risky(weight))
+    place, column = place[:_MOST_PAIRS], column[:_MOST_PAIRS]
+    one = rows[:, 2 * place] * first[place, column]
+    sums = one + rows[:, 2 * place + 1] * second[place, column]
+    return sums.size, int(((sums > _HIGHEST) | (sums < _LOWEST)).sum())
