@@ -18,7 +18,7 @@ from typing_extensions import Self
 from edgeformer.backends import ArtifactFiles, OpenOptions, cannot_run, opener_of
 from edgeformer.formats.bundle_files import BundleFiles
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import as_json, read_at_most, write_json, write_text
+from edgeformer.formats.files import as_json, read_at_most, write_text
 from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.target_record import TARGETS_FILE, TargetRecords
@@ -161,8 +161,7 @@ class Bundle:
     def record(self, artifact: ArtifactManifest) -> Self:
         """Write bundle.json anew with this entry in place of the one of its id, and open that.
 
-        Raises:
-            ArtifactError: another process changed or is changing it, or its folder cannot be written.
+        Raises ArtifactError: another process changed or is changing it, or its folder cannot be written.
         """
         entries = tuple(artifact if entry.id == artifact.id else entry for entry in self.artifacts)
         with claiming(self.folder):
@@ -204,9 +203,8 @@ class Bundle:
             InputError: it reads no text.
         """
         if not self.task.reads_text:
-            raise InputError(
-                f"{self.folder}: is a {self.task.noun}, which reads no text; use edgeformer {self.task.use}"
-            )
+            noun, use = self.task.noun, self.task.use
+            raise InputError(f"{self.folder}: is a {noun}, which reads no text; use edgeformer {use}")
         where = _beside(artifact)
         if where not in self._readers:
             vocabulary = self._config_number(where + CONFIG_FILE, "vocab_size")
@@ -255,9 +253,7 @@ class Bundle:
             InputError: this artifact does not write, or not from these exits; the provider is not available here.
         """
         if artifact.role not in ("step", "decode") or not self.task.writes_text:
-            raise InputError(
-                f"{self.folder}: artifact {artifact.id!r} keeps nothing of earlier tokens, so it cannot write"
-            )
+            raise InputError(f"{self.folder}: artifact {artifact.id!r} keeps nothing of earlier tokens: it cannot write")
         if artifact.role == "decode" and set(exits) != {self.loops}:
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} always runs all {self.loops} loops; use a step artifact"
@@ -282,16 +278,14 @@ def bundle_around(file: Path) -> Path | None:
     return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
 
 
-def seal(folder: Path, manifest: BundleManifest, records: TargetRecords | None = None) -> BundleManifest:
-    """Write bundle.json and return it as written, with its own checksum; ``records`` that still hold are kept."""
+def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
+    """Write bundle.json and return it as written, with its own checksum."""
 
     def text(sha256: str) -> str:
         return as_json(manifest.model_copy(update={"manifest_sha256": sha256}))
 
     sha256 = hashlib.sha256(text(_ZEROS).encode()).hexdigest()
     write_text(folder / BUNDLE_FILE, text(sha256))
-    if records is not None and (kept := records.of(manifest)).records:
-        write_json(folder / TARGETS_FILE, kept)
     return manifest.model_copy(update={"manifest_sha256": sha256})
 
 

@@ -151,7 +151,8 @@ def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> B
     job.notes.extend(f"{one.id}: {note}" for one in artifacts if one.portability for note in one.portability.notes())
     facts["notes"] = job.previous.with_notes(job.notes)
     bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
-    return seal(job.folder, bundle, job.previous.records)
+    job.previous.bring_records(bundle, job.folder)
+    return seal(job.folder, bundle)
 
 
 def _tokenizer(path: Path) -> Tokenizer:

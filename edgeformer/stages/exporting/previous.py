@@ -14,9 +14,9 @@ from edgeformer.backends.backend import Target
 from edgeformer.bundle import Bundle
 from edgeformer.families.saving import GOLDEN_INPUTS, MODEL_FOLDER, WEIGHTS
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import sha256_of
+from edgeformer.formats.files import sha256_of, write_json
 from edgeformer.formats.golden import GOLDEN_FILE
-from edgeformer.formats.manifest import ArtifactManifest, Precision
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Precision
 from edgeformer.formats.target_record import TARGETS_FILE, TargetRecords
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, CONFIG_FILE, RECIPE_FILE, TOKENIZER_FILE
 from edgeformer.stages.exporting.bundle_folder import TOKENIZER_CONFIG
@@ -218,6 +218,11 @@ class Previous:
                 elif path.name == TOKENIZER_FILE and sha256_of(path) != self.files[name]:
                     self.lost[old.id] = f"{name} is made anew, and is another one"
                     self.refuse_to_lose(but=())
+
+    def bring_records(self, manifest: BundleManifest, folder: Path) -> None:
+        """Bring what targets found of artifacts that are still the same."""
+        if (kept := self.records.of(manifest)).records:
+            write_json(folder / TARGETS_FILE, kept)
 
     def with_notes(self, notes: Sequence[str]) -> tuple[str, ...]:
         """The notes, and those of before that none of them says anew."""
