@@ -166,7 +166,8 @@ def test_several_labels_per_text_as_documented(tmp_path: Path) -> None:
 def test_deploying(edgeformer: Edgeformer) -> None:
     shutil.copytree(CLASSIFIER, "artifacts/my-run")
     copied = {"edgeformer verify bundle": lambda: shutil.copytree("artifacts/my-run/bundle", "bundle")}
-    assert follow("docs/deploy.md", edgeformer, copied) == ["edgeformer verify bundle"]
+    done = follow("docs/deploy.md", edgeformer, copied)
+    assert done == ["edgeformer verify bundle", "edgeformer verify bundle --write"]
 
 
 def test_language_models(edgeformer: Edgeformer, finished_language_run: Path) -> None:

@@ -18,6 +18,7 @@ from edgeformer.backends.tensorrt.state import (
     require_runnable,
     why_engine_cannot_run,
 )
+from edgeformer.formats.errors import InputError
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Capability, ask_installed
 
@@ -42,8 +43,12 @@ class TensorRTBackend(Backend):
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Engines take the GPU that they were built for; they have no threads. See :meth:`Backend.open`."""
+        if options.early is not None and files.artifact.role != "step":  # wherever this is asked
+            raise InputError(
+                f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
+            )
         require_runnable(files.file, files.artifact)
-        if files.artifact.role in ("full", "exit") and options.early is None and not options.exits:
+        if files.artifact.role in ("full", "exit") and not options.exits:
             from edgeformer.backends.tensorrt.session import TensorRTSession
 
             return TensorRTSession(files.file, RUNTIMES[files.artifact.format], files.artifact)
