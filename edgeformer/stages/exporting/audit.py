@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import onnx
 from onnx import TensorProto
@@ -135,3 +136,11 @@ def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
         if node.op_type != "Cast" and any(kinds.get(name) == TensorProto.FLOAT for name in node.output)
     )
     return dict(counted)
+
+
+def added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """What was counted in several graphs, together."""
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import timeit
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -27,6 +26,7 @@ from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, Rounded, Sharing, Vocabulary
 from edgeformer.formats.scores import Score
 from edgeformer.stages.exporting.audit import (
+    added,
     audit_sharing,
     describe_io,
     float32_operators,
@@ -253,7 +253,7 @@ class Judge:
         graphs = {part: onnx.load(str(self.bundle / file), load_external_data=False) for part, file in files.items()}
         # The parts of a step bundle hold different parameters; together they must hold each once.
         audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
-        sharing = Sharing(unique_parameters=needed, **_added(audits))
+        sharing = Sharing(unique_parameters=needed, **added(audits))
         # The others are parts of the same, or the same numbers with weights rounded.
         paths = [self.bundle / name for name in files.values()]
         whole = facts.get("role") == "full" and self.variant.precision != "fp16"
@@ -262,8 +262,8 @@ class Judge:
         file, precision = files[LOOP], self.variant.precision
         weights = self.bundle / self.variant.weights
         size_bytes = sum(written.size_bytes[name] for name in files.values())
-        parts = _added(map(weight_parts, graphs.values()))
-        counted = _added(map(float32_operators if precision == "fp16" else quantized_nodes, graphs.values()))
+        parts = added(map(weight_parts, graphs.values()))
+        counted = added(map(float32_operators if precision == "fp16" else quantized_nodes, graphs.values()))
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
@@ -294,11 +294,3 @@ class Judge:
 def _rows(logits: Array) -> Logits:
     """A session's logits in the shape of the references, [rows or tokens, C]."""
     return logits.reshape(-1, logits.shape[-1])
-
-
-def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """What was counted in several graphs, together."""
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)
