@@ -18,7 +18,6 @@ from edgeformer.backends.tensorrt.state import (
     require_runnable,
     why_engine_cannot_run,
 )
-from edgeformer.formats.errors import InputError
 from edgeformer.machine import cuda_driver
 from edgeformer.machine.capability import Capability, ask_installed
 
@@ -43,12 +42,8 @@ class TensorRTBackend(Backend):
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Engines take the GPU that they were built for; they have no threads. See :meth:`Backend.open`."""
-        if options.early is not None and files.artifact.role != "step":  # wherever this is asked
-            raise InputError(
-                f"artifact {files.artifact.id!r} always runs all of its loops; rows can leave a step artifact early"
-            )
-        require_runnable(files.file, files.artifact)
-        if files.artifact.role in ("full", "exit") and not options.exits:
+        if files.artifact.role in ("full", "exit") and not options.exits and options.early is None:
+            require_runnable(files.file, files.artifact)
             from edgeformer.backends.tensorrt.session import TensorRTSession
 
             return TensorRTSession(files.file, RUNTIMES[files.artifact.format], files.artifact)
@@ -58,7 +53,6 @@ class TensorRTBackend(Backend):
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         """Keys and values stay on the card. See :meth:`Backend.open_decoder`."""
-        require_runnable(files.file, files.artifact)
         from edgeformer.backends.onnxruntime.roles import open_role_decoder
 
         return open_role_decoder(files, exits, _opener(files))
@@ -103,6 +97,7 @@ class TensorRTBackend(Backend):
 
 def _opener(files: ArtifactFiles) -> Callable[[Path], Graph]:
     def open_part(path: Path) -> Graph:
+        require_runnable(path, files.artifact)
         from edgeformer.backends.tensorrt.graph import TensorRTGraph
 
         return TensorRTGraph(path, RUNTIMES[files.artifact.format], files.artifact, files.max_positions)
