@@ -1,10 +1,11 @@
 """A try, not a feature: how small does a classifier get with 4-bit weights and tables, and what does that cost?
 
 The graph with a trimmed vocabulary is quantised by ONNX Runtime (MatMulNBits and GatherBlockQuantized, operators
-of its own that other runtimes do not know) and scored beside the FP32 graph on the run's test sets.
+of its own that other runtimes do not know) and scored on the run's test sets, beside the same graph in FP32 and in INT8
+as export makes it, whose bar on the validation split is not asked here.
 
 Usage:
-    python benchmarks/four_bits.py RUN_FOLDER [--block 32] [--keep N] [--json FILE]
+    python benchmarks/four_bits.py RUN_FOLDER [--block 32] [--keep N] [--max N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from tokenizers import Tokenizer
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.data.trimming import Keeping
 from edgeformer.families.tracing import cut_out
 from edgeformer.run import Run
 from edgeformer.stages.exporting.bundle_folder import trim_subject
 from edgeformer.stages.exporting.exportable import open_exportable
-from edgeformer.stages.exporting.int8 import gemm_as_matmul
+from edgeformer.stages.exporting.int8 import gemm_as_matmul, quantized_graphs
 from edgeformer.tasks import Origin
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.running import score_batches
@@ -52,18 +54,22 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--keep", type=int, default=0, help="as export's --vocab-keep")
+    parser.add_argument("--max", type=int, help="as export's --vocab-max")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     run = Run.open(asked.run)
     tokenizer = Tokenizer.from_file(str(asked.run / "model" / "tokenizer.json"))
-    small = trim_subject(open_exportable(run), run.manifest, tokenizer, asked.keep)
+    small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
     subject, task = small.subject, small.subject.task
     graphs = subject.network.trace(subject.model, tuple(subject.inputs), steps=False)
     graph = cut_out(graphs.exits, {exit_logits(subject.last): "logits"})
-    found: dict[str, Any] = {"run": run.folder.name, "block": asked.block, "keep": asked.keep, "rows": []}
+    found: dict[str, Any] = {"run": run.folder.name, "block": asked.block, "keep": asked.keep, "max": asked.max}
+    found |= {"tokens": len(small.trimmed.kept), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
-        paths = {"fp32": Path(folder, "fp32.onnx"), "int4": Path(folder, "int4.onnx")}
+        paths = {name: Path(folder, f"{name}.onnx") for name in ("fp32", "int8", "int4")}
         onnx_ir.save(graph, paths["fp32"])
+        bytes_graphs = quantized_graphs(graphs, Path(folder))
+        onnx_ir.save(cut_out(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
         quantized(products(graph), asked.block, paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(
