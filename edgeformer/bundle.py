@@ -253,7 +253,7 @@ class Bundle:
             InputError: this artifact does not write, or not from these exits; the provider is not available here.
         """
         if artifact.role not in ("step", "decode") or not self.task.writes_text:
-            raise InputError(f"{self.folder}: artifact {artifact.id!r} keeps no earlier tokens, so it cannot write")
+            raise InputError(f"{self.folder}: {artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
         if artifact.role == "decode" and set(exits) != {self.loops}:
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} always runs all {self.loops} loops; use a step artifact"

@@ -14,7 +14,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.progress import Silent
 from edgeformer.run import locate, read_run
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.evaluating.predict import opened, predict
 
 
 def test_artifacts_score_what_training_reported(finished_run: Path) -> None:
@@ -121,9 +121,11 @@ def test_the_runs_own_weights_are_computed_by_torch_as_asked_and_that_is_said(fi
     assert (row.artifact, row.provider) == ("torch", "torch-cpu")
     assert Told.lines == ["torch: the run's own weights are computed by torch-cpu"]
     assert (finished_run / "evaluation.json").read_bytes() == kept, "of a named runtime nothing is kept"
-    said: list[str] = []
-    named = predict(location, ["a fine film"], "torch", runtime="torch-cpu", say=said.append)
-    assert named == predict(location, ["a fine film"], "torch") and said == Told.lines
+    assert predict(location, ["a fine film"], "torch", runtime="torch-cpu") == predict(
+        location, ["a fine film"], "torch"
+    )
+    with opened(location, "torch", runtime="torch-cpu") as model:
+        assert [*model.notes()] == Told.lines
     for runtime, message in (("torch-cuda", "torch sees no CUDA card"), ("openvino", "opens none of torch")):
         if runtime != "torch-cuda" or not torch.cuda.is_available():
             with pytest.raises(InputError, match=f"--runtime {runtime}: {message}"):

@@ -12,7 +12,8 @@ import pytest
 
 from edgeformer.formats.manifest import Parity
 from edgeformer.formats.scores import Score
-from edgeformer.stages.exporting.judging import Judge, _added, _rows
+from edgeformer.stages.exporting.audit import added
+from edgeformer.stages.exporting.judging import Judge, _rows
 from edgeformer.stages.exporting.numerics import FP16_LARGEST
 from edgeformer.stages.exporting.variants import Variant
 from edgeformer.tasks.parity import measure_parity
@@ -166,7 +167,7 @@ def test_a_loss_that_is_not_finite_on_validation_text_rejects(asked: Asked, loss
     assert "relative error" in str(far._judge(2, REFERENCE + np.float32(1), run, "CPU")["reason"]), "the first reason"
 
 
-def test_answers_of_batches_are_rows_and_counts_are_added() -> None:
+def test_answers_of_batches_are_rows_and_counts_areadded() -> None:
     assert _rows(np.arange(24).reshape(2, 4, 3)).tolist() == np.arange(24).reshape(8, 3).tolist()
-    assert _added([{"a": 1, "b": 2}, {"b": 3}, {}]) == {"a": 1, "b": 5}
-    assert _added([]) == {}
+    assert added([{"a": 1, "b": 2}, {"b": 3}, {}]) == {"a": 1, "b": 5}
+    assert added([]) == {}

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from edgeformer.data.pairs import pair_part, read_pairs, read_texts
 from edgeformer.data.sources import file_source
+from edgeformer.data.trimming import ALL_USED
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import PairsConfig
 from edgeformer.formats.errors import DataError, InputError
@@ -227,11 +228,11 @@ def test_a_trimmed_vocabulary_is_measured_on_other_text(tmp_path: Path) -> None:
     }
     tokenizer = Tokenizer.from_str(json.dumps(word_piece))
     config = data(tmp_path, train="text\na b\nb c\n", test=PAIRS)
-    trimmed, vocabulary = TASK.trim(config, tokenizer, {})
+    trimmed, vocabulary = TASK.trim(config, tokenizer, {}, ALL_USED)
     assert trimmed.tokenizer.token_to_id("d") is None and trimmed.tokenizer.token_to_id("c") is not None
     assert (vocabulary.kept, vocabulary.original, vocabulary.rows, vocabulary.changed_rows) == (7, 8, 6, 2)
     with pytest.raises(DataError, match="not the text that this model was imported with"):
-        TASK.trim(config, tokenizer, {"train": "0" * 64})
+        TASK.trim(config, tokenizer, {"train": "0" * 64}, ALL_USED)
 
 
 def test_vectors_tell_which_texts_are_near() -> None:
