@@ -65,32 +65,21 @@ def seconds_of(call: Callable[[], object], calls: int = 3) -> float:
     return min(found)
 
 
-def int8_product(folder: Path) -> Path:
-    """A graph of one product, uint8 × int8 → int32, with constant weights."""
-    weights = np.random.default_rng(0).integers(-127, 128, (_WIDTH, _WIDTH)).astype(np.int8)
+def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDArray[Any]) -> Path:
+    """A graph of one product with constant weights, which the runtime packs beforehand.
+
+    Args:
+        operator: MatMul or MatMulInteger.
+        types: of what goes in and comes out, ONNX's numbers.
+        weights: [width, width].
+    """
     graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        [helper.make_node(operator, ["x", "w"], ["y"])],
         "product",
-        [helper.make_tensor_value_info("x", TensorProto.UINT8, (_ROWS, _WIDTH))],
-        [helper.make_tensor_value_info("y", TensorProto.INT32, (_ROWS, _WIDTH))],
+        [helper.make_tensor_value_info("x", types[0], (_ROWS, _WIDTH))],
+        [helper.make_tensor_value_info("y", types[1], (_ROWS, _WIDTH))],
         [onnx.numpy_helper.from_array(weights, "w")],
     )
-    file = folder / "int8.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
-    return file
-
-
-def fp32_product(folder: Path) -> Path:
-    """A graph of one product in FP32 with constant weights, which the runtime packs beforehand."""
-    weights = np.random.default_rng(0).normal(size=(_WIDTH, _WIDTH)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (_ROWS, _WIDTH))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (_ROWS, _WIDTH))],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    file = folder / "fp32.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
     return file
 
@@ -108,7 +97,12 @@ class Machine:
         torch.set_num_threads(threads)
         draw = np.random.default_rng(0)
         provider = default_provider("cpu")
-        graphs = {"fp32": fp32_product(folder), "int8": int8_product(folder)}
+        square = (_WIDTH, _WIDTH)
+        floats, bytes_ = draw.normal(size=square).astype(np.float32), draw.integers(-127, 128, square).astype(np.int8)
+        graphs = {
+            "fp32": product(folder / "fp32.onnx", "MatMul", (TensorProto.FLOAT, TensorProto.FLOAT), floats),
+            "int8": product(folder / "int8.onnx", "MatMulInteger", (TensorProto.UINT8, TensorProto.INT32), bytes_),
+        }
         feeds: dict[str, npt.NDArray[Any]] = {
             "fp32": draw.normal(size=(_ROWS, _WIDTH)).astype(np.float32),
             "int8": draw.integers(0, 256, (_ROWS, _WIDTH)).astype(np.uint8),
