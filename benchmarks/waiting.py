@@ -1,0 +1,84 @@
+"""How long one waits for what is no measuring: `--help`, `export --fp16`, and `profile` beyond the calls that it times.
+
+Each command is a fresh process, all take turns, the file cache is warm. What `profile` takes beyond the timed calls
+holds its warm-ups too. The export is made anew each time, of a copy of the run.
+
+Usage: python benchmarks/waiting.py RUN [--rounds 5] [--artifact onnx-fp32] [--json FILE]
+
+RUN: the folder of an exported run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgeformer.backends import library_versions
+from edgeformer.machine.host import cpu_name, default_threads
+
+_BARS_S = {"--help": 0.3, "export --fp16": 20.0, "profile beyond its calls": 5.0}
+
+
+def seconds(*arguments: str) -> tuple[float, str]:
+    """How long a command takes, and what it prints. Raises SystemExit where it fails."""
+    environment = {**os.environ, "COLUMNS": "120"}
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeformer", *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+    took = time.perf_counter() - began
+    if done.returncode not in (0, 3):  # 3: a budget that is not met, or an artifact that was rejected
+        raise SystemExit(f"edgeformer {' '.join(arguments)}: {done.stderr}")
+    return took, done.stdout
+
+
+def beyond(run: Path, artifact: str) -> float:
+    """Seconds of a profile of one artifact for this host, less those of the calls that it timed."""
+    took, told = seconds("profile", str(run), "--artifact", artifact, "--device", "host", "--json")
+    rows = [row["latency_ms"] for row in json.loads(told)["rows"] if row["where"] == "host"]
+    return took - sum(int(row["n"]) * float(row["mean"] or 0.0) for row in rows) / 1000
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--artifact", default="onnx-fp32")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    found: dict[str, list[float]] = {name: [] for name in _BARS_S}
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / asked.run.name
+        shutil.copytree(asked.run, run)
+        measured: dict[str, Callable[[], float]] = {
+            "--help": lambda: seconds("--help")[0],
+            "export --fp16": lambda: seconds("export", str(run), "--fp16", "--replace")[0],
+            "profile beyond its calls": lambda: beyond(run, asked.artifact),
+        }
+        seconds("--help")
+        for _ in range(asked.rounds):
+            for name, measure in measured.items():
+                found[name].append(measure())
+    told: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "run": asked.run.name}
+    told |= {"versions": library_versions(), "seconds": {}}
+    for name, values in found.items():
+        row = {"median": statistics.median(values), "least": min(values), "most": max(values), "bar": _BARS_S[name]}
+        told["seconds"][name] = row
+        print(f"{name:26} {row['median']:6.2f} s ({row['least']:.2f} to {row['most']:.2f}), bar {row['bar']} s")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
