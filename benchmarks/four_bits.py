@@ -6,12 +6,14 @@ as export makes it, whose bar on the validation split is not asked here.
 
 Usage:
     python benchmarks/four_bits.py RUN_FOLDER [--block 32] [--keep N] [--max N] [--json FILE]
+    python benchmarks/four_bits.py --table FILE…        # what such files hold, as Markdown
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import onnx
 import onnx_ir
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+from tabulate import tabulate
 from tokenizers import Tokenizer
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
@@ -48,15 +51,36 @@ def quantized(model: onnx_ir.Model, block: int, path: Path) -> None:
     onnx.save(quantizer.model.model, str(path))
 
 
+def table(found: list[dict[str, Any]]) -> str:
+    """A line per vocabulary, precision and block; accuracy on every set."""
+    lines: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in found:
+        for row in one["rows"]:
+            block = str(one["block"]) if row["artifact"] == "int4" else "–"
+            key = (one["run"], f"{one['tokens']:,}", row["artifact"].upper(), block, f"{row['bytes'] / 1e6:.2f}")
+            lines.setdefault(key, {})[row["split"]] = f"{row['accuracy']:.4f}"
+    sets = list(dict.fromkeys(split for scores in lines.values() for split in scores))
+    header = ["run", "tokens", "weights and tables", "block", "MB", *sets]
+    return tabulate([[*key, *(scores.get(split, "–") for split in sets)] for key, scores in lines.items()],
+                    headers=header, tablefmt="github", disable_numparse=True)  # fmt: skip
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--keep", type=int, default=0, help="as export's --vocab-keep")
     parser.add_argument("--max", type=int, help="as export's --vocab-max")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if asked.table:
+        print(table([json.loads(path.read_text(encoding="utf-8")) for path in asked.table]))
+        return
+    if asked.run is None:
+        parser.error("name a run's folder, or --table with files")
+    logging.disable(logging.INFO)  # of the quantizer, about every node
     run = Run.open(asked.run)
     tokenizer = Tokenizer.from_file(str(asked.run / "model" / "tokenizer.json"))
     small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
