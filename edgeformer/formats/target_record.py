@@ -1,7 +1,7 @@
 """targets.json, beside bundle.json: what the machines that its engines are for found of them.
 
-bundle.json is what export wrote and is never written again. An engine that could not run where it was exported is
-compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of the artifact's
+bundle.json is the exporting machine's, and no other writes it again. An engine that could not run where it was exported
+is compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of the artifact's
 files, so that it says nothing of another artifact, or of an engine that was built again. The signature is a checksum:
 it tells a record that was damaged, edited or moved, and nothing of who wrote it.
 """
