@@ -52,8 +52,12 @@ def test_every_precision_is_judged(exported: tuple[str, Path]) -> None:
         artifact = artifacts[id_]
         assert artifact.parity is not None and artifact.parity.n == 64 and artifact.parity.max_abs_error is not None
         assert artifact.score is not None and artifact.score.n == 64
-        if id_ != "onnx-int8":
+        if id_ == "onnx-fp32":
             assert artifact.status == "built", (kind, artifact.reason)
+        elif id_ == "onnx-fp16":  # its tokenizer is trained anew, with ties: the inputs, and so the error, differ
+            within = artifact.parity.relative_error <= 0.01  # type: ignore[operator]
+            assert (artifact.status == "built") == within, (kind, artifact.reason)
+            assert artifact.parity.relative_error < 0.05, kind  # type: ignore[operator]
         else:  # weights at random are sure of little, so that a rounded one may well be rejected
             lost = 1 - artifact.score.accuracy  # type: ignore[attr-defined]
             assert (artifact.status == "built") == (lost <= 1.5 / 64), (kind, artifact.reason)
@@ -81,7 +85,10 @@ def test_an_engine_stores_alberts_layer_once(exported: tuple[str, Path]) -> None
         pytest.skip("its layers are called once each")
     bundle = Bundle.open(run / "bundle")
     engines = [artifact for artifact in bundle.artifacts if artifact.format == "tensorrt-rtx"]
-    (artifact,) = (artifact for artifact in engines if artifact.precision == "fp16" and not artifact.trimmed)
+    halves = [artifact for artifact in engines if artifact.precision == "fp16" and not artifact.trimmed]
+    if not halves and not (bundle.folder / "onnx" / "model_fp16.onnx").is_file():
+        pytest.skip("its FP16 graph was rejected, so engines are of the FP32 one")
+    (artifact,) = halves
     if artifact.status == "unavailable":
         pytest.skip(str(artifact.reason))
     assert artifact.status == "built" and artifact.engine is not None, artifact.reason
