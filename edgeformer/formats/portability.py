@@ -45,11 +45,10 @@ class Portability(Frozen):
 
     @property
     def needs(self) -> str | None:
-        """The oldest ONNX Runtime that reads it; None: newer than what is known here."""
-        if self.opset > max(_FIRST_OPSET) or self.ir_version > max(_FIRST_FORMAT):
+        """The oldest ONNX Runtime that reads it; None: it is older or newer than what is known here."""
+        if self.opset not in _FIRST_OPSET or self.ir_version not in _FIRST_FORMAT:
             return None
-        first = (_FIRST_OPSET[max(self.opset, min(_FIRST_OPSET))], _FIRST_FORMAT[max(self.ir_version, 8)])
-        return max(first, key=release)
+        return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], key=release)
 
     def notes(self) -> list[str]:
         """What its owner should know before shipping it; nothing of what is as usual."""
@@ -61,7 +60,9 @@ class Portability(Frozen):
             found.append(f"{share} FP32 activations on golden inputs are denormal; {_FLUSH}")
         if self.saturation is not None and self.saturation.at_risk:
             at_risk = f"{self.saturation.at_risk:,} of {self.saturation.pairs:,} pairs of weights"
-            seen = f"; on golden inputs {self.saturation.saturated or 0:,} of {self.saturation.sums or 0:,} sums are"
+            measured, seen = self.saturation.sums, ""
+            if measured is not None:
+                seen = f"; on golden inputs {self.saturation.saturated or 0:,} of {measured:,} sums are"
             found.append(f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{seen}")
         if self.other_operators:
             listed = ", ".join(f"{name} ({count})" for name, count in self.other_operators.items())
