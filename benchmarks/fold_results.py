@@ -3,7 +3,7 @@
 Usage:
     python benchmarks/sst2_results.py collect results.json RUN_FOLDER…   # as for every other SST-2 run
     python benchmarks/fold_results.py table results.json…                # means over seeds, sizes
-    python benchmarks/fold_results.py figure figure.png results.json…    # accuracy against size
+    python benchmarks/fold_results.py figure figure.png results.json…   # accuracy against size; and four_bits.py's
 
 Runs whose names differ in ``-seedN`` alone are the same model. Every bundle must have been made with ``--fp16 --int8
 --vocab-trim`` and scored on both sets (``edgeformer evaluate RUN --artifact all --split glue-dev``, and sst-test).
@@ -26,11 +26,15 @@ SETS = ("glue-dev", "sst-test")
 EXPORTED_AS = {"recurrent_sst2_fast-glue-dev": "2026-11-21-bundle-recurrent-sst2-fast.json"}
 """A run that was not exported → the bundle of the same model with the same data under another split: its sizes."""
 SIZES = {"FP32": "onnx-fp32", "FP16": "onnx-fp16", "INT8": "onnx-int8", "INT8 + trim": "onnx-int8-trim"}
+TRIMMED_AS = {"fp32": "FP32 + trim", "int8": "INT8 + trim", "int4": "INT4 + trim"}
+"""What four_bits.py measures, which always has a smaller vocabulary."""
+MARKERS = {"FP32": "o", "FP16": "s", "INT8": "^", "FP32 + trim": "P", "INT8 + trim": "D", "INT4 + trim": "*"}
 
 
 def read(sources: list[str]) -> list[dict[str, Any]]:
     """The runs of several files that were tested on all sets."""
-    records = [record for source in sources for record in json.loads(Path(source).read_text(encoding="utf-8"))]
+    files = [json.loads(Path(source).read_text(encoding="utf-8")) for source in sources]
+    records = [record for known in files if isinstance(known, list) for record in known]
     return [record for record in records if all(split in record["tests"] for split in SETS)]
 
 
@@ -86,38 +90,59 @@ def table(records: list[dict[str, Any]]) -> str:
     return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 
-def figure(records: list[dict[str, Any]], path: Path) -> None:
+def lines(records: list[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
+    """Model → artifacts: size in MB, accuracy on sst-test (mean over seeds), precision. Only what was exported."""
+    found = {}
+    for name, runs in by_model(records).items():
+        points = []
+        for precision, artifact in SIZES.items():
+            bytes_, values = size(runs, artifact), accuracies(runs, artifact, "sst-test")
+            if precision == "FP32":  # all seeds, exported or not: export changes no answer of it
+                values = accuracies(runs, "torch", "sst-test")
+            if bytes_ is not None and values:
+                points.append((bytes_ / 1e6, mean(values), precision))
+        if points:
+            found[name] = points
+    return found
+
+
+def trimmed_lines(sources: list[str]) -> dict[str, list[tuple[float, float, str]]]:
+    """As :func:`lines`, from files of four_bits.py: a model with a smaller vocabulary, down to four bits."""
+    found = {}
+    for source in sources:
+        known = json.loads(Path(source).read_text(encoding="utf-8"))
+        if isinstance(known, dict):
+            name = re.sub(r"-seed\d+$", "", known["run"]) + f", {known['tokens']:,} tokens"
+            found[name] = [
+                (row["bytes"] / 1e6, row["accuracy"], TRIMMED_AS[row["artifact"]])
+                for row in known["rows"]
+                if row["split"] == "sst-test"
+            ]
+    return found
+
+
+def figure(found: dict[str, list[tuple[float, float, str]]], path: Path) -> None:
     """Accuracy on sst-test against the size of every artifact; a line joins what is one model in several precisions."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    shown, axes = plt.subplots(figsize=(8, 5))
-    markers = dict(zip(SIZES, "os^D", strict=True))
-    for number, (name, runs) in enumerate(by_model(records).items()):
-        points = []
-        for precision, artifact in SIZES.items():
-            bytes_, values = size(runs, artifact), accuracies(runs, artifact, "sst-test")
-            if bytes_ is not None and values:
-                points.append((bytes_ / 1e6, mean(values), precision))
-        if not points:
-            continue
-        colour = f"C{number % 10}"
-        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, alpha=0.6, label=name)
+    shown, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for number, (name, points) in enumerate(found.items()):
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=f"C{number}", alpha=0.6, label=name)
         for x, y, precision in points:
-            axes.plot(x, y, markers[precision], color=colour)
+            axes.plot(x, y, MARKERS[precision], color=f"C{number}")
     axes.set_xscale("log")
     axes.set_xticks([5, 10, 20, 50, 100])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("size of the artifact, MB (logarithmic)")
     axes.set_ylabel("accuracy on sst-test, mean over seeds")
-    models = axes.legend(loc="lower right", fontsize=8)
-    axes.add_artist(models)
-    handles = [axes.plot([], [], marker, color="grey", label=name)[0] for name, marker in markers.items()]
-    axes.legend(handles=handles, loc="upper left", fontsize=8)
+    shown.legend(loc="outside right upper", fontsize=8)
+    handles = [axes.plot([], [], marker, color="grey", label=name)[0] for name, marker in MARKERS.items()]
+    shown.legend(handles=handles, loc="outside right lower", fontsize=8)
     axes.grid(alpha=0.3)
-    shown.tight_layout()
     shown.savefig(path, dpi=120)
+    plt.close(shown)
 
 
 def main() -> None:
@@ -126,7 +151,7 @@ def main() -> None:
         case ["table", *sources] if sources:
             print(table(read(sources)))
         case ["figure", target, *sources] if sources:
-            figure(read(sources), Path(target))
+            figure({**lines(read(sources)), **trimmed_lines(sources)}, Path(target))
         case ["-h" | "--help"]:
             print(__doc__)
         case _:

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
+from benchmarks.results_page.pictures import picture
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
 from edgeformer.formats.errors import EdgeformerError
@@ -25,6 +26,7 @@ def page() -> str:
     known = {
         "printed": printed,
         "with_command": with_command,
+        "picture": picture,
         "table": {name: made() for name, made in TABLES.items()},
         "studies": studies(),
         "gpu": gpu(),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results_page.committed import tables
+from benchmarks.results_page.pictures import drawn
 from benchmarks.results_page.tables import FOLDER, ROOT
-from edgeformer.formats.errors import MissingDependencyError
 from edgeformer.formats.escaping import markdown
-from edgeformer.formats.files import write_text
 from edgeformer.formats.study import FigureSpec, load_study
 from edgeformer.formats.study_result import StudyTable
 from edgeformer.reporting import canvas, study_figures
 from edgeformer.reporting.study_tables import study_markdown, study_remarks
 
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
-DRAWN = "drawn.json"
-"""Beside the pictures of a study: what they show, so that they are drawn again only where that has changed."""
 
 
 def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
@@ -54,17 +49,7 @@ def _section(document: dict[str, Any], pictures: Path) -> str:
 
 
 def _pictures(folder: Path, table: StudyTable, figures: Sequence[FigureSpec]) -> list[str]:
-    """Names of the pictures; another matplotlib would change those that show the same as before, which stay."""
+    """Names of the pictures of a study."""
     shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in figures)]
     shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (study_figures, canvas)]
-    digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
-    if record.is_file():
-        known = json.loads(record.read_text(encoding="utf-8"))
-        if known["of"] == digest and all((folder / name).is_file() for name in known["pictures"]):
-            return [*known["pictures"]]
-    if not canvas.can_draw():
-        raise MissingDependencyError(f"{folder}: {canvas.NO_PICTURE}")
-    folder.mkdir(parents=True, exist_ok=True)
-    names = study_figures.draw_study(folder, table, figures, {})
-    write_text(record, json.dumps({"of": digest, "pictures": names}, indent=2) + "\n")
-    return names
+    return drawn(folder, shown, lambda place: study_figures.draw_study(place, table, figures, {}))
