@@ -7,6 +7,7 @@ than its own size. It may come from a stranger, so its outer form is checked bef
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ _MOST_MEMBERS, _MOST_DIRECTORY_BYTES = 1_000, 1 << 20
 _SUM_BYTES, _END_BYTES, _LOCATOR_BYTES = 64, 22, 20
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
 _CHUNK = 1 << 20
+_LONGEST_NAME = 200
+"""Characters: less than any system allows of a path's part."""
 _ENCRYPTED = 0x1
 
 
@@ -68,8 +71,6 @@ def write_claim(path: Path, claim: Claim, members: Mapping[str, bytes | Path]) -
 
 @contextmanager
 def _opened(content: bytes | Path) -> Iterator[IO[bytes]]:
-    import io
-
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
         yield stream
 
@@ -95,7 +96,9 @@ class ClaimFile:
     """
 
     def __init__(self, path: Path, claim: Claim, sha256: str) -> None:
-        self.path, self.claim, self.sha256 = path, claim, sha256
+        self.path = path
+        self.claim = claim
+        self.sha256 = sha256
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -116,8 +119,10 @@ class ClaimFile:
                     _check_sums(path, archive, claim)
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, RuntimeError, EOFError) as error:
-            raise _damaged(path, str(error)[:120]) from None
+        except ArtifactError:
+            raise
+        except Exception as error:  # zipfile raises nearly anything for damage
+            raise _damaged(path, f"{type(error).__name__}: {str(error)[:120]}") from None
         return cls(path, claim, sha256)
 
     def report(self) -> Report:
@@ -166,6 +171,8 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
     """Raises ArtifactError for a member that is packed, encrypted, given twice, or named as none may be."""
     members = archive.infolist()
     names = [member.filename for member in members]
+    if len(names) > _MOST_MEMBERS:
+        raise _damaged(path, f"it holds more than {_MOST_MEMBERS:,} files")
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise _damaged(path, f"{member.filename!r} is compressed, which nothing in a claim is")
@@ -173,7 +180,8 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
             raise _damaged(path, f"{member.filename!r} is encrypted")
         if not _allowed(member.filename):
             raise _damaged(path, f"it names {member.filename!r}, which no claim has")
-    if len(set(names)) < len(names):
+    folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents}
+    if len(set(names)) < len(names) or folders.intersection(names):
         raise _damaged(path, "it names a file twice")
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise _damaged(path, "its files lie over one another")
@@ -185,7 +193,8 @@ def _allowed(name: str) -> bool:
         return True
     pure = PurePosixPath(name)
     plain = pure.as_posix() == name and ".." not in pure.parts and not any(character in name for character in "\\:\0")
-    return plain and name.startswith(BUNDLE_FOLDER) and len(pure.parts) > 1
+    below = name.startswith(BUNDLE_FOLDER) and len(pure.parts) > 1
+    return plain and below and len(name) <= _LONGEST_NAME
 
 
 def _read(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:

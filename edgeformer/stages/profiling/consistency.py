@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from edgeformer.formats.errors import ArtifactError
@@ -41,7 +41,10 @@ def require_consistent(path: Path, report: Report, manifest: BundleManifest) -> 
         manifest: of the bundle that it is said to be of.
     """
     require_honest(path, report)
-    for problem in (*_of_another(report, manifest), *_of_rows(report, manifest), *_of_verdict(report.verdict, report)):
+    # One after the other: the later ones trust what the earlier ones found nothing wrong with.
+    for problem in chain(
+        _of_another(report, manifest), _of_rows(report, manifest), _of_verdict(report.verdict, report)
+    ):
         raise ArtifactError(f"{path}: {problem}; make it again with edgeformer profile")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,10 +76,7 @@ def open_claim(path: Path, folder: Path) -> OpenedClaim:
     """
     file = ClaimFile.open(path)
     report = file.report()
-    try:
-        inside = Bundle.open(file.unpack(folder))
-    except ArtifactError as error:
-        raise ArtifactError(str(error).replace(str(folder), str(path))) from None
+    inside = Bundle.open(file.unpack(folder))
     require_consistent(path / REPORT_MEMBER, report, inside.manifest)
     for problem in _disagreements(file.claim, report, inside):
         raise ArtifactError(f"{path}: does not agree with itself: {problem}; make it again with edgeformer claim")
@@ -144,8 +142,8 @@ def verify_claim(
             missing or changed.
     """
     began, here = time.perf_counter(), Machine.here()
-    with tempfile.TemporaryDirectory(prefix="edgeformer-claim-") as folder:
-        opened = open_claim(path, Path(folder))
+    with _unpacked(path) as folder:
+        opened = open_claim(path, folder)
         if bundle is not None:
             require_bundle_of(opened, bundle)
         elif opened.claim.whole_bundle:
@@ -169,6 +167,16 @@ def verify_claim(
         cases=tuple(cases),
         notes=("a checksum is no signature: it says that the file is whole, not who made it",),
     ), opened
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """An empty folder for as long as it is needed; an error that names it names the claim instead."""
+    with tempfile.TemporaryDirectory(prefix="edgeformer-claim-") as folder:
+        try:
+            yield Path(folder)
+        except ArtifactError as error:
+            raise ArtifactError(str(error).replace(folder, str(path))) from None
 
 
 def _cases(
