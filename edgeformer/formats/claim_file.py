@@ -36,8 +36,8 @@ _LONGEST_NAME = 200
 _ENCRYPTED = 0x1
 
 
-def write_claim(path: Path, claim: Claim, members: Mapping[str, bytes | Path]) -> Claim:
-    """Write a claim's file, and return the claim as written.
+def write_claim(path: Path, claim: Claim, members: Mapping[str, bytes | Path]) -> ClaimFile:
+    """Write a claim's file, and return it.
 
     Args:
         path: of the file.
@@ -66,7 +66,7 @@ def write_claim(path: Path, claim: Claim, members: Mapping[str, bytes | Path]) -
         with temporary.open("r+b") as file:
             digest = _sum_before_end(file)
             file.write(digest.encode())
-    return told
+    return ClaimFile(path, told, digest)
 
 
 @contextmanager

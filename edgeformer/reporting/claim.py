@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from edgeformer.backends import provider_facts
-from edgeformer.formats.claim import Claim, ClaimCase, ClaimVerification
+from edgeformer.formats.claim import ClaimCase, ClaimVerification
+from edgeformer.formats.claim_file import ClaimFile
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.columns import DASH, Column, Columns
 
 _WORST_FIRST = ("contradicted", "undecided", "not comparable", "confirmed")
 
 
-def print_claim(claim: Claim, path: Path, console: Console) -> None:
+def print_claim(file: ClaimFile, console: Console) -> None:
     """Print what was packed, and where it lies.
 
     Args:
-        claim: as it was written.
-        path: its file.
+        file: as it was written.
         console: of the terminal.
     """
+    claim, path = file.claim, file.path
     told = claim.environment.host
     machine = ", ".join(str(told[name]) for name in ("cpu", "gpu") if told.get(name))
     bundle = "the whole bundle" if claim.whole_bundle else "the bundle's checksums"
     calibration = "its calibration" if claim.profile is not None else "no calibration (profile --calibrate makes one)"
     lines = (
         f"{claim.run} on {machine}: the report, {bundle}, {calibration}",
-        f"claim {path} ({format_bytes(path.stat().st_size)})",
+        f"claim {path} ({format_bytes(path.stat().st_size)}), sha256 {file.sha256}",
         "check it anywhere: edgeformer verify-claim",
     )
     for line in lines:

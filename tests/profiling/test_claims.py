@@ -55,7 +55,7 @@ def report(run: Path) -> Report:
 
 @pytest.fixture(scope="module")
 def whole(run: Path) -> Path:
-    return make_claim(run / "reports" / "host.json", run / "whole.claim.zip", run / "profiles", whole=True)[1]
+    return make_claim(run / "reports" / "host.json", run / "whole.claim.zip", run / "profiles", whole=True).path
 
 
 def claimed(run: Path, change: Callable[[dict[str, Any]], object], target: Path, **of_claim: object) -> Path:
@@ -74,13 +74,14 @@ def claimed(run: Path, change: Callable[[dict[str, Any]], object], target: Path,
 
 
 def test_a_claim_holds_report_checksums_and_machine(run: Path, report: Report) -> None:
-    claim, path = make_claim(run / "reports" / "host.json", None, run / "profiles", whole=False)
-    assert path == run / "reports" / "host.claim.zip"
+    made = make_claim(run / "reports" / "host.json", None, run / "profiles", whole=False)
+    claim, path = made.claim, made.path
+    assert made.sha256 == ClaimFile.open(path).sha256 and path == run / "reports" / "host.claim.zip"
     assert claim.members.keys() == {"report.json", "bundle/bundle.json"} and not claim.whole_bundle
     assert ClaimFile.open(path).claim == claim and ClaimFile.open(path).report() == report
     told = claim.environment
     assert told.host == report.host and told.threads == (1,) and told.code_version
-    assert told.power == (str(measured_rows(report)[0].conditions["power"]),)
+    assert told.power[0] == measured_rows(report)[0].conditions["power"]
     assert {row.phase for row in report.rows} == {"cold", "steady"}
     assert len(measured_rows(report)) == len({row.artifact for row in measured_rows(report)}) * 2, "8 and 24 tokens"
 
@@ -100,15 +101,18 @@ def test_a_changed_bundle_can_no_longer_be_claimed(run: Path, tmp_path: Path) ->
     write_bundle(tmp_path / "bundle", {"model": classifier_graph(width=16), "wide": classifier_graph(width=64)})
     with pytest.raises(ArtifactError, match="not the one that was measured"):
         make_claim(path, None, tmp_path, whole=False)
+    with pytest.raises(ArtifactError, match="the bundle has another artifact of that name"):
+        make_claim(path, None, tmp_path, whole=False, bundle=Bundle.open(tmp_path / "bundle"))
     assert not path.with_suffix(".claim.zip").exists()
+    make_claim(path, None, tmp_path, whole=False, bundle=Bundle.open(run / "bundle"))
 
 
 def test_the_calibrated_profile_of_that_machine_comes_along(run: Path, report: Report, tmp_path: Path) -> None:
     write_json(tmp_path / "host.yaml", calibrated(str(report.host["cpu"])))
-    own = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False)[0].profile
+    own = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False).claim.profile
     assert own is not None and own.calibration is not None and own.peaks.fp32 is not None
     write_json(tmp_path / "host.yaml", calibrated("Another CPU"))
-    assert make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False)[0].profile is None
+    assert make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False).claim.profile is None
 
 
 def calibrated(cpu: str) -> DeviceProfile:
@@ -203,7 +207,7 @@ def test_a_damaged_bundle_inside_names_the_claim_and_leaves_nothing(run: Path, w
 
 
 def test_another_bundle_is_not_measured(run: Path, tmp_path: Path) -> None:
-    _, path = make_claim(run / "reports" / "host.json", tmp_path / "x.zip", tmp_path, whole=False)
+    path = make_claim(run / "reports" / "host.json", tmp_path / "x.zip", tmp_path, whole=False).path
     other = write_bundle(tmp_path / "bundle", {"model": classifier_graph(width=16), "wide": classifier_graph(width=64)})
     with pytest.raises(ArtifactError, match=r"is not the bundle of .*'onnx/model\.onnx'"):
         verify_claim(path, Bundle.open(other), FILE_ALONE)
@@ -232,7 +236,7 @@ def test_a_claim_of_this_machine_is_measured_again(run: Path, whole: Path, tmp_p
 def test_without_its_bundle_and_on_another_processor_nothing_is_compared(
     run: Path, whole: Path, tmp_path: Path
 ) -> None:
-    _, path = make_claim(run / "reports" / "host.json", tmp_path / "x.zip", tmp_path, whole=False)
+    path = make_claim(run / "reports" / "host.json", tmp_path / "x.zip", tmp_path, whole=False).path
     found, _ = verify_claim(path, None, ClaimOptions())
     assert {case.status for case in found.cases} == {"not comparable"} and found.exit_code == UNDECIDED
     assert all("name the bundle itself with --bundle" in case.reason for case in found.cases)
@@ -383,7 +387,7 @@ def test_exit_codes(statuses: tuple[str, ...], code: int) -> None:
 def test_facts_are_verified_where_times_were_confirmed(run: Path, report: Report, tmp_path: Path) -> None:
     cpu = str(report.host["cpu"])
     write_json(tmp_path / "host.yaml", calibrated(cpu))
-    _, path = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False)
+    path = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False).path
     opened = open_claim(path, tmp_path / "out")
     for statuses, verified in ((("confirmed", "undecided"), True), (("not comparable",), False)):
         target = tmp_path / f"box-{len(statuses)}.yaml"
@@ -399,7 +403,7 @@ def test_facts_are_verified_where_times_were_confirmed(run: Path, report: Report
 
 
 def test_without_a_calibration_the_profile_has_what_the_report_knows(run: Path, tmp_path: Path) -> None:
-    _, path = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False)
+    path = make_claim(run / "reports" / "host.json", tmp_path / "a.zip", tmp_path, whole=False).path
     profile = write_contribution(open_claim(path, tmp_path / "o"), verification("confirmed"), tmp_path / "box.yaml")
     assert profile.memory_bytes is not None and profile.peaks == Peaks() and profile.budgets == HOST.budgets
     with pytest.raises(InputError, match="1 of the claim's times do not hold here"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeformer.bundle import Bundle
 from edgeformer.formats.claim import Claim, Environment
-from edgeformer.formats.claim_file import BUNDLE_FOLDER, REPORT_MEMBER, write_claim
+from edgeformer.formats.claim_file import BUNDLE_FOLDER, REPORT_MEMBER, ClaimFile, write_claim
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile
@@ -24,17 +24,17 @@ from edgeformer.stages.profiling.gating.gate import named_baseline
 SUFFIX = ".claim.zip"
 
 
-def make_claim(path: Path, output: Path | None, profiles: Path, *, whole: bool) -> tuple[Claim, Path]:
+def make_claim(
+    path: Path, output: Path | None, profiles: Path, *, whole: bool, bundle: Bundle | None = None
+) -> ClaimFile:
     """Pack a report into a claim.
 
     Args:
-        path: of the report; its bundle must still lie where it was measured, unchanged.
+        path: of the report.
         output: the claim's file; None: beside the report.
         profiles: folder of the user's own device profiles, where the calibrated one is looked for.
         whole: put all files of the bundle into it, not its manifest alone.
-
-    Returns:
-        The claim, and its file.
+        bundle: that was measured; None: where the report says that it lay. It must be what it was.
 
     Raises:
         ArtifactError: the report is damaged, contradicts itself, holds nothing that was measured, or is of an earlier
@@ -43,7 +43,7 @@ def make_claim(path: Path, output: Path | None, profiles: Path, *, whole: bool) 
     """
     content = read_json_bytes(path)
     report = parse_report(path, content)
-    bundle = named_baseline(path)
+    bundle = bundle or named_baseline(path)
     require_consistent(path, report, bundle.manifest)
     measured = measured_rows(report)
     if not measured:
@@ -61,8 +61,7 @@ def make_claim(path: Path, output: Path | None, profiles: Path, *, whole: bool) 
         environment=_environment(report, measured),
         profile=_calibrated(report, profiles),
     )
-    target = output or path.with_suffix(SUFFIX)
-    return write_claim(target, claim, members), target
+    return write_claim(output or path.with_suffix(SUFFIX), claim, members)
 
 
 def measured_rows(report: Report) -> list[Row]:
