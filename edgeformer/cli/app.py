@@ -12,6 +12,7 @@ import typer
 
 from edgeformer import __version__
 from edgeformer.cli import (
+    claim,
     compare,
     doctor,
     evaluate,
@@ -30,6 +31,7 @@ from edgeformer.cli import (
     study,
     train,
     verify,
+    verify_claim,
     wrap,
 )
 from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
@@ -48,11 +50,11 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, wrap, page, plan, compare, study,
-    schema,
+    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, claim, verify_claim, wrap, page,
+    plan, compare, study, schema,
 )  # fmt: skip
 for _file in _COMMANDS:
-    app.command(_file.__name__.rpartition(".")[2])(_file.command)
+    app.command(_file.__name__.rpartition(".")[2].replace("_", "-"))(_file.command)
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")
 app.command("doctor")(doctor.command)

@@ -127,8 +127,7 @@ def _answer(
         window = model.answering.read(given)
         rows = [one.as_dict() for one in model.answering.answers(window, model.answering.run(model.run, window))]
     if as_json:
-        promised = {"guarantee": model.guarantee.model_dump(mode="json")} if model.guarantee is not None else {}
-        print_json({"run": location.name, "artifact": model.id, **promised, "predictions": rows})
+        print_json({"run": location.name, "artifact": model.id, **model.promised(), "predictions": rows})
     else:
         from edgeformer.reporting.prediction_tables import prediction_table
 

@@ -94,7 +94,7 @@ def answer_file(
         with _writer(location, model, example, (format_, options.target)) as writer:
             found = predict_file(model, given, writer, show_progress())
         tell_notes(model)
-    _tell(location, found, options, as_json=as_json)
+    _tell(location, found, options, model.promised() if as_json else None)
     if found.errors:
         raise typer.Exit(3)
 
@@ -175,7 +175,9 @@ def _writer(location: Location, model: Model, example: Row, where: tuple[str, Pa
 
             writer = PredictionLines(stream, f"{location.name} · {model.id}", example, stdout().width)
         elif format_ == "json":
-            writer = JsonDocument(stream, {"run": location.name, "artifact": model.id}, "predictions")
+            writer = JsonDocument(
+                stream, {"run": location.name, "artifact": model.id, **model.promised()}, "predictions"
+            )
         else:
             writer = writer_for(format_, stream, example)
         yield writer
@@ -207,8 +209,10 @@ def _stream(target: Path | None, *, whole: bool) -> Generator[BinaryIO]:
         raise ToldElsewhere("nobody reads the answers any more", _BROKEN_PIPE) from None
 
 
-def _tell(location: Location, found: Answered, options: FileOptions, *, as_json: bool) -> None:
-    """What became of it: on stderr, and with --json on stdout where the answers are not."""
+def _tell(
+    location: Location, found: Answered, options: FileOptions, promised: dict[str, dict[str, object]] | None
+) -> None:
+    """What became of it: on stderr, and with --json on stdout where the answers are not; ``promised``: with --json."""
     from edgeformer.cli.console import say
 
     where = f" → {options.target}" if options.target is not None else ""
@@ -218,7 +222,6 @@ def _tell(location: Location, found: Answered, options: FileOptions, *, as_json:
     if found.truncated:
         parts.append(f"{found.truncated:,} longer than the model reads")
     say(f"{location.name} · {found.artifact}: {', '.join(parts)}{where}", err=True)
-    if as_json and options.target is not None:
-        print_json(
-            {"run": location.name, **asdict(found), "rows_per_s": found.rows_per_s, "output": str(options.target)}
-        )
+    if promised is not None and options.target is not None:
+        facts = {**asdict(found), "rows_per_s": found.rows_per_s, "output": str(options.target)}
+        print_json({"run": location.name, **facts, **promised})

@@ -11,7 +11,8 @@ from edgeformer.cli.options import Json
 
 def command(
     document: Annotated[
-        Literal["recipe", "profile", "bundle", "report"], typer.Argument(help="The kind of file.", show_default=False)
+        Literal["recipe", "profile", "bundle", "report", "claim"],
+        typer.Argument(help="The kind of file.", show_default=False),
     ],
     style: Annotated[
         Literal["json", "markdown"], typer.Option("--format", help="A JSON Schema, or its keys as tables.")

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import read_manifest
+from edgeformer.formats.workspace import parse_manifest, read_json_bytes
 
 _LARGEST = 2**63 - 1
 
@@ -20,10 +22,20 @@ def read_report(path: Path) -> Report:
         ArtifactError: missing, larger than any report, not JSON, not what a report must hold, or with numbers that are
             none (NaN, infinity) or larger than any that is measured.
     """
-    report = read_manifest(Report, path)
-    for place in _not_finite(report.model_dump()):
-        raise ArtifactError(f"{path}: damaged: {place}: is no finite number that could be measured; make it again")
+    return parse_report(path, read_json_bytes(path))
+
+
+def parse_report(path: Path, content: bytes) -> Report:
+    """A report that was read from ``path``. Raises ArtifactError as :func:`read_report`."""
+    report = parse_manifest(Report, path, content)
+    require_finite(report, path)
     return report
+
+
+def require_finite(document: BaseModel, path: Path) -> None:
+    """Raises ArtifactError for numbers that are none (NaN, infinity), or larger than any that is measured."""
+    for place in _not_finite(document.model_dump()):
+        raise ArtifactError(f"{path}: damaged: {place}: is no finite number that could be measured; make it again")
 
 
 def _not_finite(value: object, place: str = "") -> Iterator[str]:

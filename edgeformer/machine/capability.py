@@ -164,15 +164,20 @@ def cpu_flags() -> frozenset[str] | None:
         return None
 
 
+def kernel_flags() -> tuple[str, ...] | None:
+    """Of :func:`cpu_flags` those by which runtimes choose their kernels; None: not known."""
+    flags = cpu_flags()
+    return None if flags is None else tuple(flag for flag in _CPU_FLAGS if flag in flags)
+
+
 def _processor() -> list[Capability]:
     quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
     threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
-    flags = cpu_flags()
-    if flags is None:
+    present = kernel_flags()
+    if present is None:
         features = Capability("cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has")
     else:
-        present = [flag for flag in _CPU_FLAGS if flag in flags]
         fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
         note = "" if fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
         features = Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note)

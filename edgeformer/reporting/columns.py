@@ -25,8 +25,8 @@ R = TypeVar("R")
 
 DASH = "–"
 _COLOURS = {
-    **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported"), "green"),
-    **dict.fromkeys(("fail", "rejected", "failed", "damaged"), "red"),
+    **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported", "confirmed"), "green"),
+    **dict.fromkeys(("fail", "rejected", "failed", "damaged", "contradicted"), "red"),
 }
 
 Unit = Literal["", "ms", "bytes", "mj", "per_s", "share", "error"]

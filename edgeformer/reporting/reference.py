@@ -12,13 +12,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from edgeformer.families import ROOM, recipe_type
+from edgeformer.formats.claim import Claim
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.escaping import markdown
 from edgeformer.formats.manifest import BundleManifest
 from edgeformer.formats.report import Report
 from edgeformer.tasks import all_tasks
 
-Document = Literal["recipe", "profile", "bundle", "report"]
+Document = Literal["recipe", "profile", "bundle", "report", "claim"]
 Schema = dict[str, Any]
 _REFERENCE = "#/$defs/"
 _TITLES: dict[Document, str] = {
@@ -26,8 +27,11 @@ _TITLES: dict[Document, str] = {
     "profile": "A device profile of edgeformer",
     "bundle": "bundle.json: the manifest of a bundle",
     "report": "A report of edgeformer profile",
+    "claim": "claim.json: what a file of edgeformer claim holds",
 }
-_MODELS: dict[Document, type[BaseModel]] = {"profile": DeviceProfile, "bundle": BundleManifest, "report": Report}
+_MODELS: dict[Document, type[BaseModel]] = {
+    "profile": DeviceProfile, "bundle": BundleManifest, "report": Report, "claim": Claim,
+}  # fmt: skip
 _INTRODUCTION = """Printed by `edgeformer schema {0} --format markdown`.
 `edgeformer schema {0}` prints the same as JSON Schema, for editors and other programs."""
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

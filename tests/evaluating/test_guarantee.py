@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -158,6 +159,83 @@ def test_predict_says_what_it_promises(
     said.clear()
     run("predict", str(bundle), "a fine film", "--confidence", "0.9")
     assert said == []
+
+
+@pytest.fixture(scope="module")
+def promised(doubtful: Path, held_out: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a guarantee. Read it."""
+    folder = Path(shutil.copytree(doubtful, tmp_path_factory.mktemp("promised") / "device"))
+    promise_exits(
+        locate(str(folder), folder.parent), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
+    )
+    return folder
+
+
+@pytest.fixture
+def asked(promised: Path, tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """A file of texts, one of them empty, and what each gets by itself: the label, and after which loop."""
+    texts = [row.text for row in synthetic_reviews(90, seed=5)]
+    texts[40] = ""
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    alone = predict(locate(str(promised), promised.parent), texts, confidence="auto")[1]
+    return file, [answer.as_dict() for answer in alone]
+
+
+def same_answers(found: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> None:
+    """Labels and loops as of single texts, in their order."""
+    assert len(found) == len(alone)
+    for one, other in zip(found, alone, strict=True):
+        assert {name: one.get(name) for name in ("label", "loops", "error")} == {
+            name: other.get(name) for name in ("label", "loops", "error")
+        }
+    assert {one.get("loops") for one in found} == {None, 1, 2}, "the empty one, some that left, some that did not"
+
+
+def test_a_file_is_answered_by_the_promised_thresholds(
+    promised: Path, asked: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, tmp_path: Path
+) -> None:
+    """In batches, in every format, as text by text; and every document says what is promised."""
+    file, alone = asked
+    command = ["predict", str(promised), "--file", str(file), "--confidence", "auto"]
+    found = guarantee_of(promised)
+    assert found is not None
+    document = json.loads(edgeformer(*command, "--json", code=3))
+    assert document["artifact"] == STEP and document["guarantee"] == found.model_dump(mode="json")
+    same_answers(document["predictions"], alone)
+    lines = edgeformer(*command, "--format", "jsonl", code=3).splitlines()
+    same_answers([json.loads(line) for line in lines], alone)
+    out = tmp_path / "labels.csv"
+    told = json.loads(edgeformer(*command, "--output", str(out), "--json", code=3))
+    assert (told["rows"], told["errors"], told["artifact"]) == (90, 1, STEP)
+    assert told["guarantee"] == found.model_dump(mode="json")
+    with out.open(encoding="utf-8", newline="") as stream:
+        rows = [{**row, "loops": int(row["loops"]) if row["loops"] else None} for row in csv.DictReader(stream)]
+    same_answers([{name: value or None for name, value in row.items()} for row in rows], alone)
+    table = edgeformer(*command, code=3)
+    assert "loops" in table and table.count("\n") >= 90
+
+
+def test_a_file_too_is_told_what_is_promised_and_only_then(
+    promised: Path, asked: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("edgeformer.cli.console.say", lambda text, **_: said.append(text))
+    command = ["predict", str(promised), "--file", str(asked[0]), "--format", "jsonl"]
+    edgeformer(*command, "--confidence", "auto", code=3)
+    assert sum("accuracy falls by at most 8 points with 90 % confidence" in text for text in said) == 1
+    said.clear()
+    document = json.loads(edgeformer(*command[:-2], "--json", "--confidence", "0.9", code=3))
+    assert "guarantee" not in document and not any("accuracy falls" in text for text in said)
+
+
+def test_a_file_is_not_begun_where_nothing_was_promised(
+    bundle: Path, asked: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, tmp_path: Path
+) -> None:
+    command = ["predict", str(bundle), "--file", str(asked[0]), "--confidence", "auto"]
+    out = tmp_path / "labels.csv"
+    assert "edgeformer exits" in edgeformer(*command, "--output", str(out), code=2)
+    assert not out.exists()
 
 
 def test_too_few_rows_are_refused_with_how_many_would_do(

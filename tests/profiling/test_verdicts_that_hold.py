@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,8 @@ def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(bundle: Path)
 def test_checks_say_at_which_shape_they_judge(bundle: Path) -> None:
     options = replace(FAST, artifacts=("model",), seqs=(4, 8), max_latency_ms=1e-6)
     report = profile_bundle(Location(None, bundle), HOST, options)
+    reasons = [str(check.reason) for check in report.verdict.checks if check.name == "latency"]
+    assert [re.findall(r"at (\d+×\d+)", reason) for reason in reasons] == [["1×4"], ["1×8"]]
     found = [(check.batch, check.seq, check.status) for check in report.verdict.checks if check.name == "latency"]
     assert found == [(1, 4, "fail"), (1, 8, "fail")]
     size = next((check for check in report.verdict.checks if check.name == "size"), None)

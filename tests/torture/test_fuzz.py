@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.fuzzing import KINDS, refused_or_read
 
 EXAMPLES = 1_200
-"""Of each of nine kinds: 10,800 in all."""
+"""Of each of ten kinds: 12,000 in all."""
 
 
 @pytest.mark.torture

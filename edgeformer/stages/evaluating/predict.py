@@ -51,6 +51,10 @@ class Model:
     run: calls.Run
     guarantee: ExitGuarantee | None = None
 
+    def promised(self) -> dict[str, dict[str, object]]:
+        """The guarantee as JSON documents have it; empty where there is none."""
+        return {} if self.guarantee is None else {"guarantee": self.guarantee.model_dump(mode="json")}
+
     def notes(self) -> tuple[str, ...]:
         """What its reader must know: where the run's own weights are computed, what early exit promises."""
         if self.id == TORCH:

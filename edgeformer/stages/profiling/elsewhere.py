@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgeformer.backends import provider_facts
@@ -11,9 +10,9 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.measure_rules import PERCENTILE_NEEDS
-from edgeformer.formats.report import Latency, Report, Row, Subject, SubjectArtifact
+from edgeformer.formats.report import Report, Row, Subject, SubjectArtifact
 from edgeformer.formats.report_file import read_report
+from edgeformer.stages.profiling.consistency import require_honest
 from edgeformer.stages.profiling.limits import limits_of, shape_notes
 from edgeformer.stages.profiling.request import ProfileOptions
 from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, judged_rows, spared_of_latency
@@ -50,7 +49,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         InputError: it holds nothing that was measured on the device, or lacks what only the bundle can tell.
     """
     report = read_report(path)
-    _require_honest(path, report)
+    require_honest(path, report)
     subject = _subject(path, report, bundle)
     rows = tuple(row for row in report.rows if row.where == "host")
     _require_measured(path, report, rows)
@@ -80,32 +79,6 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "judged_from": str(path),
     }
     return report.model_copy(update=judged)
-
-
-def _require_honest(path: Path, report: Report) -> None:
-    """Raises ArtifactError for figures that no measurement has."""
-    for number, row in enumerate(report.rows):
-        for problem in _impossible(row.latency_ms):
-            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problem}; no page and no profile writes that")
-        if row.size_bytes < 0 or row.batch < 1 or row.seq < 1:
-            raise ArtifactError(f"{path}: rows.{number}: a size below zero, or a shape of nothing")
-
-
-def _impossible(latency: Latency) -> Iterator[str]:
-    named = ("min", "p50", *(f"p{percentile}" for percentile in PERCENTILE_NEEDS))
-    known = [(name, value) for name in named if (value := getattr(latency, name)) is not None]
-    for name, value in known:
-        if value < 0:
-            yield f"{name} is below zero"
-    for (lower, less), (higher, more) in pairwise(known):
-        if less > more:
-            yield f"{lower} is above {higher}"
-    if latency.status == "measured":
-        if latency.p50 is None or latency.n < 1:
-            yield "measured, but without a time or a call"
-        for percentile, needed in PERCENTILE_NEEDS.items():
-            if latency.n < needed and getattr(latency, f"p{percentile}") is not None:
-                yield f"p{percentile} of {latency.n} calls, where {needed} are needed"
 
 
 def _subject(path: Path, report: Report, bundle: Bundle | None) -> Subject:

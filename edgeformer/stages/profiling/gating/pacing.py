@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edgeformer.backends import backend_of
+from edgeformer.backends import opener_of
 from edgeformer.formats.base import Frozen
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.measure import measure
@@ -59,7 +59,7 @@ def work(told: bytes, send: Send) -> None:
     """Open; warm up at the first line of stdin; then a block for every line, which holds a number of calls."""
     spec = PaceSpec.model_validate_json(told, strict=False)
     artifact = spec.measure.checked.artifact
-    backend = backend_of(artifact)
+    backend = opener_of(artifact, spec.measure.provider)
     provider = backend.provider(artifact, spec.measure.provider)
     backend.load(artifact)
     unpin()

@@ -7,24 +7,17 @@ meets both. A round therefore gives one number: the median log ratio of its pair
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from math import ceil, log
+from math import log
 from statistics import median
-from typing import IO
-
-from pydantic import ValidationError
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.stages.profiling.gating.pacing import ANSWERS, Block, PaceSpec, Ready, typical_ms
+from edgeformer.stages.profiling.gating.pacing import PaceSpec, Ready, typical_ms
+from edgeformer.stages.profiling.gating.player import Player, PlayerError, calls_of_block, player
 from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
-from edgeformer.stages.profiling.process import End, child_command, child_environment, last_words, lines_of
 
 Pair = tuple[PaceSpec, PaceSpec]
 """Baseline and candidate."""
@@ -107,20 +100,21 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
 def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
     """Two fresh processes; every second round begins with the candidate."""
     with ExitStack() as stack:
-        errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in pair]
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        players: dict[int, _Player] = {}
+        players: dict[int, Player] = {}
         ready: dict[int, Ready] = {}
         for side in order:
-            players[side] = stack.enter_context(_player(side, pair[side], errors[side]))
+            players[side] = stack.enter_context(player(pair[side]))
         for side in order:  # both open at once, but warm up one after the other: they share the cores
-            ready[side] = players[side].ready()
+            with _named(side):
+                ready[side] = players[side].ready()
         slowest_ms = max(one.call_ms for one in ready.values())
-        calls = max(rules.block_calls, ceil(rules.block_s * 1000 / slowest_ms))
+        calls = calls_of_block(slowest_ms, rules.block_s, rules.block_calls)
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(rules.pairs):
             for side in order if turn % 2 == 0 else order[::-1]:
-                times[side].append(typical_ms(players[side].block(calls)))
+                with _named(side):
+                    times[side].append(typical_ms(players[side].block(calls)))
     baseline, candidate = times
     found.log_ratios.append(median(log(b / a) for a, b in zip(baseline, candidate, strict=True)))
     found.baseline_ms.append(median(baseline) / pair[0].repeat)
@@ -130,69 +124,10 @@ def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
     found.unsettled += sum(not one.settled for one in ready.values())
 
 
-class _Player:
-    """A child that answers when it is asked."""
-
-    def __init__(self, side: int, process: subprocess.Popen[bytes], errors: IO[bytes], silence_s: float) -> None:
-        self._side, self._process, self._errors = side, process, errors
-        self._lines = lines_of(process, silence_s)
-
-    def ready(self) -> Ready:
-        self._ask("warm up")
-        answer = self._answer()
-        assert isinstance(answer, Ready)
-        return answer
-
-    def block(self, calls: int) -> Block:
-        self._ask(str(calls))
-        answer = self._answer()
-        assert isinstance(answer, Block)
-        return answer
-
-    def _ask(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # a child that died breaks the pipe; what it last said tells more
-            self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
-
-    def _answer(self) -> Ready | Block:
-        try:
-            line = next(self._lines, None)
-            answer = ANSWERS.validate_json(line, strict=False) if line is not None else None
-        except queue.Empty:
-            raise SideError(self._side, "its process was silent for too long and was ended") from None
-        except ValidationError:
-            raise SideError(self._side, "its process wrote something else than times") from None
-        if answer is None:
-            self._process.wait(_SILENCE_S)
-            raise SideError(self._side, f"its process ended early{last_words(self._errors)}")
-        if isinstance(answer, End):
-            raise SideError(self._side, answer.reason or "its process ended before it was asked to")
-        return answer
-
-
-_SILENCE_S = 120.0
-
-
 @contextmanager
-def _player(side: int, spec: PaceSpec, errors: IO[bytes]) -> Iterator[_Player]:
-    process = subprocess.Popen(
-        child_command(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=child_environment(spec),
-    )
+def _named(side: int) -> Iterator[None]:
+    """Tell which of the two it was that could not go on."""
     try:
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(spec.model_dump_json().encode() + b"\n")
-            process.stdin.flush()
-        yield _Player(side, process, errors, spec.measure.rules.warmup_max_s + _SILENCE_S)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        yield
+    except PlayerError as error:
+        raise SideError(side, str(error)) from None

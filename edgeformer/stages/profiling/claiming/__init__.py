@@ -1,0 +1,1 @@
+"""Claims: a report that another machine measures again."""

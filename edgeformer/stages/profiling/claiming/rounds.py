@@ -1,0 +1,129 @@
+"""Rows of a claim, measured again in turn: every round is a fresh process for each of them, until a sequential test is
+sure of each. What the machine does to one row in those minutes it does to all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import median
+from typing import Literal
+
+from edgeformer.formats.report import Row
+from edgeformer.stages.profiling.gating.pacing import PaceSpec, typical_ms
+from edgeformer.stages.profiling.gating.player import PlayerError, calls_of_block, player
+from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
+
+Holds = Literal["yes", "no", "not known"]
+_BLOCK_S, _BLOCK_CALLS = 0.25, 25
+
+
+@dataclass(frozen=True)
+class AgainRules:
+    """When to stop.
+
+    Attributes:
+        tolerance: a time holds that is off by less, as a share of the smaller of the two.
+        longest_s: no new round begins later than this after the first one.
+        error: the chance that any interval misses, for all rows together.
+    """
+
+    tolerance: float = 0.15
+    longest_s: float = 600.0
+    error: float = ERROR
+
+
+@dataclass
+class Again:
+    """A row, and what its rounds have given.
+
+    Attributes:
+        row: of the claim.
+        spec: how it is measured here.
+        log_ratios: of the time here to the claimed one, one per round.
+        known: of the change, as far as the rounds tell.
+        refusal: why it cannot be measured here.
+    """
+
+    row: Row
+    spec: PaceSpec
+    log_ratios: list[float] = field(default_factory=list)
+    known: Interval = field(default_factory=lambda: interval([]))
+    refusal: str | None = None
+
+    @property
+    def claimed_ms(self) -> float:
+        """The median call of the claim."""
+        assert self.row.latency_ms.p50 is not None
+        return self.row.latency_ms.p50
+
+    @property
+    def here_ms(self) -> float | None:
+        """The median of the rounds; None: none was measured."""
+        return self.claimed_ms * exp(median(self.log_ratios)) if self.log_ratios else None
+
+    def holds(self, tolerance: float) -> Holds:
+        """Whether the claimed time holds here: the whole interval is within the tolerance, or beyond it."""
+        least, most = 1 / (1 + tolerance) - 1, tolerance
+        if self.known.low > most or self.known.high < least:
+            return "no"
+        return "yes" if self.known.low >= least and self.known.high <= most else "not known"
+
+
+def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[], None] = lambda: None) -> None:
+    """Measure rounds until every row is known well enough, or time or rounds are used up.
+
+    Args:
+        rows: are given their rounds.
+        rules: when to stop.
+        advance: is told after every process.
+    """
+    began, number, left = time.perf_counter(), 0, list(rows)
+    while left and number < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
+        for again in left if number % 2 == 0 else left[::-1]:
+            _one(again)
+            advance()
+        number += 1
+        if number % EVERY:
+            continue
+        for again in left:
+            again.known = interval(again.log_ratios, rules.error / len(rows))
+        left = [one for one in left if one.refusal is None and one.holds(rules.tolerance) == "not known"]
+
+
+def _one(again: Again) -> None:
+    """A fresh process, and its typical call."""
+    if again.refusal is not None:
+        return
+    try:
+        with player(again.spec) as process:
+            warm = process.ready()
+            found_ms = typical_ms(process.block(calls_of_block(warm.call_ms, _BLOCK_S, _BLOCK_CALLS)))
+    except PlayerError as error:
+        again.refusal = str(error)
+        return
+    again.log_ratios.append(log(found_ms / again.claimed_ms))
+
+
+def common_factor(rows: Sequence[Again], tolerance: float) -> float | None:
+    """Time here over claimed time where it is one factor for all rows, within the tolerance, and not 1; else None.
+
+    A processor that is capped, or has several speeds, changes all times alike; what a file costs does not.
+
+    Args:
+        rows: at least :data:`_FEWEST_ALIKE` that were measured.
+        tolerance: by which share a row may differ from the others.
+    """
+    middles = [median(one.log_ratios) for one in rows if one.log_ratios]
+    if len(middles) < _FEWEST_ALIKE:
+        return None
+    shift, most = median(middles), log(1 + tolerance)
+    if max(abs(one - shift) for one in middles) > most or not most < abs(shift) <= log(_MOST_FACTOR):
+        return None
+    return exp(shift)
+
+
+_FEWEST_ALIKE = 3
+_MOST_FACTOR = 2.0
+"""Between two speeds of one processor; beyond it the claim is of another machine, whatever it says."""
