@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ _TEXT = (
     f"data.parts={{train: [{{{_REVIEWS}, rows: 300, seed: 1}}], validation: [{{{_REVIEWS}, rows: 20, seed: 2}}], "
     f"test: [{{{_REVIEWS}, rows: 20, seed: 3}}]}}",
     "data.min_characters=20", "data.first_n=null", "training.batch_size=2",
+)  # fmt: skip
+_WIDE_CRT = (
+    "model.hidden_size=256", "model.embedding_size=128", "model.ffn_size=768", "model.loops=4", "model.exits=[2]",
 )  # fmt: skip
 _BERT: dict[str, Any] = {"max_position_embeddings": 512, "vocab_size": 30522}
 
@@ -40,16 +43,17 @@ class Model:
     family: str
     theirs: bool
     make: Callable[[Path], object]
-    phases: tuple[str, ...] = ("steady",)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, work: Path) -> Path:
+        """Of its bundle, which may not be there."""
+        return work / "models" / self.name / "bundle"
 
     def bundle(self, work: Path) -> Path:
         """The bundle in the work folder; made where it is not there."""
-        folder = work / "models" / self.name
-        bundle = folder / "bundle"
+        bundle = self.folder(work)
         if not (bundle / "bundle.json").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
-            self.make(folder)
+            shutil.rmtree(bundle.parent, ignore_errors=True)
+            self.make(bundle.parent)
         return bundle
 
 
@@ -126,8 +130,8 @@ def wrapped(source: Path, shapes: Mapping[str, Any], ranges: Mapping[str, Any], 
 def own_models() -> list[Model]:
     """Everything that can be made without any file of others."""
 
-    def recipe(name: str, family: str, overrides: tuple[str, ...], **more: Any) -> Model:
-        return Model(name, family, False, partial(trained_one_step, name, overrides), **more)
+    def recipe(of: str, family: str, overrides: tuple[str, ...], name: str | None = None) -> Model:
+        return Model(name or of, family, False, partial(trained_one_step, of, overrides))
 
     def hub(name: str, kind: str, **sizes: Any) -> Model:
         return Model(name, f"imported {kind}", True, partial(imported, kind, sizes))
@@ -135,7 +139,8 @@ def own_models() -> list[Model]:
     return [
         recipe("recurrent_sst2_fast", "encoder, one layer in a loop", _CLASSES),
         recipe("baseline_sst2_fast", "encoder, stacked layers", _CLASSES),
-        recipe("crt_mini", "CRT", _TEXT, phases=("steady", "decode")),
+        recipe("crt_mini", "CRT", _TEXT),
+        recipe("crt_mini", "CRT", (*_TEXT, *_WIDE_CRT), name="crt_wide"),
         hub("albert-base", "albert"),
         hub("minilm-l6", "bert", hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536),
         hub("bert-mini", "bert", hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
@@ -143,3 +148,20 @@ def own_models() -> list[Model]:
         hub("electra-small", "electra", embedding_size=128, hidden_size=256, num_hidden_layers=12,
             num_attention_heads=4, intermediate_size=1024),
     ]  # fmt: skip
+
+
+def foreign_models(folder: Path) -> list[Model]:
+    """Those ONNX files of known packages that lie unpacked in a folder (``unzip`` of their wheels), as they are."""
+    known: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
+        ("magika", "file types, convolutions and products", "magika/models/standard_v3_3/model.onnx",
+         {"bytes": ("B", 2048)}, {"bytes": (0, 256)}),
+        ("ppocr-rec", "text recognition, convolutions and attention",
+         "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", {"x": ("B", 3, 48, 160)}, {}),
+        ("ppocr-det", "text detection, convolutions",
+         "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": ("B", 3, 160, 160)}, {}),
+    ]  # fmt: skip
+    return [
+        Model(name, family, True, partial(wrapped, folder / file, shapes, ranges))
+        for name, family, file, shapes, ranges in known
+        if (folder / file).is_file()
+    ]

@@ -32,6 +32,7 @@ _TICK_US = 0.5
 _USUAL, _HELD = (1.0, 1.0), 0.1
 # How firmly an operator is held to its class, beside samples that together make up one whole call.
 _TOWARD_CLASS = 0.1
+_FREE = 1e-6
 _ROUNDS, _LEAST_FOUND = 3, 0.2
 _SHARES = {"of_peak", "of_bandwidth", "of_weights", "of_memory"}
 
@@ -151,7 +152,9 @@ def fit_efficiency(
     if toward is None and not any(map(_reads_far, samples)):
         far = ratio * near
     elif near > 0:  # few bytes from memory among many others may be given anything
-        far = min(max(far, near), _LARGEST_RATIO * near)
+        far = min(far, _LARGEST_RATIO * near)
+    if moved > 0:  # an absent share would mean that of what is moved
+        kept, far = max(kept, _FREE * moved), max(far, _FREE * moved)
     shares = {"of_peak": of_peak, "of_bandwidth": moved, "of_weights": kept, "of_memory": far}
     return Efficiency(overhead_us=overhead, **{name: 1 / cost for name, cost in shares.items() if cost > 0})
 

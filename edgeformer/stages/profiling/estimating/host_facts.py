@@ -22,8 +22,8 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _LEAST_OPERATIONS = 1e7
 # Products that read weights rather than compute; sets that no core holds for itself, and enough of them.
 _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
-# A smaller cache is believed where it explains the times much better than the stated one.
-_CLEARLY = 0.5
+# A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
+_EXPLAINED, _CLEARLY = 0.05, 0.5
 
 
 def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
@@ -92,7 +92,7 @@ def shown_cache(products: Sequence[ProductTime], stated: int, how: str) -> tuple
         return stated, how
     off = {size: _off(few, size) for size in (*smaller, stated)}
     best = min(smaller, key=lambda size: off[size])
-    if off[best] > _CLEARLY * off[stated]:
+    if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
         return stated, how
     return best, f"as products of few rows show ({how} it is {stated / 2**20:.0f} MiB)"
 
