@@ -21,6 +21,7 @@ test: $(VENV)/.dev
 # docs/results.md, and the verdicts in docs/claims.yaml and docs/claims.md, from the JSON in benchmarks/results.
 results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.results_page
+	$(BIN)/python -m benchmarks.estimates
 	$(BIN)/python -m benchmarks.claims
 
 # What is asked of an NVIDIA card, in the order of worth, as far as MINUTES go; the same command goes on where it stopped.

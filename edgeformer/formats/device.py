@@ -88,18 +88,30 @@ class Efficiency(Frozen):
     of_bandwidth: Positive | None = Field(
         None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
     )
+    of_weights: Positive | None = Field(
+        None, description="share of the bandwidth for weights that a cache holds; None: as `of_bandwidth`"
+    )
     of_memory: Positive | None = Field(
         None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
     )
     overhead_us: NotNegative = Field(0.0, description="per operator, doing nothing")
 
 
+class Speed(Frozen):
+    """A processor's speed at a moment: what a product and a copy of fixed size take (the reference probe)."""
+
+    product_us: Positive
+    copy_us: Positive
+
+
 class FittedCase(Frozen):
-    """A shape of an artifact that was measured to fit or to validate."""
+    """A shape of an artifact that was measured to fit or to validate; times are as they would be at the calibration's
+    speed."""
 
     run: str
     artifact: str
     precision: str = "fp32"
+    phase: Literal["steady", "decode"] = "steady"
     batch: int
     seq: int
     measured_ms: float
@@ -114,7 +126,18 @@ class EstimateError(Frozen):
     cases: int
     median_log2: float
     worst_log2: float
+    models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
+    spread_log2: NotNegative | None = Field(None, description="what 97.5 % of the cases stay within: half of a range")
     created: str
+
+
+class ThreadFit(Frozen):
+    """What was fitted with another number of threads than a calibration is for; fields as there."""
+
+    threads: Count
+    efficiencies: dict[str, dict[OperatorClass, Efficiency]]
+    operators: dict[str, dict[str, Efficiency]] = Field({})
+    call_overhead_us: dict[str, NotNegative] = Field({})
 
 
 class Calibration(Frozen):
@@ -123,6 +146,8 @@ class Calibration(Frozen):
     created: str
     processor: str
     threads: int
+    speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
+    other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
@@ -132,6 +157,7 @@ class Calibration(Frozen):
     call_overhead_us: dict[str, NotNegative] = Field(
         {}, description="precision → microseconds per call, whatever its shape"
     )
+    one_thread: ThreadFit | None = Field(None, description="with one thread; None: that is all there is, or not timed")
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
     error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")

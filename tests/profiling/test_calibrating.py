@@ -13,19 +13,22 @@ import yaml
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, Tensor
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, Sharing
 from edgeformer.machine.host import cpu_name
 from edgeformer.stages.profiling.estimating import calibrate as stage
+from edgeformer.stages.profiling.estimating import host_facts as facts
+from edgeformer.stages.profiling.estimating import teaching
 from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.fit import memory_ratio
 from edgeformer.stages.profiling.estimating.listing import ROUNDS, ItemNodes, Listing, ListSpec
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
+from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
-from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, fitted_us
+from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, stored_weight_bytes
 
 
@@ -36,19 +39,19 @@ def took(duration_us: float, *, rows: int = 1, width: int = 256, weights: int = 
 def test_the_largest_cache_is_linuxs_or_what_the_products_show(tmp_path: Path) -> None:
     single = [took(10.0), took(10.0, weights=8), took(40.0, weights=64), took(1.0, rows=2, weights=512)]
     # four times slower from 16 MiB on; half of that cache was still fast
-    assert stage.cache_bytes(single, tmp_path) == (2 * 8 * 256 * 256 * 4, "from the time of products of single rows")
-    assert stage.cache_bytes([took(10.0)], tmp_path)[0] == 2 * 256 * 256 * 4
+    assert facts.cache_bytes(single, tmp_path) == (2 * 8 * 256 * 256 * 4, "from the time of products of single rows")
+    assert facts.cache_bytes([took(10.0)], tmp_path)[0] == 2 * 256 * 256 * 4
     # a rate is bytes per time: 64 KiB, 4 MiB and 16 MiB at 6.5, 21 and 1.7 GB/s; more rows than one say nothing of it
     widths = [took(10.0, width=128), took(200.0, width=1024), took(1e4, width=2048), took(1.0, rows=2, width=4096)]
-    assert stage.cache_bytes(widths, tmp_path)[0] == 2 * 4 * 1024**2
+    assert facts.cache_bytes(widths, tmp_path)[0] == 2 * 4 * 1024**2
     # 10, 6 and 3 GB/s, of ever larger ones: bytes count, not rows of weights
     slower = [took(6.5536, width=128), took(174.76, width=512), took(1398.1, width=1024)]
-    assert stage.cache_bytes(slower, tmp_path)[0] == 2 * 4 * 512**2
+    assert facts.cache_bytes(slower, tmp_path)[0] == 2 * 4 * 512**2
     for index, size in enumerate(("32K\n", "8192K\n", "1024K\n", "none\n")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
     (tmp_path / "index9" / "size").mkdir(parents=True)
-    assert stage.cache_bytes(single, tmp_path) == (8 * 2**20, "as Linux says")
+    assert facts.cache_bytes(single, tmp_path) == (8 * 2**20, "as Linux says")
 
 
 RATES = Rates(1e11, 1e11, 1e11, 2e10, 2**20, 1.0)
@@ -56,12 +59,12 @@ RATES = Rates(1e11, 1e11, 1e11, 2e10, 2**20, 1.0)
 
 def test_a_probe_counts_half_of_its_time_and_reads_from_memory_what_no_cache_holds() -> None:
     probed = HostRates(products=(took(8.0, rows=4), took(9.0, weights=64)), bandwidth=2e10, operator_us=2.0)
-    held, not_held = stage._probe_samples(RATES, probed)
+    held, not_held = teaching._probe_samples(RATES, probed)
     weight = 4 * 256 * 256
     assert held.work.operations == 2 * 4 * 256 * 256 and (held.work.rows, held.work.columns) == (4, 256)
     assert (held.work.cls, held.work.key, held.precision) == ("gemm", "MatMul", "fp32")
     assert (held.work.weight_bytes, held.work.moved_bytes) == (weight, 2 * 4 * 4 * 256)
-    assert held.amount == Amounts(held.work.operations, weight + 8192, 0.0)
+    assert held.amount == Amounts(held.work.operations, weight + 8192, 0.0, weight)
     assert not_held.amount == Amounts(not_held.work.operations, 2048, weight)
     assert (held.duration_us, held.call_us, not_held.call_us) == (8.0, 16.0, 18.0)
 
@@ -75,20 +78,22 @@ def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -
     nodes = (linear(10.0), linear(14.0), linear(6.0, width=256))
     listed = ItemNodes(item=("steady", 1, 32), nodes=nodes, runs=1, feed_bytes=1, call_us=25.0)
     artifact = ArtifactManifest(id="a", file="a", format="onnx", precision="fp16", status="built")
-    call, kinds = stage._samples(artifact, listed, RATES)
+    call = count_call("r", artifact, listed)
+    kinds = teaching._samples(call, RATES)
     weights = 4 * 512 * (512 + 512 + 256)
-    assert (call.precision, call.measured_us, call.weight_bytes) == ("fp16", 25.0, weights)
-    assert call.works == tuple(map(count_node, nodes))
+    assert (call.run, call.artifact, call.call_us, call.weight_bytes) == ("r", artifact, 25.0, weights)
+    assert (call.works, call.counts) == ((count_node(nodes[0]), count_node(nodes[2])), (2, 1))
+    assert (call.nodes, call.nodes_us) == (3, 30.0)
     assert [(kind.duration_us, kind.call_us, kind.precision) for kind in kinds] == [(12, 15, "fp16"), (6, 30, "fp16")]
     assert [kind.work for kind in kinds] == [count_node(nodes[0]), count_node(nodes[2])]
     assert kinds[0].amount == amounts(count_node(nodes[0]), 1.0, 2**20), "2.6 MB are in no cache of 1 MiB"
     shared = Sharing(unique_parameters=1, stored_parameters=1, weight_bytes=2 * 512 * 512)
-    call, _ = stage._samples(artifact.model_copy(update={"sharing": shared}), listed, RATES)
+    call = count_call("r", artifact.model_copy(update={"sharing": shared}), listed)
     assert call.weight_bytes == 4 * 512 * 512, "no more are in the file, of two bytes each; a loop reads them again"
 
 
 def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "cache_bytes", lambda products: (5 + len(products), "told"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products: (5 + len(products), "told"))
     rates = HostRates(products=(took(10.0, rows=256), took(1.0)), bandwidth=2.34567e10, operator_us=2.0)
     small = ItemNodes(item=("steady", 1, 32), nodes=(linear(1.0, "int8", 4),), runs=1, feed_bytes=1)
     quick = ItemNodes(
@@ -97,7 +102,8 @@ def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.Mon
     )  # fmt: skip
     artifact = ArtifactManifest(id="a", file="a", format="onnx", precision="int8", status="built")
     base = load_profile("host")
-    found = stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small, quick.item: quick}))])
+    timed = [Timed("r", artifact, Listing(items={small.item: small, quick.item: quick}))]
+    found = facts.host_facts(base, 3, rates, timed)
     assert found.peaks.fp32 is not None and found.peaks.fp32.value == float(f"{2 * 256**3 / 1e-5:.4g}")
     assert found.peaks.fp32.verified
     when, _, rest = found.peaks.fp32.source.partition(" with 3 threads ")
@@ -119,7 +125,9 @@ def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.Mon
     )
     assert all(fact is not None and fact.verified and "None" not in fact.source for fact in known)
     assert (found.name, found.title, found.budgets) == (base.name, base.title, base.budgets)
-    assert stage._host_facts(base, 3, rates, [(artifact, Listing(items={small.item: small}))]).peaks.int8 is None
+    assert (
+        facts.host_facts(base, 3, rates, [Timed("r", artifact, Listing(items={small.item: small}))]).peaks.int8 is None
+    )
 
 
 PRECISIONS = ("fp16", "int8", "fp32")  # not the order that they are timed in
@@ -142,6 +150,7 @@ PROBED = HostRates(
     ),
     bandwidth=2e10,
     operator_us=2.0,
+    call_us=CALL_US,
 )
 
 
@@ -208,16 +217,17 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return found
 
     def fit_operators(nodes: Sequence[Any], rates: Any, ratio: float) -> Any:
-        seen.nodes, seen.rates, seen.ratio = list(nodes), rates, ratio
+        seen.nodes.append(list(nodes))
+        seen.rates, seen.ratio = rates, ratio
         return original(nodes, rates, ratio)
 
-    original = stage.fit_operators
+    original = teaching.fit_operators
     monkeypatch.setattr(stage, "run_probe", run_probe)
     monkeypatch.setattr(stage, "run_listing", run_listing)
-    monkeypatch.setattr(stage, "fit_operators", fit_operators)
+    monkeypatch.setattr(teaching, "fit_operators", fit_operators)
     monkeypatch.setattr(stage, "default_threads", lambda: 3)
     # one weight of the probe is held, eight are not
-    monkeypatch.setattr(stage, "cache_bytes", lambda products: (2**20, f"of {len(products)} products"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products: (2**20, f"of {len(products)} products"))
     return seen
 
 
@@ -239,19 +249,23 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
     told = Told()
     calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
     assert host.threads == [3]
-    for spec, precision in zip(host.specs, ("fp32", "int8", "fp16"), strict=True):
+    assert [spec.threads for spec in host.specs] == [3, 3, 3, 1, 1, 1], "one thread is timed as well"
+    for spec, precision in zip(host.specs[:3], ("fp32", "int8", "fp16"), strict=True):
         assert spec.checked.artifact.id == precision and spec.checked.file == bundle / "onnx" / f"{precision}.onnx"
         assert spec.items == tuple(("steady", batch, seq) for batch, seq in SORTED), "from small to large"
-        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(100 / 3))
+        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(200 / 3 / 2))
     bars = [("measuring this host's rates", None, "")]
-    bars += [(f"timing {name}", 4 * (ROUNDS + 1), "step") for name in ("fp32", "int8", "fp16")]
+    bars += [(f"timing {name}", 4 * (ROUNDS + 1), "step") for name in ("fp32", "int8", "fp16")] * 2
     assert told.bars == [made for one in bars for made in (one, ("finished",))]
-    assert told.steps == [0, 4, 4, 4] and told.messages == []
+    assert told.steps == [0, 4, 4, 4, 4, 4, 4] and told.messages == []
 
 
 def test_threads_that_are_asked_for_are_used(bundle: Path, host: SimpleNamespace) -> None:
+    alone = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=1)
+    assert host.threads == [1] and {spec.threads for spec in host.specs} == {1}
+    assert alone.calibration is not None and alone.calibration.one_thread is None
+    assert host.specs[0].budget_s == pytest.approx(200 / 3)
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=2)
-    assert host.threads == [2] and {spec.threads for spec in host.specs} == {2}
     assert found.calibration is not None and found.calibration.threads == 2
     assert found.cores is not None and found.cores.value == 2
 
@@ -268,11 +282,14 @@ def test_what_was_measured_becomes_a_calibration(bundle: Path, host: SimpleNames
         f"{2 * 256**3 / product_us(256, 256, 1) * 1e6:.4g}"
     )
     # twelve products of the probe, and of every precision and shape one kind of node: two that are alike
-    assert len(host.nodes) == 12 + 3 * 4
-    assert [node.precision for node in host.nodes] == ["fp32"] * 16 + ["int8"] * 4 + ["fp16"] * 4
-    assert [node.duration_us for node in host.nodes[12:16]] == [10 * rows + 2 for rows in (8, 12, 16, 24)]
+    nodes, of_one_thread = host.nodes
+    assert (len(nodes), len(of_one_thread)) == (12 + 3 * 4, 3 * 4)
+    assert calibration.one_thread is not None and calibration.one_thread.threads == 1
+    assert calibration.one_thread.efficiencies["fp32"].keys() == calibration.efficiencies["fp32"].keys()
+    assert [node.precision for node in nodes] == ["fp32"] * 16 + ["int8"] * 4 + ["fp16"] * 4
+    assert [node.duration_us for node in nodes[12:16]] == pytest.approx([10 * rows + 2 for rows in (8, 12, 16, 24)])
     assert set(host.rates) == {"fp32", "int8", "fp16"} and host.rates["int8"].peak == rates_of(found, "int8").peak
-    assert host.ratio == memory_ratio(host.nodes[:12], host.rates["fp32"]) == pytest.approx(4, rel=0.05)
+    assert host.ratio == memory_ratio(nodes[:12], host.rates["fp32"]) == pytest.approx(4, rel=0.05)
     assert set(calibration.efficiencies) == set(calibration.call_overhead_us) == {"fp32", "int8", "fp16"}
     operators = {precision: set(found) for precision, found in calibration.operators.items()}
     assert operators == {key: {"MatMul"} for key in ("fp32", "int8", "fp16")}, "four sizes of each"
@@ -296,7 +313,7 @@ def test_shapes_that_could_not_be_timed_are_named_and_four_must_be_left(bundle: 
     told = Told()
     host.refused = {"int8": [(4, 3), (1, 24)]}
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
-    said = ("int8 at 4×3: not timed: out of memory", "int8 at 1×24: not timed: out of memory")
+    said = ("int8 at 4×3: not timed: out of memory", "int8 at 1×24: not timed: out of memory") * 2
     assert tuple(told.messages) == said and found.calibration is not None
     assert [case.precision for case in found.calibration.fitted_on] == ["fp32"] * 4 + ["int8"] * 2 + ["fp16"] * 4
     host.refused = {"fp32": [(4, 3)]}
@@ -330,3 +347,40 @@ def test_a_profile_is_written_for_people_and_read_back(bundle: Path, host: Simpl
     assert "validated_on" not in document["calibration"], "nothing that was not said"
     assert max(map(len, text.splitlines())) > 100, "sources are not broken into many lines"
     assert document["budgets"]["classification"]["latency_p50_ms"] == 50.0
+
+
+def other_model(folder: Path, name: str) -> Path:
+    """A bundle of another run with an FP32 graph."""
+    made = write_bundle(folder / name / "bundle", {"model": classifier_graph()})
+    seal(made, Bundle.open(made).manifest.model_copy(update={"run": name}))
+    return made
+
+
+def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
+    others = [other_model(tmp_path, name) for name in ("second", "third")]
+    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others[:1]).calibration
+    assert two is not None and two.error is None, "two models say nothing of a third"
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others).calibration
+    assert found is not None and found.error is not None and found.error.models == 3
+    checked = [(case.run, case.precision) for case in found.validated_on]
+    # of INT8 and FP16 nobody else had a graph
+    assert checked == [(name, "fp32") for name in ("tiny", "second", "third") for _ in SORTED]
+    assert found.error.spread_log2 is not None and 0 <= found.error.spread_log2 <= found.error.worst_log2
+
+
+def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Path) -> None:
+    def products(cache: int) -> list[ProductTime]:
+        sizes = [(1024, 1), (1024, 4), (1024, 10), (1024, 24), (512, 8), (384, 8)]
+        return [
+            took(
+                2 + 4 * width**2 * (1 + 2 * beyond_cache(4.0 * width**2 * count, cache)) / 3e4,
+                width=width,
+                weights=count,
+            )
+            for width, count in sizes
+        ]
+
+    size, how = facts.shown_cache(products(32 << 20), 480 << 20, "as Linux says")
+    assert size == 32 << 20 and "480 MiB" in how
+    assert facts.shown_cache(products(480 << 20), 480 << 20, "told") == (480 << 20, "told")
+    assert facts.shown_cache(products(32 << 20)[:3], 480 << 20, "told") == (480 << 20, "told"), "too few to tell"

@@ -11,8 +11,9 @@ from onnx import numpy_helper
 
 from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.stages.profiling.estimating.calibrate import cache_bytes
-from edgeformer.stages.profiling.estimating.probe import ProductTime, add_chain, matmul_chain
+from edgeformer.stages.profiling.estimating.chains import add_chain, matmul_chain
+from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
+from edgeformer.stages.profiling.estimating.probe import ProductTime
 
 
 def test_onnx_accepts_them() -> None:

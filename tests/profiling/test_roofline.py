@@ -36,9 +36,9 @@ SHAPES = NodeWork("layout", "Shape", 0.0, 0.0, 64.0, host_only=True)
 
 def test_what_no_cache_holds_comes_from_memory() -> None:
     work = NodeWork("gemm", "MatMul", 5.0, 1000.0, 400.0)
-    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0)
-    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0)
-    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0)
+    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0, 500.0)
+    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0, 500.0)
+    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0, 1000.0)
 
 
 def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:

@@ -16,7 +16,7 @@ from edgeformer.formats.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.footprint import estimate_memory
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.operators import CONTROL, MOST_UNKNOWN, trust_of, unchecked_words
-from edgeformer.stages.profiling.estimating.rates import Rates, rates_of, refused_calibration
+from edgeformer.stages.profiling.estimating.rates import Rates, rates_of, refused_calibration, speed_words
 from edgeformer.stages.profiling.estimating.roofline import fitted_nodes_us, range_us, widened_us
 from edgeformer.stages.profiling.estimating.work import BROADCAST, NodeWork, count_nodes, stored_weight_bytes, total
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Phase, row_of, unavailable_row
@@ -124,7 +124,8 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
         nodes = widened_us(works, fitted_nodes_us(works, rates, calibration, precision, weight_bytes), seen)
         called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
         low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
-        reason = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes; {why}"
+        taught = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
+        reason = "; ".join(filter(None, (taught, why, speed_words(calibration))))
     else:
         fused = backend_of(case.artifact).fuses(case.artifact)
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
@@ -178,12 +179,17 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
     error = calibration.error
     if error is None:
         return _UNVALIDATED_LOG2, "never validated, so the range is a guess"
-    found = max(error.worst_log2, 2 * error.median_log2)
-    checked = {case.precision for case in calibration.validated_on}
+    found, kind = max(error.worst_log2, 2 * error.median_log2), "worst error"
+    of = "other cases"
+    if error.spread_log2 is not None:
+        found, kind = error.spread_log2, "97.5 % quantile of the errors"
+        of = f"cases of {error.models} models, each left out once"
+    checked = {(one.precision, one.phase) for one in calibration.validated_on}
     precision = case.artifact.precision
-    if precision in checked and phase == "steady" and case.artifact.role in ("full", "exit"):
-        return found, f"the range is the worst error on {error.cases} other cases"
-    what = f"whole calls of graphs in {', '.join(sorted(checked)) or 'other precisions'}"
+    whole = ("full", "exit") if phase == "steady" else ("decode",)
+    if (precision, phase) in checked and case.artifact.role in whole:
+        return found, f"the range is the {kind} on {error.cases} {of}"
+    what = f"whole calls of graphs in {', '.join(sorted({one[0] for one in checked})) or 'other precisions'}"
     return max(found, _UNVALIDATED_LOG2), f"validated on {what} only, so the range is at least a factor of 1.5"
 
 

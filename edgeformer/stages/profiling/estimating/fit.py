@@ -1,15 +1,15 @@
 """From measured nodes and calls to efficiencies. Pure functions on numpy arrays.
 
-First every operator's efficiency is fitted to the durations of its nodes. ONNX Runtime's profiler makes small nodes
-longer than they are in production, so overheads and rates are then scaled, each by one factor, until the sums
-meet the calls that were timed without it.
+First every operator's efficiency is fitted to the durations of its nodes, without what ONNX Runtime's profiler adds to
+them (:mod:`.profiled`); operators of which little was seen are held to their class. Overheads and rates are then
+scaled, each by one factor, until the sums meet the calls that were timed without the profiler.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, combinations
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgeformer.formats.device import Calibration, Efficiency, OperatorClass
 from edgeformer.stages.profiling.estimating.rates import Rates
-from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, fitted_us
+from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, fitted_nodes_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
 Floats = npt.NDArray[np.float64]
@@ -28,8 +28,13 @@ _LEAST_SIZES = 4
 _LARGEST_RATIO = 8.0
 # The profiler's clock ticks in whole microseconds; nothing takes none.
 _TICK_US = 0.5
-# Of the profiled overheads about a third remains without the profiler; rates stay what they are.
-_USUAL, _HELD = (0.35, 1.0), 0.15
+# What the profiler adds was taken off before, so that both remain about what they are.
+_USUAL, _HELD = (1.0, 1.0), 0.1
+# How firmly an operator is held to its class, beside samples that together make up one whole call.
+_TOWARD_CLASS = 0.1
+_FREE = 1e-6
+_ROUNDS, _LEAST_FOUND = 3, 0.2
+_SHARES = {"of_peak", "of_bandwidth", "of_weights", "of_memory"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class CallSample:
     works: tuple[NodeWork, ...]
     measured_us: float
     weight_bytes: float
+    counts: tuple[int, ...] = ()
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """How often each of ``works`` is done; where that is not said, once."""
+        return self.counts or (1,) * len(self.works)
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
@@ -63,6 +74,9 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     Returns:
         float64 [k].
     """
+    # The same problem in k rows: what of the target no column reaches is off by the same for every x.
+    rotation, matrix = np.linalg.qr(matrix)
+    target = rotation.T @ target
     columns = matrix.shape[1]
     best, least = np.zeros(columns), float(target @ target)
     for used in map(list, chain.from_iterable(combinations(range(columns), size + 1) for size in range(columns))):
@@ -78,10 +92,11 @@ def memory_ratio(samples: Sequence[NodeSample], rates: Rates) -> float:
     """How much longer a byte takes from memory than from the cache: 1 or more.
 
     Args:
-        samples: products whose weights are held by the cache in some and not in others; the model's own graphs do not
+        samples: products whose weights are held by the cache in some and not in others; a model's own graphs do not
             show it, since the same share of their weights comes from memory at every shape.
     """
-    near, far = (float(value) for value in _coefficients(samples, [_four(sample, rates) for sample in samples])[2:])
+    _, _, moved, kept, far = (float(value) for value in _coefficients(samples, rates))
+    near = kept or moved
     if near <= 0 or far <= near:
         return 1.0
     return min(_LARGEST_RATIO, far / near)
@@ -103,51 +118,111 @@ def fit_operators(
         by_key[sample.precision, sample.work.key].append(sample)
     classes: dict[str, dict[OperatorClass, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
-    for (precision, cls), members in sorted(by_class.items()):
-        classes[precision][cls] = fit_efficiency(members, rates[precision], ratio)
+    for (precision, cls), members in sorted(by_class.items(), key=lambda one: (one[0][0] != "fp32", one[0])):
+        own = fit_efficiency(members, rates[precision], ratio)
+        plain = classes["fp32"].get(cls)
+        if plain is not None and precision != "fp32" and not any(map(_reads_far, members)):
+            own = _from_memory(own, plain)
+        classes[precision][cls] = own
     for (precision, key), members in sorted(by_key.items()):
         if len({sample.amount for sample in members}) >= _LEAST_SIZES:
-            operators[precision][key] = fit_efficiency(members, rates[precision], ratio)
+            toward = classes[precision][members[0].work.cls]
+            operators[precision][key] = fit_efficiency(members, rates[precision], ratio, toward)
     return dict(classes), dict(operators)
 
 
-def fit_efficiency(samples: Sequence[NodeSample], rates: Rates, ratio: float) -> Efficiency:
-    """Overhead and shares of the rates with the least relative error; a byte from memory takes ``ratio`` times longer.
+def fit_efficiency(
+    samples: Sequence[NodeSample], rates: Rates, ratio: float, toward: Efficiency | None = None
+) -> Efficiency:
+    """Overhead and shares of the rates with the least relative error.
 
-    A sample counts by its share of its call: what matters is that sums come out right.
+    A sample counts by its share of its call: what matters is that sums come out right. Where the samples never read
+    from memory, a byte from there takes ``ratio`` times longer than one of weights in the cache.
 
     Args:
         samples: of one operator, or of one class of them.
         rates: what the shares are of.
         ratio: as :func:`memory_ratio` gives it.
+        toward: of the operator's class: what little is known of an operator that was seen at small sizes only, or that
+            takes next to nothing, is not stretched to large ones. None: the samples alone.
     """
-    rows = [(*row[:2], row[2] + ratio * row[3]) for row in (_four(sample, rates) for sample in samples)]
-    overhead, of_peak, near = (float(value) for value in _coefficients(samples, rows))
-    return Efficiency(
-        overhead_us=overhead,
-        of_peak=1 / of_peak if of_peak > 0 else None,
-        of_bandwidth=1 / near if near > 0 else None,
-        of_memory=1 / (near * ratio) if near > 0 else None,
+    prior = None if toward is None else _costs(toward)
+    overhead, of_peak, moved, kept, far = (float(value) for value in _coefficients(samples, rates, prior))
+    near = kept or moved
+    if toward is None and not any(map(_reads_far, samples)):
+        far = ratio * near
+    elif near > 0:  # few bytes from memory among many others may be given anything
+        far = min(far, _LARGEST_RATIO * near)
+    if moved > 0:  # an absent share would mean that of what is moved
+        kept, far = max(kept, _FREE * moved), max(far, _FREE * moved)
+    shares = {"of_peak": of_peak, "of_bandwidth": moved, "of_weights": kept, "of_memory": far}
+    return Efficiency(overhead_us=overhead, **{name: 1 / cost for name, cost in shares.items() if cost > 0})
+
+
+def _reads_far(sample: NodeSample) -> bool:
+    """Whether weights of it come from memory; of a node without weights, whether anything does."""
+    weights, amount = sample.work.weight_bytes, sample.amount
+    return amount.kept_bytes < weights if weights else amount.far_bytes > 0
+
+
+def _from_memory(own: Efficiency, plain: Efficiency) -> Efficiency:
+    """A class whose weights always were in the cache: a byte from memory takes as much more as it does in FP32, not as
+    many times more, since what else is done with a byte differs."""
+    own_near, near, far = (
+        (own.of_weights or own.of_bandwidth),
+        (plain.of_weights or plain.of_bandwidth),
+        plain.of_memory,
     )
+    if own_near is None or near is None or far is None:
+        return own
+    return own.model_copy(update={"of_memory": 1 / (1 / own_near + max(0.0, 1 / far - 1 / near))})
 
 
-def _coefficients(samples: Sequence[NodeSample], rows: Sequence[Sequence[float]]) -> Floats:
-    """Factors of the columns of ``rows`` (microseconds at full rates) that sum to the samples' durations."""
+def _coefficients(samples: Sequence[NodeSample], rates: Rates, prior: Floats | None = None) -> Floats:
+    """Factors of the columns of :func:`_columns` that sum to the samples' durations."""
     durations = np.maximum([sample.duration_us for sample in samples], _TICK_US)
-    weights = np.sqrt(durations / np.array([sample.call_us for sample in samples])) / durations
-    matrix = np.array(rows)
+    shares = np.sqrt(durations / np.array([sample.call_us for sample in samples]))
+    whole = np.array([_columns(sample, rates) for sample in samples])
+    found = np.zeros(whole.shape[1]) if prior is None else prior.copy()  # of what was not seen, the class knows
+    seen = whole.max(axis=0) > 0
+    matrix = whole[:, seen]
     # Columns of very different size make the active set's tolerance meaningless.
-    scales = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
-    found: Floats = nnls(matrix / scales * weights[:, None], durations * weights) / scales
+    scales = matrix.max(axis=0)
+    held, wanted = _held_rows(None if prior is None else prior[seen] * scales, len(scales))
+    off = durations
+    # Errors relative to what was measured favour what is too short: from the second round on they are relative to the
+    # middle of what was measured and what was found.
+    for _ in range(_ROUNDS):
+        weights = shares / off
+        scaled = np.vstack([matrix / scales * weights[:, None], held])
+        found[seen] = nnls(scaled, np.concatenate([durations * weights, wanted])) / scales
+        off = np.maximum(np.sqrt(durations * (matrix @ found[seen])), _LEAST_FOUND * durations)
     return found
 
 
-def _four(sample: NodeSample, rates: Rates) -> list[float]:
-    """One, and the microseconds that operations, bytes of the cache and bytes of the memory take at full rates; only
-    products are limited by arithmetic."""
+def _held_rows(prior: Floats | None, columns: int) -> tuple[Floats, Floats]:
+    """Rows of a least-squares problem that hold factors near ``prior``, relative to it; a prior of 0 holds nothing."""
+    known = [] if prior is None else [place for place in range(columns) if prior[place] > 0]
+    rows = np.zeros((len(known), columns))
+    for row, place in enumerate(known):
+        assert prior is not None
+        rows[row, place] = _TOWARD_CLASS / prior[place]
+    return rows, np.full(len(known), _TOWARD_CLASS)
+
+
+def _columns(sample: NodeSample, rates: Rates) -> list[float]:
+    """One, and the microseconds that operations, moved bytes and weights of the cache, and bytes of the memory take at
+    full rates; only products are limited by arithmetic."""
     amount = sample.amount
     compute = 1e6 * amount.operations / rates.peak if sample.work.is_product else 0.0
-    return [1.0, compute, 1e6 * amount.near_bytes / rates.bandwidth, 1e6 * amount.far_bytes / rates.bandwidth]
+    moved, byte_us = amount.near_bytes - amount.kept_bytes, 1e6 / rates.bandwidth
+    return [1.0, compute, moved * byte_us, amount.kept_bytes * byte_us, amount.far_bytes * byte_us]
+
+
+def _costs(efficiency: Efficiency) -> Floats:
+    """The factors of the columns of :func:`_columns` that an efficiency stands for."""
+    shares = (efficiency.of_peak, efficiency.of_bandwidth, efficiency.of_weights, efficiency.of_memory)
+    return np.array([efficiency.overhead_us, *(1 / share if share else 0.0 for share in shares)])
 
 
 def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Mapping[str, Rates]) -> Calibration:
@@ -174,13 +249,15 @@ def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Map
 
 def _parts(call: CallSample, calibration: Calibration, rates: Rates) -> tuple[float, float]:
     """Microseconds of all overheads, and of all the rest."""
-    overhead = sum(efficiency_of(work, calibration, call.precision).overhead_us for work in call.works)
-    return overhead, fitted_us(call.works, rates, calibration, call.precision, call.weight_bytes) - overhead
+    each = fitted_nodes_us(call.works, rates, calibration, call.precision, call.weight_bytes)
+    overheads = [efficiency_of(work, calibration, call.precision).overhead_us for work in call.works]
+    overhead = float(np.dot(overheads, call.times))
+    return overhead, float(np.dot(each, call.times)) - overhead
 
 
 def _scaled(calibration: Calibration, precision: str, of_overhead: float, of_work: float) -> Calibration:
     def scaled(efficiency: Efficiency) -> Efficiency:
-        shares = efficiency.model_dump(include={"of_peak", "of_bandwidth", "of_memory"}, exclude_none=True)
+        shares = efficiency.model_dump(include=_SHARES, exclude_none=True)
         faster = {name: share / of_work for name, share in shares.items()} if of_work > 0 else {}
         return efficiency.model_copy(update={"overhead_us": efficiency.overhead_us * of_overhead, **faster})
 
@@ -192,19 +269,3 @@ def _scaled(calibration: Calibration, precision: str, of_overhead: float, of_wor
             "operators": {**calibration.operators, precision: operators},
         }
     )
-
-
-def alike(samples: Iterable[NodeSample]) -> list[NodeSample]:
-    """Nodes of one call that do the same, as one sample with their mean duration and the weight of all of them."""
-    groups: dict[tuple[str, NodeWork, Amounts], list[NodeSample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.precision, sample.work, sample.amount].append(sample)
-    return [
-        replace(
-            members[0],
-            duration_us=float(np.mean([member.duration_us for member in members])),
-            # Its share of the call is that of all of them together.
-            call_us=members[0].call_us / len(members),
-        )
-        for members in groups.values()
-    ]

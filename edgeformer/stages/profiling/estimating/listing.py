@@ -6,12 +6,8 @@ machine's threads for itself. Both sides are here: what the parent asks, and wha
 
 from __future__ import annotations
 
-import contextlib
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,26 +15,25 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from edgeformer.backends import ArtifactFiles, default_provider
+from edgeformer.backends import ArtifactFiles
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.device import Speed
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Refusal
-from edgeformer.stages.profiling.process import End, Job, run_job
+from edgeformer.stages.profiling.estimating.jobs import ROUNDS, ListSpec, Round, Tick
+from edgeformer.stages.profiling.estimating.timing import Timer
+from edgeformer.stages.profiling.messages import Item, Refusal
+from edgeformer.stages.profiling.process import End, run_job
 
-ROUNDS = 3
-"""Whole calls are timed in that many rounds over all items, each followed by a tick."""
+__all__ = ["ROUNDS", "ItemNodes", "ListSpec", "Listing", "Round", "feed_for", "run_listing"]
 
 # A listing runs every item once; what is timed takes a minute per artifact. Beyond this the child hangs.
 _LONGEST_S = 600.0
 # Calls of one item under the profiler: its whole microseconds average out, without minutes for large items.
-_NODE_CALLS, _LEAST_NODE_CALLS, _NODE_TOKENS = 30, 5, 4000
-# Whole calls are timed in rounds over all items; the best round's median counts, so that a spell in which something
-# else ran does not.
-_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
+_NODE_CALLS, _LEAST_NODE_CALLS, _NODE_S = 30, 5, 0.5
 _TYPES = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_, "tensor(double)": np.float64,
@@ -47,20 +42,9 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Input → type, shape with None where it is dynamic."""
 
 
-class ListSpec(Job):
-    """One artifact and the items to list; ``timed``: also time them, node by node, and whole calls."""
-
-    name, answers = "listing", "nodes"
-    kind: Literal["list"] = "list"
-    checked: CheckedArtifact
-    items: tuple[Item, ...] = Field((), strict=False)
-    timed: bool = False
-    budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
-
-
 class ItemNodes(Frozen):
     """One item. ``call_us`` is the median of whole calls, where they were timed; nodes then have durations as in
-    production, else those of a run without prepacked weights."""
+    production, else those of a run without prepacked weights. Both are as they would be at ``speed``."""
 
     kind: Literal["nodes"] = "nodes"
     item: Item = Field(strict=False)
@@ -68,12 +52,8 @@ class ItemNodes(Frozen):
     runs: int = Field(description="of graphs, in one call of the artifact")
     feed_bytes: int = Field(description="inputs of all runs: tokens, states, what was kept of earlier tokens")
     call_us: float | None = None
-
-
-class Tick(Frozen):
-    """A piece of work is done; an item that is timed makes several."""
-
-    kind: Literal["tick"] = "tick"
+    speed: Speed | None = None
+    rounds: tuple[Round, ...] = Field((), strict=False, description="what was timed, as it was")
 
 
 _MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(
@@ -116,18 +96,19 @@ def work(told: bytes, send: Send) -> None:
     """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
     spec = ListSpec.model_validate_json(told, strict=False)
     graphs = _graphs(spec.checked.files)
-    calls_us = _time_calls(spec, graphs[0][0], send) if spec.timed else {}
+    timer = Timer(spec, send) if spec.timed else None
     for item in spec.items:
-        if spec.timed and item not in calls_us:
+        if timer is not None and item not in timer.rounds:
             send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
             continue
         try:
-            runs = [run for file, times in graphs for run in [_nodes(spec, file, item)] * times]
+            runs = [run for file, times in graphs for run in [_nodes(spec, file, item, timer)] * times]
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
             continue
         nodes, fed_bytes = tuple(chain(*(nodes for nodes, _ in runs))), sum(fed for _, fed in runs)
-        send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, call_us=calls_us.get(item)))
+        timed = timer.of(item) if timer is not None else {}
+        send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, **timed))
 
 
 def _graphs(files: ArtifactFiles) -> list[tuple[Path, int]]:
@@ -141,17 +122,17 @@ def _graphs(files: ArtifactFiles) -> list[tuple[Path, int]]:
         raise ArtifactError(f"{files.file}: {files.artifact.id} has no part {error}; export the run again") from None
 
 
-def _nodes(spec: ListSpec, file: Path, item: Item) -> tuple[tuple[ExecutedNode, ...], int]:
+def _nodes(spec: ListSpec, file: Path, item: Item, timer: Timer | None = None) -> tuple[tuple[ExecutedNode, ...], int]:
     """The nodes that one run of a graph executes, and the bytes that it is fed with."""
     opened = ProfiledGraph(file, spec.threads)
     inputs = _feed(spec, opened.inputs, item)
     nodes = opened.list_nodes(inputs)[0]
-    if spec.timed:
+    if timer is not None:
         # The durations that they have in production, where weights are packed beforehand.
-        _, batch, seq = item
-        calls = max(_LEAST_NODE_CALLS, min(_NODE_CALLS, _NODE_TOKENS // (batch * seq)))
-        packed = ProfiledGraph(file, spec.threads, prepacked=True).list_nodes(inputs, calls=calls)[0]
-        took = {node.name: node.duration_us for node in packed}
+        calls = timer.calls_in(item, _NODE_S, _LEAST_NODE_CALLS, _NODE_CALLS)
+        packed = ProfiledGraph(file, spec.threads, prepacked=True)
+        listed, slow = timer.beside(lambda: packed.list_nodes(inputs, calls=calls)[0])
+        took = {node.name: node.duration_us / slow for node in listed}
         nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
     return tuple(nodes), sum(array.nbytes for array in inputs.values())
 
@@ -198,42 +179,3 @@ def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
         else:
             raise InputError(f"input {name!r} is none that edgeformer's graphs have; its nodes cannot be listed")
     return feed
-
-
-def _time_calls(spec: ListSpec, graph: Path, send: Send) -> dict[Item, float]:
-    """Median microseconds of whole calls, as they are made in production: the best of some rounds over all items."""
-    from edgeformer.backends.onnxruntime.session import OnnxSession
-
-    best: dict[Item, float] = {}
-    ending = time.perf_counter() + spec.budget_s
-    # The first round decides how many items there is time for.
-    first = time.perf_counter() + spec.budget_s / ROUNDS
-    with contextlib.closing(OnnxSession(graph, default_provider("cpu"), spec.threads)) as session:
-        for number in range(ROUNDS):
-            for item in spec.items:
-                if time.perf_counter() > (ending if number else first) or (number and item not in best):
-                    break
-                declared = dict.fromkeys(session.inputs, ("tensor(int64)", (None, None)))
-                call = partial(session.run, _feed(spec, declared, item))
-                time_calls(call, _WARM_UP_S, 2)
-                median_us = statistics.median(time_calls(call, _ROUND_S, _LEAST_CALLS))
-                best[item] = min(best.get(item, median_us), median_us)
-                send(Tick())
-    return best
-
-
-def time_calls(call: Callable[[], object], seconds: float, least: int) -> list[float]:
-    """Microseconds of single calls.
-
-    Args:
-        call: what is timed.
-        seconds: as many calls as these allow,
-        least: but no fewer than that.
-    """
-    times_us: list[float] = []
-    ending = time.perf_counter() + seconds
-    while time.perf_counter() < ending or len(times_us) < least:
-        began = time.perf_counter_ns()
-        call()
-        times_us.append((time.perf_counter_ns() - began) / 1000)
-    return times_us

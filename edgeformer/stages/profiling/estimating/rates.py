@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeformer.formats.device import DeviceProfile, EstimateError, Fact
+from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, Fact
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name
 
@@ -82,6 +82,20 @@ def refused_calibration(device: DeviceProfile) -> str | None:
         f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
         f"{expected}); run edgeformer profile --calibrate there"
     )
+
+
+def speed_words(calibration: Calibration) -> str:
+    """For what speed of the machine its estimates hold, in words; empty where nobody looked."""
+    speed, other = calibration.speed, calibration.other_speed
+    if speed is None:
+        return ""
+    held = (
+        f"at the speed at which the reference product takes {speed.product_us:.0f} µs and the copy {speed.copy_us:.0f}"
+    )
+    if other is None:
+        return held
+    slower = other.product_us / speed.product_us
+    return f"{held}; this machine has two speeds, and at the other everything takes about {slower:.2f} times as long"
 
 
 def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:

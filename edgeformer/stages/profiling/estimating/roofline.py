@@ -47,11 +47,13 @@ _LEAST_OCCUPANCY = 0.10
 
 @dataclass(frozen=True)
 class Amounts:
-    """Of one node: operations, bytes that a cache may hold, bytes that none holds."""
+    """Of one node: operations, bytes that a cache may hold, bytes that none holds; ``kept_bytes``: what of the near
+    ones are weights, which stay from call to call."""
 
     operations: float
     near_bytes: float
     far_bytes: float
+    kept_bytes: float = 0.0
 
 
 def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
@@ -82,7 +84,7 @@ def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amount
     """
     moved_far = work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
     far = work.weight_bytes * weights_beyond + moved_far
-    return Amounts(work.operations, work.bytes - far, far)
+    return Amounts(work.operations, work.bytes - far, far, work.weight_bytes * (1 - weights_beyond))
 
 
 def fitted_us(
@@ -166,8 +168,12 @@ def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
     took_us = efficiency.overhead_us
     if efficiency.of_peak is not None:
         took_us += 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
+    of_weights = efficiency.of_weights or efficiency.of_bandwidth
+    if of_weights is not None:
+        took_us += 1e6 * amount.kept_bytes / (rates.bandwidth * of_weights)
     if efficiency.of_bandwidth is not None:
-        took_us += 1e6 * amount.near_bytes / (rates.bandwidth * efficiency.of_bandwidth)
+        moved_bytes = amount.near_bytes - amount.kept_bytes
+        took_us += 1e6 * moved_bytes / (rates.bandwidth * efficiency.of_bandwidth)
     if of_memory is not None:
         took_us += 1e6 * amount.far_bytes / (rates.bandwidth * of_memory)
     return took_us

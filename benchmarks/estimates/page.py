@@ -1,0 +1,149 @@
+"""docs/estimator.md: every case that was validated, how far off estimates were, and what was never checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks.results_page.tables import ROOT
+
+PAGE, RESULTS = ROOT / "docs" / "estimator.md", ROOT / "benchmarks" / "results"
+_LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
+_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_NEVER = """## Never checked
+
+- **No GPU**: no estimate for a card was ever compared with a card, and no engine.
+- **No other processor** than the one above: ARM (Raspberry Pi, Apple), Intel N100, any with another number of cores;
+  nor the same one under `ONEDNN_MAX_CPU_ISA`.
+- Runtimes beside ONNX Runtime's CPU provider: OpenVINO, torch, browsers.
+- FP16 on processors, 4-bit weights, trimmed vocabularies, step bundles, exits{more}.
+- Memory and energy: what is said here is of times.
+"""
+_EARLIER = """**This is the record of an earlier estimator.** Since then times are taken beside a probe of the machine's
+speed, and models are left out. `python -m benchmarks.estimator` measures that, on a machine that does nothing else;
+**nobody has let it run to its end yet**. What stands here holds for the estimator of that day."""
+
+
+def newest() -> tuple[Path, dict[str, Any]]:
+    """The newest record by its name, which begins with the date; of those that there are, one that left models out."""
+    files = sorted(RESULTS.glob("*/*-estimator.json"), key=lambda file: file.name)
+    read = [(file, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    left_out = [one for one in read if one[1].get("format") == "left-out-models"]
+    return (left_out or read)[-1]
+
+
+def page() -> str:
+    """The whole document."""
+    file, record = newest()
+    source = file.relative_to(ROOT).as_posix()
+    title = f"# Estimates: the record\n\nWritten by `python -m benchmarks.estimates` from `{source}`."
+    if record.get("format") == "left-out-models":
+        parts, more = left_out(record), ""
+    else:
+        parts, more = one_teacher(record), ", INT8, decoding, one thread"
+    return "\n\n".join([title, *parts, _NEVER.format(more=more)])
+
+
+def left_out(record: dict[str, Any]) -> list[str]:
+    """Of a record in which each model was left out once."""
+    speeds, host, whole = record["speeds"], record["host"], record["summary"]
+    both = speeds["two_speeds_us"]
+    told = f"its reference product took {speeds['product_us']:.0f} µs, the copy {speeds['copy_us']:.0f} µs"
+    if both is not None:
+        told += f"; **this machine has two speeds** ({both[0]:.0f} and {both[1]:.0f} µs)"
+    families = [("all", whole), *record["precisions"].items(), *record["families"].items()]
+    header = ["", "cases", "median error", "worst", "within ±15 %", "ranges that held", "widest range", "Kendall τ"]
+    trial = ["**A trial in processor time on a busy machine: no record.**"] if record["processor_time"] else []
+    return [
+        *trial,
+        f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores; {told}.\n"
+        "Each model was left out once: its estimates come from the other models alone, its ranges from how far those "
+        "are off each other.\nEvery time was taken beside a probe of the machine's speed, and is as it would be at the "
+        "usual one.",
+        _outcome(whole),
+        "## By precision and family",
+        _table(header, [_line(name, found) for name, found in families]),
+        "## Errors",
+        "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
+        _table(_LABELS, [[f"{value:+.2f}" for value in whole["quantiles_log2"]]]),
+        "## Every case",
+        "p50 in ms at the usual speed; *again*: the same case in the second pass.",
+        _cases(record["cases"]),
+    ]
+
+
+def _outcome(found: dict[str, Any]) -> str:
+    words = {
+        "within_15_percent": f"{found['within_15_percent']:.0%} of {found['cases']} cases within ±15 % (80 %)",
+        "median_error": f"median error {found['median_error']:.1%} (7 %, or 1.5 times the repeatability)",
+        "ranges_held": f"the range held {found['ranges_held']:.0%} (95 %)",
+        "widest": f"the widest range is {found['widest']:.2f} times as high as low (2)",
+        "tau": f"Kendall's τ {found['tau']:.2f} (0.9)" if found["tau"] is not None else "no order to compare",
+    }
+    lines = [f"- {words[name]}: {'met' if met else '**missed**'}" for name, met in found["wanted"].items()]
+    if found["repeatability"] is not None:
+        same, raw = found["repeatability"], found["repeatability_raw"]
+        lines.append(f"- the same case measured again differs by {same:.1%}, without the probe by {raw:.1%} (medians)")
+    return "What is wanted in brackets:\n\n" + "\n".join(lines)
+
+
+def _line(name: str, found: dict[str, Any]) -> list[str]:
+    tau = f"{found['tau']:.2f}" if found["tau"] is not None else "–"
+    shares = [f"{found[key]:.0%}" for key in ("within_15_percent", "ranges_held")]
+    errors = [f"{found[key]:.1%}" for key in ("median_error", "worst_error")]
+    return [name, f"{found['cases']}", *errors, *shares, f"{found['widest']:.2f}×", tau]
+
+
+def _cases(cases: Sequence[dict[str, Any]]) -> str:
+    def row(case: dict[str, Any]) -> list[str]:
+        shape = f"{case['batch']}×{case['seq']}{' token' if case['phase'] == 'decode' else ''}"
+        again = f"{case['again_ms']:.3g}" if "again_ms" in case else "–"
+        found = [f"{case['measured_ms']:.3g}", again, f"{case['estimated_ms']:.3g}"]
+        bounds = f"{case['low_ms']:.3g}–{case['high_ms']:.3g}"
+        return [case["model"], case["artifact"], f"{case['threads']}", shape, *found, bounds, _off(case)]
+
+    header = ["model", "artifact", "threads", "shape", "measured", "again", "estimated", "range", "off"]
+    return _table(header, [row(case) for case in cases])
+
+
+def _off(case: dict[str, Any]) -> str:
+    return f"{2 ** case['log2'] - 1:+.0%}"
+
+
+def one_teacher(record: dict[str, Any]) -> list[str]:
+    """Of the record of November 2026: one model taught, at other shapes; no probe beside it."""
+    cases, plain = record["cases"], record["uncalibrated"]
+    off = sorted(case["log2"] for case in cases)
+    names = list(dict.fromkeys(case["run"] for case in cases))
+    within = sum(abs(value) <= math.log2(1.15) for value in off)
+    places = [round(share * (len(off) - 1)) for share in _SHARES]
+
+    def row(case: dict[str, Any]) -> list[str]:
+        times = [f"{case['measured_ms']:.3g}", f"{case['estimated_ms']:.3g}"]
+        return [case["run"], case["artifact"], f"{case['batch']}×{case['seq']}", *times, _off(case)]
+
+    return [
+        _EARLIER,
+        f"Measured on {record['host']['measured'][:10]}: {record['host']['cpu']}. Calibrated on {names[0]} alone, "
+        f"at other shapes; {len(names)} models, FP32, two threads.",
+        f"- {within} of {len(off)} cases within ±15 %, {sum(value < 0 for value in off)} too low\n"
+        f"- |log2(estimated / measured)|: median {record['median_log2']:.2f}, worst {record['worst_log2']:.2f}\n"
+        f"- without a calibration the range held {plain['hold_the_measurement']} of {plain['cases']}, and was "
+        f"{plain['median_width']:.1f} times as high as low\n"
+        "- the same case was not measured twice, and ranges of calibrated estimates were not recorded",
+        "## Errors",
+        "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
+        _table(_LABELS, [[f"{off[place]:+.2f}" for place in places]]),
+        "## Every case",
+        "p50 in ms.",
+        _table(["run", "artifact", "shape", "measured", "estimated", "off"], [row(case) for case in cases]),
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return tabulate(rows, headers=list(header), tablefmt="github", disable_numparse=True)

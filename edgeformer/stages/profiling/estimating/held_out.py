@@ -1,0 +1,77 @@
+"""How far off estimates of a model are that was never seen: each model is left out once (leave one group out)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeformer.formats.device import DeviceProfile, EstimateError, FittedCase, Speed
+from edgeformer.machine.host import now
+from edgeformer.stages.profiling.estimating.probe import HostRates
+from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed
+from edgeformer.stages.profiling.estimating.teaching import case_of, fit
+
+FEWEST_MODELS = 3
+"""Fewer say nothing of a model that was never seen."""
+_WITHIN = 0.975
+"""Share of the left-out cases that a range must hold: more than the 95 % that is promised of models to come, because a
+new one may differ more from these than they do from each other."""
+
+
+def left_out(
+    device: DeviceProfile, probed: HostRates, calls: Sequence[TimedCall], speed: Speed | None = None
+) -> list[FittedCase]:
+    """Every timed call beside what is estimated from the other models alone; empty for fewer than three models.
+
+    Args:
+        device: with this host's facts.
+        probed: by the same number of threads.
+        calls: of several models.
+        speed: that all times are brought to; None: the usual one.
+    """
+    even, held = at_one_speed(calls, speed)
+    runs = list(dict.fromkeys(call.run for call in even))
+    if len(runs) < FEWEST_MODELS:
+        return []
+    cases: list[FittedCase] = []
+    for run in runs:
+        taught = fit(device, probed, [call for call in even if call.run != run], speed=held)
+        assert taught.calibration is not None
+        known = taught.calibration.efficiencies
+        cases += [case_of(taught, call) for call in even if call.run == run and call.artifact.precision in known]
+    return cases
+
+
+def error_of(device: DeviceProfile, cases: Sequence[FittedCase]) -> EstimateError:
+    """What cases that were left out say of those to come.
+
+    Args:
+        device: a calibrated profile.
+        cases: at least one, with estimates.
+    """
+    assert device.calibration is not None
+    off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
+    return EstimateError(
+        kind=device.kind, device=device.calibration.processor, cases=len(off), models=len({case.run for case in cases}),
+        median_log2=statistics.median(off), worst_log2=max(off), spread_log2=spread(off), created=now(),
+    )  # fmt: skip
+
+
+def spread(off: Sequence[float]) -> float:
+    """Half of a range, in log2: the quantile of split conformal prediction, for one more case than were seen.
+
+    Args:
+        off: |log2(estimated / measured)| of cases that were left out.
+    """
+    place = math.ceil(_WITHIN * (len(off) + 1))
+    return float(np.sort(off)[min(place, len(off)) - 1])
+
+
+def with_left_out(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
+    """The calibrated profile with the error that left-out cases show."""
+    assert device.calibration is not None
+    update = {"validated_on": tuple(cases), "error": error_of(device, cases)}
+    return device.model_copy(update={"calibration": device.calibration.model_copy(update=update)})

@@ -1,0 +1,110 @@
+"""Facts of this host, as they were measured: `verified: true`, each with how and when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.units import parse_bytes
+from edgeformer.machine.host import cpu_name, now
+from edgeformer.stages.profiling.estimating.fit import nnls
+from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
+from edgeformer.stages.profiling.estimating.profiled import Timed
+from edgeformer.stages.profiling.estimating.roofline import beyond_cache
+from edgeformer.stages.profiling.estimating.work import count_nodes
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# A product this small says more about overhead than about a rate.
+_LEAST_OPERATIONS = 1e7
+# Products that read weights rather than compute; sets that no core holds for itself, and enough of them.
+_FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
+# A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
+_EXPLAINED, _CLEARLY = 0.05, 0.5
+
+
+def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
+    """``base``, which keeps its name, title and budgets, with the facts of this host."""
+    when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+
+    def measured(value: float, what: str) -> Fact[float]:
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=True)
+
+    best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
+    int8 = [
+        work.operations / (node.duration_us * 1e-6)
+        for one in timed
+        for item in one.listing.items.values()
+        for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
+        if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
+    ]
+    cache, how = shown_cache(rates.products, *cache_bytes(rates.products))
+    return base.model_copy(
+        update={
+            "peaks": Peaks(
+                fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
+                int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
+            ),
+            "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
+            "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
+            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=True),
+            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
+        }
+    )
+
+
+def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[int, str]:
+    """The last-level cache in bytes, and where that is from: the system, or else the probe's products.
+
+    Args:
+        products: single rows times different amounts of weights show from where on these come from memory.
+        root: where Linux describes the first core's caches.
+    """
+    found: list[int] = []
+    for file in root.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
+    if found:
+        return max(found), "as Linux says"
+    sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}
+    rates = {size: 4 * time.width**2 / time.duration_us for size, time in sizes.items()}
+    middle = (max(rates.values()) * min(rates.values())) ** 0.5
+    # At half of its size a cache delivers about the geometric middle of its own and the memory's rate.
+    return 2 * max(size for size, rate in rates.items() if rate >= middle), "from the time of products of single rows"
+
+
+def shown_cache(products: Sequence[ProductTime], stated: int, how: str) -> tuple[int, str]:
+    """How much of a cache is really there for one process, where products show that it is less than is stated.
+
+    A virtual machine says how large the whole processor's cache is, of which its neighbours use most.
+
+    Args:
+        products: of few rows, times different amounts of weights.
+        stated: bytes.
+        how: that is known.
+    """
+    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    smaller = [size for step in range(20) for size in (4 << 20 + step, 6 << 20 + step) if size < stated]
+    if len({time.weights * time.width**2 for time in few}) < _FEWEST_SETS or not smaller:
+        return stated, how
+    off = {size: _off(few, size) for size in (*smaller, stated)}
+    best = min(smaller, key=lambda size: off[size])
+    if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
+        return stated, how
+    return best, f"as products of few rows show ({how} it is {stated / 2**20:.0f} MiB)"
+
+
+def _off(products: Sequence[ProductTime], cache: int) -> float:
+    """How far times are from what weights of a cache of that size, and of the memory, take at a rate each."""
+    rows = []
+    for time in products:
+        weight = 4.0 * time.width**2
+        beyond = beyond_cache(weight * time.weights, cache)
+        rows.append([1.0, weight * (1 - beyond) / 1e6, weight * beyond / 1e6])
+    took = np.array([time.duration_us for time in products])
+    matrix = np.array(rows) / took[:, None]
+    # The median: a product that was disturbed says nothing of a cache.
+    return float(np.median(np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)))

@@ -1,0 +1,160 @@
+"""Timed calls as they would be at one speed of the machine, and without what ONNX Runtime's profiler adds to nodes.
+Pure functions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import NamedTuple
+
+from edgeformer.formats.device import Speed
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, Round
+from edgeformer.stages.profiling.estimating.reference import slowness, typical
+from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
+from edgeformer.stages.profiling.messages import Item
+
+# The items with the cheapest nodes show what the profiler adds; of the others it is lost in their own noise.
+_CHEAPEST, _FEWEST = 3, 3
+# A node is never shorter than that, whatever is taken off.
+_LEAST_US = 0.1
+# How far a call may be from the sum of its nodes before the nodes are believed rather than scaled to it.
+_LEAST_SCALE, _MOST_SCALE = 0.3, 2.0
+
+
+class Timed(NamedTuple):
+    """An artifact of a run's bundle and its items, timed."""
+
+    run: str
+    artifact: ArtifactManifest
+    listing: Listing
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """One timed item, counted: what differs among its nodes, how often each is there, and its mean duration.
+
+    Attributes:
+        call_us: of the whole call, without the profiler.
+        weight_bytes: of the whole graph's products, each shared weight once.
+        speed: of the machine, that all times hold for; None: nobody looked.
+        rounds: what was timed, as it was.
+    """
+
+    run: str
+    artifact: ArtifactManifest
+    item: Item
+    runs: int
+    works: tuple[NodeWork, ...]
+    counts: tuple[int, ...]
+    durations_us: tuple[float, ...]
+    call_us: float
+    weight_bytes: float
+    speed: Speed | None = None
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Of the call."""
+        return sum(self.counts)
+
+    @property
+    def nodes_us(self) -> float:
+        """All nodes together."""
+        return sum(us * count for us, count in zip(self.durations_us, self.counts, strict=True))
+
+
+def counted(timed: Sequence[Timed]) -> list[TimedCall]:
+    """Every item of every artifact; those that were not timed are left out."""
+    return [
+        count_call(one.run, one.artifact, item)
+        for one in timed
+        for item in one.listing.items.values()
+        if item.call_us is not None
+    ]
+
+
+def count_call(run: str, artifact: ArtifactManifest, item: ItemNodes) -> TimedCall:
+    """One timed item.
+
+    Args:
+        run: whose artifact it is.
+        artifact: whose call it is.
+        item: with its time.
+    """
+    assert item.call_us is not None
+    works = count_nodes(item.nodes)
+    alike: dict[NodeWork, list[float]] = defaultdict(list)
+    for work, node in zip(works, item.nodes, strict=True):
+        alike[work].append(node.duration_us)
+    return TimedCall(
+        run, artifact, item.item, item.runs, tuple(alike), tuple(map(len, alike.values())),
+        tuple(map(fmean, alike.values())), item.call_us, stored_weight_bytes(item.nodes, works, artifact), item.speed,
+        item.rounds,
+    )  # fmt: skip
+
+
+def speeds_of(calls: Sequence[TimedCall]) -> list[Speed]:
+    """Of all moments at which something was timed."""
+    return [seen.speed for call in calls for seen in call.rounds]
+
+
+def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tuple[list[TimedCall], Speed | None]:
+    """All times as they would be at one speed, and that speed.
+
+    Args:
+        calls: timed by processes that each had their own typical speed.
+        speed: wanted; None: the median of all moments.
+
+    Returns:
+        Times as they are and None where nobody looked at the speed.
+    """
+    speeds = speeds_of(calls)
+    if not speeds:
+        return list(calls), None
+    wanted = speed or typical(speeds)
+
+    def scaled(call: TimedCall) -> TimedCall:
+        if call.speed is None:
+            return call
+        factor = 1 / slowness(call.speed, wanted)
+        durations = tuple(us * factor for us in call.durations_us)
+        return replace(call, durations_us=durations, call_us=call.call_us * factor, speed=wanted)
+
+    return [scaled(call) for call in calls], wanted
+
+
+def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[TimedCall]:
+    """The same with nodes that together take as long as their call does without the profiler.
+
+    The profiler makes every node longer by about the same time, which the calls that were timed without it show; what
+    is then left over or missing is noise of a whole item, and spread over its nodes.
+
+    Args:
+        calls: all that was timed with one number of threads.
+        call_us: microseconds of a call that are none of its nodes'.
+    """
+    added_us = profiler_us(calls)
+
+    def corrected(call: TimedCall) -> TimedCall:
+        left = [max(_LEAST_US, us - added_us) for us in call.durations_us]
+        bare = replace(call, durations_us=tuple(left))
+        if not bare.nodes:
+            return bare
+        wanted_us = max(call.call_us - call.runs * call_us, _LEAST_US)
+        scale = max(_LEAST_SCALE, min(_MOST_SCALE, wanted_us / bare.nodes_us))
+        return replace(call, durations_us=tuple(us * scale for us in left))
+
+    return [corrected(call) for call in calls]
+
+
+def profiler_us(calls: Sequence[TimedCall]) -> float:
+    """By how many microseconds the profiler makes a node longer: the median of what calls with cheap nodes show; 0
+    where there is none."""
+    known = sorted((call for call in calls if call.nodes), key=lambda call: call.call_us / call.nodes)
+    shown = known[: max(_FEWEST, len(known) // _CHEAPEST)]
+    if not shown:
+        return 0.0
+    return max(0.0, median((call.nodes_us - call.call_us) / call.nodes for call in shown))

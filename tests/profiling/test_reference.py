@@ -1,0 +1,94 @@
+"""The machine's speed beside every measurement, and a machine that has two."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeformer.formats.device import Speed
+from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.stages.profiling.estimating.jobs import Round
+from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, profiler_us, without_profiler
+from edgeformer.stages.profiling.estimating.reference import Reference, between, slowness, two_speeds, typical
+from edgeformer.stages.profiling.estimating.work import NodeWork
+
+FAST, SLOW = Speed(product_us=450.0, copy_us=300.0), Speed(product_us=600.0, copy_us=400.0)
+ADD = NodeWork("elementwise", "Add", 0.0, 0.0, 100.0)
+
+
+def test_the_reference_takes_a_few_milliseconds_and_tells_the_speed() -> None:
+    reference = Reference()
+    began = time.perf_counter()
+    speeds = [reference.speed() for _ in range(3)]
+    assert time.perf_counter() - began < 1.0
+    reference.close()
+    assert all(speed.product_us > 10 and speed.copy_us > 10 for speed in speeds)
+
+
+def test_slowness_is_how_many_times_longer_things_take() -> None:
+    assert slowness(SLOW, FAST) == pytest.approx(4 / 3) and slowness(FAST, SLOW) == pytest.approx(3 / 4)
+    assert slowness(FAST, FAST) == 1.0
+    assert 1.0 < slowness(Speed(product_us=450.0, copy_us=600.0), FAST) < 1.25, "the product counts more"
+    assert between(FAST, SLOW).product_us == pytest.approx((450 * 600) ** 0.5)
+    assert typical([FAST, FAST, SLOW]) == FAST
+    with pytest.raises(ValueError, match="no speed"):
+        typical([])
+
+
+def noisy(around: Speed, count: int, seed: int) -> list[Speed]:
+    factors = np.exp(np.random.default_rng(seed).normal(scale=0.015, size=count))
+    return [Speed(product_us=around.product_us * f, copy_us=around.copy_us * f) for f in factors]
+
+
+def test_a_machine_that_switches_is_called_one_with_two_speeds() -> None:
+    found = two_speeds([*noisy(FAST, 30, 1), *noisy(SLOW, 12, 2)])
+    assert found is not None
+    assert [speed.product_us for speed in found] == pytest.approx([450, 600], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        noisy(FAST, 40, 3),
+        [Speed(product_us=us, copy_us=us) for us in np.linspace(400.0, 600.0, 40)],
+        [*noisy(FAST, 40, 4), SLOW],
+        [*noisy(FAST, 4, 5), *noisy(SLOW, 4, 6)],
+        [FAST] * 20,
+        [],
+    ],
+    ids=["one speed", "a slow drift", "one disturbance", "too few", "all alike", "none"],
+)
+def test_a_machine_with_one_speed_is_not(speeds: list[Speed]) -> None:
+    assert two_speeds(speeds) is None
+
+
+def call(speed: Speed, call_us: float, durations_us: tuple[float, ...] = (4.0,), count: int = 10) -> TimedCall:
+    artifact = ArtifactManifest(id="a", file="a", format="onnx", precision="fp32", status="built")
+    works = tuple(replace(ADD, moved_bytes=float(number)) for number in range(len(durations_us)))
+    return TimedCall(
+        "r", artifact, ("steady", 1, 8), 1, works, (count,) * len(works), durations_us, call_us, 0.0, speed,
+        (Round(us=call_us, speed=speed),),
+    )  # fmt: skip
+
+
+def test_times_of_a_slow_moment_are_brought_to_the_usual_speed() -> None:
+    calls, speed = at_one_speed([call(FAST, 30.0), call(FAST, 30.0), call(SLOW, 40.0)])
+    assert speed == FAST and [one.call_us for one in calls] == pytest.approx([30.0] * 3)
+    assert [one.durations_us[0] for one in calls] == pytest.approx([4.0, 4.0, 3.0])
+    slow, held = at_one_speed(calls, SLOW)
+    assert held == SLOW and [one.call_us for one in slow] == pytest.approx([40.0] * 3)
+    nobody = replace(call(FAST, 30.0), rounds=(), speed=None)
+    assert at_one_speed([nobody]) == ([nobody], None)
+
+
+def test_what_the_profiler_adds_to_nodes_is_taken_off() -> None:
+    """Ten nodes of 1 and of 5 µs, each 2 µs longer under the profiler; a call has 10 µs of its own."""
+    timed = [call(FAST, 70.0, (3.0, 7.0)) for _ in range(3)]
+    assert profiler_us(timed) == pytest.approx(1.5), "the call's own 10 µs hide some of it"
+    for one in without_profiler(timed, 10.0):
+        assert one.nodes_us == pytest.approx(60.0)
+        assert one.durations_us[1] / one.durations_us[0] == pytest.approx(5.5 / 1.5)
+    assert profiler_us([]) == 0.0
