@@ -23,7 +23,9 @@ def classifiers() -> dict[str, str]:
     runs = {(run["recipe"], run["split"]): run for run in result("2026-11-21-sst2")}
     light, baseline = runs["recurrent_sst2_fast", "random-split"], runs["baseline_sst2_fast", "random-split"]
     honest = runs["recurrent_sst2_fast", "glue-dev"]["tests"]
+    pretrained = {run["run"]: run["parameters"] for run in result("2026-11-22-pretrained")}
     return {
+        "fold_share": f"{pretrained['folded-further-text-seed42'] / pretrained['minilm_sst2']:.0%}".replace("%", " %"),
         "random_split_error": f"{standard_error(light['tests']['random-split']):.4f}",
         "glue_dev_error": f"{standard_error(honest['glue-dev']):.3f}",
         "sst_test_error": f"{standard_error(honest['sst-test']):.3f}",
