@@ -104,7 +104,7 @@ NOT_RUN: dict[str, str] = {
         "needs packages from npm; tests/publishing makes pages and opens them"
     ),
     "edgeformer claim artifacts/my-run/reports/host.json --with-bundle -o my-machine.claim.zip": (
-        "needs a report; tests/profiling/test_claims.py makes one"
+        "needs a report; tests/profiling/test_claiming.py makes one"
     ),
     "edgeformer verify-claim my-machine.claim.zip": "the same",
     "edgeformer profile --judge browser.json --device raspberry-pi-5": (
