@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test results gpu-check torture mutants lint wheel clean
+.PHONY: demo test bench results gpu-check torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -17,6 +17,11 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# What claims of speed rest on, in half an hour, on a machine that does nothing else. Further arguments in BENCH:
+# make bench BENCH="--data ~/sst2 --model ~/minilm"
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 # docs/results.md, and the verdicts in docs/claims.yaml and docs/claims.md, from the JSON in benchmarks/results.
 results: $(VENV)/.dev

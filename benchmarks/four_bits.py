@@ -1,8 +1,7 @@
-"""A try, not a feature: how small does a classifier get with 4-bit weights and tables, and what does that cost?
+"""How small does a classifier get with 4-bit weights and tables, and what does that cost?
 
-The graph with a trimmed vocabulary is quantised by ONNX Runtime (MatMulNBits and GatherBlockQuantized, operators
-of its own that other runtimes do not know) and scored on the run's test sets, beside the same graph in FP32 and in INT8
-as export makes it, whose bar on the validation split is not asked here.
+The graph with a trimmed vocabulary as ``export --int4`` makes it, in blocks of any size, scored on the run's test sets
+beside the same graph in FP32 and in INT8; export's bars on the validation split are not asked here.
 
 Usage:
     python benchmarks/four_bits.py RUN_FOLDER [--block 32] [--keep N] [--max N] [--json FILE]
@@ -13,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from tabulate import tabulate
 from tokenizers import Tokenizer
 
@@ -28,27 +24,13 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.trimming import Keeping
 from edgeformer.families.tracing import cut_out
 from edgeformer.run import Run
+from edgeformer.stages.exporting import int4
 from edgeformer.stages.exporting.bundle_folder import trim_subject
 from edgeformer.stages.exporting.exportable import open_exportable
-from edgeformer.stages.exporting.int8 import gemm_as_matmul, quantized_graphs
+from edgeformer.stages.exporting.int8 import quantized_graphs
 from edgeformer.tasks import Origin
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.running import score_batches
-
-
-def quantized(model: onnx_ir.Model, block: int, path: Path) -> None:
-    """Write the graph with weights and tables in blocks of 4 bits, each block with a scale and a zero point."""
-    config = DefaultWeightOnlyQuantConfig(
-        block_size=block,
-        is_symmetric=False,
-        accuracy_level=4,  # activations in INT8
-        op_types_to_quantize=("MatMul", "Gather"),
-        quant_axes=(("MatMul", 0), ("Gather", 1)),
-        bits=4,
-    )
-    quantizer = MatMulNBitsQuantizer(onnx_ir.to_proto(model), algo_config=config)
-    quantizer.process()
-    onnx.save(quantizer.model.model, str(path))
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -80,7 +62,6 @@ def main() -> None:
         return
     if asked.run is None:
         parser.error("name a run's folder, or --table with files")
-    logging.disable(logging.INFO)  # of the quantizer, about every node
     run = Run.open(asked.run)
     tokenizer = Tokenizer.from_file(str(asked.run / "model" / "tokenizer.json"))
     small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
@@ -94,7 +75,7 @@ def main() -> None:
         onnx_ir.save(graph, paths["fp32"])
         bytes_graphs = quantized_graphs(graphs, Path(folder))
         onnx_ir.save(cut_out(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
-        quantized(products(graph), asked.block, paths["int4"])
+        onnx_ir.save(int4.quantize(graph, asked.block), paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(
                 run.recipe.data, small.reader, split, Origin(None, run.manifest.data.fingerprints)
@@ -110,13 +91,6 @@ def main() -> None:
                 print(f"{name}  {row['bytes']:,} bytes  {split}  accuracy {score.accuracy:.4f}")
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
-def products(model: onnx_ir.Model) -> onnx_ir.Model:
-    """A copy whose products are all MatMul, as the quantizer wants them."""
-    copied = model.clone()
-    gemm_as_matmul(copied)
-    return copied
 
 
 if __name__ == "__main__":

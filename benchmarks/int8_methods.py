@@ -88,23 +88,41 @@ def build(run: Path, folder: Path, data: Prepared[Encoded], longest: int, calibr
     for name, (form, method) in STATIC.items():
         started = time.perf_counter()
         paths[name] = folder / f"{name.replace(' ', '_')}.onnx"
-        quantize_static(
-            prepared,
-            paths[name],
-            TrainingRows(data.train, calibration),
-            quant_format=form,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=True,  # as in our dynamic graphs: 8-bit weights overflow on CPUs without VNNI
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=method,
-            extra_options={"MatMulConstBOnly": True},
-        )
+        static(prepared, paths[name], TrainingRows(data.train, calibration), form, method)
         print(f"{name}: calibrated in {time.perf_counter() - started:.0f} s", flush=True)
     paths["weight-only, 8 bits"] = folder / "weight_only.onnx"
     _weight_only(prepared, paths["weight-only, 8 bits"])
-    return {name: _clean(path) for name, path in paths.items()}
+    return {name: clean(path) for name, path in paths.items()}
+
+
+def static(
+    prepared: Path,
+    target: Path,
+    rows: CalibrationDataReader,
+    form: QuantFormat,
+    method: CalibrationMethod,
+    **options: Any,
+) -> None:
+    """Products with ranges of activations that were found beforehand.
+
+    Args:
+        prepared: the graph, as export prepares it for a quantizer.
+        rows: that the ranges are found with.
+        options: further ones of the quantizer.
+    """
+    quantize_static(
+        prepared,
+        target,
+        rows,
+        quant_format=form,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=True,  # as in our dynamic graphs: 8-bit weights overflow on CPUs without VNNI
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        calibrate_method=method,
+        extra_options={"MatMulConstBOnly": True, **options},
+    )
 
 
 def _weight_only(source: Path, target: Path) -> None:
@@ -118,7 +136,7 @@ def _weight_only(source: Path, target: Path) -> None:
     onnx.save(quantizer.model.model, str(target))
 
 
-def _clean(path: Path) -> Path:
+def clean(path: Path) -> Path:
     """Without tensors that nothing uses any more, so that sizes compare."""
     model = onnx_ir.load(path)
     onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -148,10 +166,17 @@ def quality(paths: dict[str, Path], data: Prepared[Encoded], threads: int) -> di
     return found
 
 
-def latency(paths: dict[str, Path], shape: tuple[int, int], rounds: int, threads: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per call, and the time over FP32's in the same round."""
-    inputs = {"input_ids": np.full(shape, 7, dtype=np.int64), "attention_mask": np.ones(shape, dtype=np.int64)}
-    inputs["input_ids"] += np.arange(shape[1])
+def latency(
+    paths: dict[str, Path],
+    shape: tuple[int, int],
+    rounds: int,
+    threads: int,
+    takes: tuple[str, ...] = ("input_ids", "attention_mask"),
+) -> dict[str, dict[str, float]]:
+    """Milliseconds per call, and the time over FP32's in the same round; ``takes``: what the graphs take."""
+    arrays = {"input_ids": np.full(shape, 7, dtype=np.int64), "attention_mask": np.ones(shape, dtype=np.int64)}
+    arrays["input_ids"] += np.arange(shape[1])
+    inputs = {name: arrays[name] for name in takes}
     sessions = {name: OnnxSession(path, threads=threads) for name, path in paths.items()}
     calls = {name: (lambda session=session: session.run(inputs)) for name, session in sessions.items()}
     repeats = max(1, round(0.2 / _seconds(calls["fp32"], 3)))

@@ -1,7 +1,9 @@
-"""How long one waits for what is no measuring: `--help`, `export --fp16`, and `profile` beyond the calls that it times.
+"""How long one waits for what is no measuring: `--help`, `export --fp16`, and `profile` beyond its measuring.
 
-Each command is a fresh process, all take turns, the file cache is warm. What `profile` takes beyond the timed calls
-holds its warm-ups too. The export is made anew each time, of a copy of the run.
+Each command is a fresh process, all take turns, the file cache is warm. Measuring is what `profile`'s processes spend
+on calling the artifact: the first call, warming up, and the calls that count, in the process that confirms them too.
+What is left is starting processes, checking files, opening, and the report. The export is made anew each time, of a
+copy of the run.
 
 Usage: python benchmarks/waiting.py RUN [--rounds 5] [--artifact onnx-fp32] [--json FILE]
 
@@ -26,7 +28,7 @@ from typing import Any
 from edgeformer.backends import library_versions
 from edgeformer.machine.host import cpu_name, default_threads
 
-_BARS_S = {"--help": 0.3, "export --fp16": 20.0, "profile beyond its calls": 5.0}
+_BARS_S = {"--help": 0.3, "export --fp16": 20.0, "profile beyond measuring": 5.0}
 
 
 def seconds(*arguments: str) -> tuple[float, str]:
@@ -43,10 +45,10 @@ def seconds(*arguments: str) -> tuple[float, str]:
 
 
 def beyond(run: Path, artifact: str) -> float:
-    """Seconds of a profile of one artifact for this host, less those of the calls that it timed."""
+    """Seconds of a profile of one artifact for this host, less those that its processes spent on calling it."""
     took, told = seconds("profile", str(run), "--artifact", artifact, "--device", "host", "--json")
-    rows = [row["latency_ms"] for row in json.loads(told)["rows"] if row["where"] == "host"]
-    return took - sum(int(row["n"]) * float(row["mean"] or 0.0) for row in rows) / 1000
+    rows = [row["conditions"] for row in json.loads(told)["rows"] if row["where"] == "host"]
+    return took - sum(row.get(name) or 0.0 for row in rows for name in ("measuring_s", "repeated_measuring_s"))
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
         measured: dict[str, Callable[[], float]] = {
             "--help": lambda: seconds("--help")[0],
             "export --fp16": lambda: seconds("export", str(run), "--fp16", "--replace")[0],
-            "profile beyond its calls": lambda: beyond(run, asked.artifact),
+            "profile beyond measuring": lambda: beyond(run, asked.artifact),
         }
         seconds("--help")
         for _ in range(asked.rounds):

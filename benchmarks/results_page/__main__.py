@@ -9,6 +9,7 @@ import sys
 
 from jinja2 import Environment, StrictUndefined
 
+from benchmarks.results_page.bench import bench
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.pictures import picture
@@ -30,6 +31,7 @@ def page() -> str:
         "table": {name: made() for name, made in TABLES.items()},
         "studies": studies(),
         "gpu": gpu(),
+        "bench": bench(),
     }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**known, **facts()})
 

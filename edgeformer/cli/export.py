@@ -28,6 +28,14 @@ def command(
             "openvino also one that OpenVINO quantises, with rows of the training split.",
         ),
     ] = False,
+    int4: Annotated[
+        bool,
+        typer.Option(
+            "--int4",
+            help="Also write graphs with weights and tables in blocks of 4 bits, an eighth of the size: for "
+            "ONNX Runtime alone; judged by what the task score loses.",
+        ),
+    ] = False,
     trt: Annotated[
         bool, typer.Option("--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16.")
     ] = False,
@@ -104,13 +112,13 @@ def command(
 
     Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
     loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model also
-    gets a decode graph with caches, with which [b]generate[/b] writes without torch. How the error of FP16 and INT8
-    grows from loop to loop is in bundle.json (drift).
+    gets a decode graph with caches, with which [b]generate[/b] writes without torch. How the error of FP16, INT8 and
+    INT4 grows from loop to loop is in bundle.json (drift).
 
     A language model is first probed for causality; one that looks ahead is refused.
 
-    RUN can be a bundle that [b]wrap[/b] made of an ONNX file: --fp16, --int8 and --trt add to it, and each artifact is
-    held to what the graph itself computes on the golden inputs.
+    RUN can be a bundle that [b]wrap[/b] made of an ONNX file: --fp16, --int8, --int4 and --trt add to it, and each
+    artifact is held to what the graph itself computes on the golden inputs.
 
     Examples:
 
@@ -140,6 +148,7 @@ def command(
         options = ExportOptions(
             fp16=fp16,
             int8=int8,
+            int4=int4,
             build=_builders(trt, trt_via, build or []),
             joining=True,
             exits=_exits(exits),

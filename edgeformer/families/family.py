@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgeformer.formats.manifest import Precision
+from edgeformer.formats.manifest import Precision, client_dtype
 from edgeformer.formats.recipe import ModelConfig
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes:
         "pad_token_id": config["pad_token_id"],
         **{key: config[key] for key in known if key in config},
         # In a browser Transformers.js would otherwise look for a file that is not there (model_quantized.onnx).
-        "transformers.js_config": {"dtype": precision},
+        "transformers.js_config": {"dtype": client_dtype(precision)},
         "edgeformer": dict(config),
     }
 

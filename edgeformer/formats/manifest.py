@@ -13,9 +13,14 @@ from edgeformer.formats.portability import Portability
 from edgeformer.formats.scores import AnyScore
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
-Precision = Literal["fp32", "fp16", "int8"]
+Precision = Literal["fp32", "fp16", "int8", "int4"]
 ONNX = "onnx"
 """The format of the graphs that export writes, and that everything else is built from."""
+
+
+def client_dtype(precision: Precision) -> str:
+    """How clients of Hugging Face ONNX repositories name a precision, in file names and options."""
+    return "q4" if precision == "int4" else precision
 
 
 class OverlapCount(Frozen):
@@ -237,7 +242,7 @@ class ArtifactManifest(Frozen):
         None, description="step artifacts: what early exit may cost (`edgeformer exits`); None: nothing is promised"
     )
     portability: Portability | None = Field(None, description="ONNX: what other machines may take otherwise")
-    quantized: dict[str, int] = Field({}, description="INT8 graphs: operator → nodes that compute or store in INT8")
+    quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with such a weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
     engine: Engine | None = Field(None, description="TensorRT engines")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions they run on")

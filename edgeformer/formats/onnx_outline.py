@@ -281,6 +281,9 @@ class _Reader:
         return found
 
 
+_PICKS = ("Gather", "GatherBlockQuantized")
+
+
 def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Input → rows of the stored table that a Gather along its first axis picks from, by the input as it is."""
     origin = {name: name for name in inputs}
@@ -290,7 +293,7 @@ def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, 
             origin[node.outputs[0]] = origin[node.inputs[0]]
         elif node.operator == "DequantizeLinear" and node.inputs and node.inputs[0] in stored and node.outputs:
             stored = {**stored, node.outputs[0]: stored[node.inputs[0]]}
-        elif node.operator == "Gather" and len(node.inputs) == 2 and node.axis == 0:
+        elif node.operator in _PICKS and len(node.inputs) >= 2 and node.axis == 0:
             table, picked = stored.get(node.inputs[0], ()), origin.get(node.inputs[1])
             if picked is not None and len(table) > 1:
                 found[picked] = min(table[0], found.get(picked, table[0]))

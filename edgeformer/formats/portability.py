@@ -9,6 +9,7 @@ from edgeformer.formats.base import Frozen
 # Each release of ONNX Runtime reads all earlier opsets and formats; these are the first ones of each.
 _FIRST_OPSET = {17: "1.12", 18: "1.14", 19: "1.15", 20: "1.17", 21: "1.18", 22: "1.21"}
 _FIRST_FORMAT = {8: "1.10", 9: "1.16", 10: "1.18"}
+_FIRST_OPERATOR = {"com.microsoft:MatMulNBits": "1.17", "com.microsoft:GatherBlockQuantized": "1.20"}
 _MANY = 1e-4
 """Share of denormal numbers that is worth a word."""
 
@@ -48,7 +49,8 @@ class Portability(Frozen):
         """The oldest ONNX Runtime that reads it; None: it is older or newer than what is known here."""
         if self.opset not in _FIRST_OPSET or self.ir_version not in _FIRST_FORMAT:
             return None
-        return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], key=release)
+        own = [_FIRST_OPERATOR[name] for name in self.other_operators if name in _FIRST_OPERATOR]
+        return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], *own, key=release)
 
     def notes(self) -> list[str]:
         """What its owner should know before shipping it; nothing of what is as usual."""
@@ -82,7 +84,8 @@ class Portability(Frozen):
         found = []
         if self.needs is not None and release(onnxruntime) < release(self.needs):
             found.append(
-                f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR {self.ir_version}), here {onnxruntime}"
+                f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR {self.ir_version}"
+                f"{', operators of its own' if self.other_operators else ''}), here {onnxruntime}"
             )
         if self.saturation is not None and self.saturation.at_risk:
             if flags is None:

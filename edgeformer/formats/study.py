@@ -26,7 +26,7 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "rows": Measure("n", 0, "rows, or predicted tokens, of the set"),
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
-    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1) each",
+    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1, INT4 ½)",
                          False),
     "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of weights beside it", False),
     "accuracy": Measure("accuracy", 4, "share of right answers", True),

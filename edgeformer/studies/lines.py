@@ -17,7 +17,7 @@ Lines = dict[str, Figures]
 """Test set, precision, exit or threshold → figures."""
 
 _SCORES = ("accuracy", "f1", "precision", "recall", "loss", "perplexity", "word_perplexity")
-_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
+_BYTES = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.5}
 """Of a parameter: how the papers count megabytes."""
 
 SCHEDULE = "schedule"

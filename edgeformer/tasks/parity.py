@@ -18,8 +18,9 @@ TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
     "fp32": ("absolute", FP32_ABSOLUTE),
     "fp16": ("relative", FP16_RELATIVE),
     "int8": ("score", None),
+    "int4": ("score", None),
 }
-"""INT8 is judged by what it does to the task score: an error of the logits says little about that."""
+"""INT8 and INT4 are judged by what they do to the task score: an error of the logits says little about that."""
 
 
 def measure_parity(

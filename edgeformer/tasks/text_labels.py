@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeformer.data.trimming import Keeping, Trimmed
     from edgeformer.formats.data_config import DataConfig
 
-LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003}
+LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
 """What an artifact of each precision may lose of the task's metric against FP32 on the same rows."""
 
 TRIMMED_LOSS = 0.005

@@ -55,6 +55,8 @@ def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
     assert provider_facts(BF16).rounds_to == "bf16" and provider_facts(CPU).rounds_to is None
     engine = entry.model_copy(update={"format": "tensorrt-rtx"})
     assert providers_asked(engine, "openvino") == ()
+    # Its tables are an operator of ONNX Runtime's own.
+    assert providers_asked(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
     with pytest.raises(InputError, match="no such runtime; there are: onnxruntime, openvino, all"):
         providers_asked(entry, "tflite")
 

@@ -16,12 +16,11 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.bundle import Bundle
 from edgeformer.families.encoder import EncoderConfig
+from edgeformer.families.encoder.graphs import encoder_graphs
 from edgeformer.families.encoder.model import EncoderClassifier
-from edgeformer.families.encoder.network import step_specs
 from edgeformer.families.network import count_parameters
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.saving import load_model
-from edgeformer.families.tracing import export_graph
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.graph_files import write_graph
@@ -32,9 +31,10 @@ ITERATIONS = 3
 
 
 def write_steps(model: EncoderClassifier, folder: Path) -> dict[str, Path]:
-    parts = {part: folder / f"{part}.onnx" for part in step_specs(model)}
-    for part, spec in step_specs(model).items():
-        write_graph(export_graph(spec), parts[part])
+    graphs = encoder_graphs(model, steps=True).steps
+    parts = {part: folder / f"{part}.onnx" for part in graphs}
+    for part, graph in graphs.items():
+        write_graph(graph, parts[part])
     return parts
 
 
@@ -118,7 +118,7 @@ class TestClassifier:
             expected = encoder.iterate(state, torch.from_numpy(mask)).numpy()
         half = half_for_export(copy.deepcopy(encoder))
         assert isinstance(half, EncoderClassifier)
-        write_graph(export_graph(step_specs(half)["loop"]), tmp_path / "loop.onnx")
+        write_graph(encoder_graphs(half, steps=True).steps["loop"], tmp_path / "loop.onnx")
         with OnnxSession(tmp_path / "loop.onnx", threads=1) as session:
             found = session.run({"state": state.half().numpy(), "attention_mask": mask})["next_state"]
         assert found.dtype == np.float16

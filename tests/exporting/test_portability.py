@@ -52,6 +52,38 @@ def test_denormals_are_counted_in_weights_and_in_values(tmp_path: Path) -> None:
     assert "session.set_denormal_as_zero" in " ".join(audit_portability([path]).notes())
 
 
+def test_numbers_that_are_none_and_the_smallest_normal_ones_are_not_denormal(tmp_path: Path) -> None:
+    tiny = np.finfo(np.float32)
+    edge = [
+        0.0,
+        -0.0,
+        np.nan,
+        np.inf,
+        -np.inf,
+        tiny.tiny,
+        -tiny.tiny,
+        tiny.smallest_subnormal,
+        -tiny.smallest_subnormal,
+    ]
+    weight = np.array([*edge, np.nextafter(tiny.tiny, np.float32(0))], dtype=np.float32)
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
+    found = audit_portability([path]).denormals
+    assert (found.weights, found.of_weights) == (3, 10)
+
+
+def test_weights_beside_graphs_are_looked_at_as_they_lie_there_now(tmp_path: Path) -> None:
+    """Several graphs share them: what was counted once is not counted again, but where the file is another one."""
+    weight = np.full(1024, 1e-40, dtype=np.float32)
+    for name in ("full", "decode"):
+        path = saved(tmp_path / f"{name}.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
+        model = onnx.load(str(path))
+        onnx.save(model, str(path), save_as_external_data=True, location="shared.data", size_threshold=0)
+    paths = [tmp_path / "full.onnx", tmp_path / "decode.onnx"]
+    assert [audit_portability([path]).denormals.weights for path in paths] == [1024, 1024]
+    (tmp_path / "shared.data").write_bytes(b"\0" * 8192)
+    assert [audit_portability([path]).denormals.weights for path in paths] == [0, 0]
+
+
 def test_saturation_is_predicted_and_measured(tmp_path: Path) -> None:
     """By the definition: u8 × s8 twice, added in 16 bits. 255 × 129 is the first sum beyond; ours have 7 bits."""
     weight = np.array([[64, 65, -64, 127], [64, 64, -65, -127], [0, 1, 0, 127], [0, 1, 0, 127]], dtype=np.int8)

@@ -197,6 +197,15 @@ class TestClassifiers:
             wrap(path, tmp_path / "b", WrapOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1")))
 
 
+def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
+    made = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
+    assert made.code == 0, made.err
+    base, narrow = json.loads(made.out)["artifacts"]
+    assert (narrow["id"], narrow["file"], narrow["precision"]) == ("onnx-int4", "onnx/model_q4.onnx", "int4")
+    assert narrow["sharing"]["stored_parameters"] <= base["sharing"]["stored_parameters"]
+    assert sum(narrow["quantized"].values()) > 0
+
+
 def test_the_command(bundle: Path, tmp_path: Path) -> None:
     made = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
     assert made.code == 0, made.err

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
+import onnx_ir
 import pytest
 import torch
 
 from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepEngine
 from edgeformer.families.crt.graphs import step_specs
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
 from edgeformer.families.encoder import EncoderConfig
+from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs
 from edgeformer.families.encoder.model import EncoderClassifier
-from edgeformer.families.encoder.network import step_specs as encoder_specs
 from edgeformer.families.norms import half_for_export
+from edgeformer.families.tracing import GraphSpec, export_graph
 from edgeformer.formats.errors import InputError
+from edgeformer.stages.exporting.graph_files import write_graph
 from tests.families.crt_oracle import small_config
 from tests.families.torch_graph import torch_parts
 
@@ -38,6 +43,11 @@ def crt(**changes: object) -> CRT:
 def uncached(model: CRT, ids: torch.Tensor) -> dict[int, np.ndarray]:
     with torch.inference_mode():
         return {loop: model.logits(ids, loop).numpy() for loop in model.exits}
+
+
+def opened(path: Path, graph: onnx_ir.Model) -> OnnxSession:
+    write_graph(graph, path)
+    return OnnxSession(path, threads=1)
 
 
 def close(found: np.ndarray, expected: np.ndarray) -> bool:
@@ -99,7 +109,7 @@ def test_a_model_that_looks_ahead_has_none() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.0])
-def test_the_encoders_pieces_are_the_encoder(scale: float) -> None:
+def test_the_encoders_pieces_are_the_encoder(scale: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = EncoderConfig(
         kind="encoder", vocab_size=40, hidden_size=16, layers=2, iterations=3, heads=2, ffn_size=24,
@@ -108,9 +118,37 @@ def test_the_encoders_pieces_are_the_encoder(scale: float) -> None:
     model = EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
     ids = torch.randint(0, 40, (4, 9))
     mask = (torch.arange(9) < torch.tensor([[9], [5], [1], [8]])).long()
-    specs = encoder_specs(model)
+    graphs = encoder_graphs(model, steps=True)
     with torch.inference_mode():
-        state = specs["embed"].module(ids)
-        for _ in range(3):
-            state = specs["loop"].module(state, mask)
-        assert torch.allclose(specs["readout"].module(state), model(ids, mask), atol=1e-6, rtol=0)
+        logits, states = model(ids, mask).numpy(), [value.numpy() for value in EncoderExits(model)(ids, mask)]
+    texts = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    sessions = {part: opened(tmp_path / f"{part}.onnx", graph) for part, graph in graphs.steps.items()}
+    state = sessions["embed"].run({"input_ids": texts["input_ids"]})["state"]
+    for _ in range(3):
+        state = sessions["loop"].run({"state": state, "attention_mask": texts["attention_mask"]})["next_state"]
+    assert np.abs(sessions["readout"].run({"state": state})["logits"] - logits).max() < 1e-5
+    found = opened(tmp_path / "exits.onnx", graphs.exits).run(texts)
+    for name, value in zip(EncoderExits(model).outputs, states, strict=True):
+        assert np.abs(found[name] - value).max() < 1e-5, name
+
+
+def test_a_layer_is_traced_once_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time that an export takes is torch's, for every layer and for every iteration of it."""
+    traced: list[str] = []
+
+    def watched(spec: GraphSpec) -> onnx_ir.Model:
+        traced.append(",".join(spec.outputs))
+        return export_graph(spec)
+
+    monkeypatch.setattr("edgeformer.families.encoder.graphs.export_graph", watched)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "heads": 2, "ffn_size": 24, "max_positions": 32}
+    counts = []
+    for layers, iterations in ((1, 1), (3, 2)):
+        model = EncoderClassifier(
+            classes=3, layers=layers, iterations=iterations, residual_scale=0.5, dropout=0.0, **sizes
+        ).eval()
+        products = [node.op_type for node in encoder_graphs(model, steps=True).exits.graph].count("Softmax")
+        assert products == layers * iterations + iterations - 1  # the last layer twice where an exit follows
+        counts.append(len(traced))
+        traced.clear()
+    assert counts == [5, 5]

@@ -381,13 +381,14 @@ def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -
     found = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
     assert found.not_in_bundle == (
         "FP16 graphs: edgeformer export tiny --int8 --fp16",
+        "INT4 graphs: edgeformer export tiny --int8 --int4",
         "exit after loop 1: edgeformer export tiny --int8 --exit all",
         "trimmed vocabulary: edgeformer export tiny --int8 --vocab-trim",
         "onnx-int8: rejected: accuracy lost",
     )
     score = perplexity(20.0)
     with_exits = language(artifact("full", validation=score), artifact("exit2", role="exit", exit=2, validation=score))
-    assert run(with_exits, [row("full")]).not_in_bundle[2:] == (
+    assert run(with_exits, [row("full")]).not_in_bundle[3:] == (
         "exit after loop 4: edgeformer export tiny --exit all",
         "decoding with caches: edgeformer export tiny --exit all",
     )

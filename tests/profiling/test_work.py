@@ -34,6 +34,28 @@ def test_a_product_with_a_weight() -> None:
     assert (work.rows, work.columns) == (32, 192)
 
 
+def test_a_product_with_a_weight_of_four_bits() -> None:
+    """[64, 192] in blocks of 32: two numbers in a byte, and a scale and half a byte for each block."""
+    inputs = (
+        Tensor("float", (2, 16, 64)), Tensor("uint8", (192, 2, 16)), Tensor("float", (384,)), Tensor("uint8", (192,)),
+    )  # fmt: skip
+    stored = 192 * 32 + 4 * 384 + 192
+    work = count_node(ExecutedNode("MatMulNBits", "n", inputs, (Tensor("float", (2, 16, 192)),), stored, 1.0))
+    assert (work.cls, work.operations) == ("gemm", 2 * (2 * 16) * 64 * 192)
+    assert work.weight_bytes == stored
+    assert work.quantized
+    assert (work.rows, work.columns) == (32, 192)
+
+
+def test_a_lookup_in_four_bits_moves_its_rows_and_not_the_table() -> None:
+    table = Tensor("uint4", (30522, 256))
+    assert table.bytes == 30522 * 128
+    inputs = (table, Tensor("int64", (1, 16)), Tensor("float", (30522, 8)), Tensor("uint4", (30522, 8)))
+    stored = 30522 * (128 + 32 + 4)
+    work = count_node(ExecutedNode("GatherBlockQuantized", "n", inputs, (Tensor("float", (1, 16, 256)),), stored, 1.0))
+    assert (work.cls, work.moved_bytes, work.trust) == ("lookup", 2 * 4 * 16 * 256, "checked")
+
+
 def test_a_product_of_activations() -> None:
     work = count_node(SCORES)
     assert (work.cls, work.weight_bytes) == ("attention", 0)

@@ -72,6 +72,8 @@ class OnnxRuntimeBackend(Backend):
                 f"its {products} products in INT8 (MatMulInteger, uint8 × int8) cannot run on the card: ONNX Runtime's "
                 "CUDA provider multiplies int8 by int8 only and leaves them to the CPU; use FP16 there"
             )
+        if device.kind == "cuda" and artifact.precision == "int4":
+            return "no estimate of products with 4-bit weights was ever checked on a card"
         return None
 
 

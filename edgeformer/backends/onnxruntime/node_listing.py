@@ -25,7 +25,7 @@ _SILENT = 4
 _ENDING = "_kernel_time"
 _BYTES = {
     "float": 4, "float16": 2, "bfloat16": 2, "double": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+    "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1, "uint4": 0.5, "int4": 0.5,
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Tensor:
     @property
     def bytes(self) -> int:
         """Its size; types that are not known count as 4 bytes per element."""
-        return self.elements * _BYTES.get(self.dtype, 4)
+        return math.ceil(self.elements * _BYTES.get(self.dtype, 4))
 
 
 @dataclass(frozen=True)

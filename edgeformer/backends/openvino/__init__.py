@@ -68,7 +68,9 @@ class OpenVINOBackend(Backend):
         return () if missing() else tuple(HINTS)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
-        """FP32 graphs are computed in bfloat16, too; the others have fewer bits already, and not only in products."""
+        """FP32 graphs are computed in bfloat16, too; others have fewer bits already. It has no tables of 4 bits."""
+        if artifact.precision == "int4":
+            return ()
         return tuple(HINTS) if artifact.precision == "fp32" else (CPU,)
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:

@@ -182,13 +182,17 @@ class EncoderClassifier(nn.Module):
             answer: only the readout follows, which reads [CLS] alone, so the last layer computes its output for that
                 position only: [B, 1, d], the same logits for about an eighth less work at six layers.
         """
-        length = h.shape[1]
-        cos, sin = self.cos[:length, None], self.sin[:length, None]
-        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
+        cos, sin, mask = self.places(h, attention_mask)
         start, last = h, len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             h = layer(h, cos, sin, mask, 1 if answer and number == last else None)
         return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
+
+    def places(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What every layer is told of the positions: cos, sin and mask, see :class:`SelfAttention`."""
+        length = h.shape[1]
+        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
+        return self.cos[:length, None], self.sin[:length, None], mask
 
     def readout(self, h: Tensor) -> Tensor:
         """h [B, S, d] → logits float32 [B, classes]."""

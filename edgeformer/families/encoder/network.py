@@ -1,5 +1,5 @@
-"""The encoder's torch half: the pieces that export writes (all exits at once; embed, one iteration, readout), and flash
-attention, where a CUDA card and the package flash-attn are there."""
+"""The encoder's torch half: what training, export and trimming ask of it; flash attention, where a CUDA card and the
+package flash-attn are there."""
 
 from __future__ import annotations
 
@@ -13,64 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.families.distillation import classification_loss
+from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs
 from edgeformer.families.encoder.model import Attention, EncoderClassifier, SelfAttention, sdpa
 from edgeformer.families.network import Loss, Network, Place, count_parameters
-from edgeformer.families.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
+from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.manifest import AttentionUse
 from edgeformer.tasks import Prepared
-from edgeformer.tasks.early_exit import exit_logits
-
-# Of the examples; a size of 0 or 1 would become a constant of the graph.
-_BATCH, _NEW = 2, 3
-_STATE = {0: "batch", 1: "sequence"}
-
-
-class EncoderExits(nn.Module):
-    """The classifier with an exit after every iteration, through the one head it has.
-
-    Only the last exit was trained; the others show what fewer iterations of the same weights are worth.
-    """
-
-    def __init__(self, model: EncoderClassifier) -> None:
-        super().__init__()
-        self.model = model
-        self.exits = tuple(range(1, model.iterations + 1))
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """input_ids, attention_mask int64 [B, S] → logits [B, classes] per exit, then states.
-
-        The states are [B, S, d]; the last one is [B, 1, d], for nothing else of it is ever computed.
-        """
-        h = self.model.embed(input_ids)
-        logits, states = [], []
-        for exit_ in self.exits:
-            answer = self.model.iterate(h, attention_mask, answer=True)
-            logits.append(self.model.readout(answer))
-            h = answer if exit_ == self.exits[-1] else self.model.iterate(h, attention_mask)
-            states.append(h.float())
-        return (*logits, *states)
-
-
-def step_specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
-    """Part → spec: ``embed``, ``loop``, ``readout``."""
-    longest = {"sequence": len(model.cos)}
-    weight = model.tokens.weight
-    state = weight.new_zeros(_BATCH, _NEW, weight.shape[1])
-    mask = torch.ones(_BATCH, _NEW, dtype=torch.int64)
-    mask[1, 1:] = 0
-    return {
-        "embed": text_spec(Piece(model, model.embed), ("input_ids",), longest["sequence"], ("state",)),
-        "loop": GraphSpec(
-            Piece(model, model.iterate),
-            {"state": state, "attention_mask": mask},
-            {"state": _STATE, "attention_mask": _STATE},
-            ("next_state",),
-            longest,
-        ),
-        "readout": GraphSpec(Piece(model, model.readout), {"state": state}, {"state": _STATE}, longest=longest),
-    }
 
 
 def choose_attention(requested: str, device_type: str, precision: str) -> tuple[Attention, str | None]:
@@ -143,10 +92,7 @@ class EncoderNetwork(Network):
         return dict.fromkeys(EncoderExits(model).exits, count_parameters(model))
 
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        exits = EncoderExits(model)
-        full = text_spec(exits, inputs, len(model.cos), exits.outputs)
-        parts = step_specs(model) if steps else {}
-        return Graphs(export_graph(full), {part: export_graph(spec) for part, spec in parts.items()})
+        return encoder_graphs(model, steps=steps)
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         """All other parameters are the same tensors, not copies."""

@@ -12,11 +12,14 @@ from onnx import TensorProto
 from edgeformer.formats.manifest import Sharing
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
-_INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
+_HALF_BYTES = {TensorProto.INT4, TensorProto.UINT4}
+INTEGERS = {TensorProto.INT8, TensorProto.UINT8} | _HALF_BYTES
+"""What quantised weights are stored in."""
 NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
 """What a model stores beside its parameters: the rotary table, running statistics of a batch normalisation."""
 
-_PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+_PACKED = "MatMulNBits"
+_PRODUCTS = ("MatMul", "Gemm", "MatMulInteger", _PACKED)
 
 SCALE, ZERO_POINT = "_scale", "_zero_point"
 """How the names of a quantised weight's scales and zero points end, here and in ONNX Runtime's quantizer."""
@@ -35,23 +38,35 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     tensors = list(graph.graph.initializer)
     for node in graph.graph.node:
         tensors += [a.t for a in node.attribute if node.op_type == "Constant" and a.HasField("t")]
-    quantized = any(tensor.data_type in _INTEGERS for tensor in tensors)
-    stored = sum(math.prod(tensor.dims) for tensor in tensors if _is_parameter(tensor, but_scales=quantized))
+    quantized = any(tensor.data_type in INTEGERS for tensor in tensors)
+    packed = _packed(graph)
+    sizes = {id(tensor): packed.get(tensor.name, math.prod(tensor.dims)) for tensor in tensors}
+    stored = sum(sizes[id(tensor)] for tensor in tensors if _is_parameter(tensor, but_scales=quantized))
     return Sharing(
         unique_parameters=unique_parameters,
         stored_parameters=stored,
-        constant_elements=sum(math.prod(tensor.dims) for tensor in tensors) - stored,
+        constant_elements=sum(sizes.values()) - stored,
         weight_bytes=sum(map(_bytes, tensors)),
     )
+
+
+def _packed(graph: onnx.ModelProto) -> dict[str, int]:
+    """Weight of a product in few bits → its numbers, several in a stored byte; a last block is padded."""
+    sizes = {
+        node.input[1]: {a.name: a.i for a in node.attribute} for node in graph.graph.node if node.op_type == _PACKED
+    }
+    return {name: size["K"] * size["N"] for name, size in sizes.items()}
 
 
 def _is_parameter(tensor: onnx.TensorProto, *, but_scales: bool) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-    return tensor.data_type in _FLOATS | _INTEGERS and not (but_scales and tensor.name.endswith((SCALE, ZERO_POINT)))
+    return tensor.data_type in _FLOATS | INTEGERS and not (but_scales and tensor.name.endswith((SCALE, ZERO_POINT)))
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type in _HALF_BYTES:
+        return int(-(-math.prod(tensor.dims) // 2))
     return int(math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
@@ -66,6 +81,7 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     """
     stored_as = {node.output[0]: node.input[0] for node in graph.graph.node if node.op_type == "DequantizeLinear"}
     taken_from = [node.input[0] for node in graph.graph.node if node.op_type in ("Gather", "Slice")]
+    taken_from += [x for node in graph.graph.node if node.op_type == "GatherBlockQuantized" for x in node.input]
     tables = {stored_as.get(name, name) for name in taken_from}
     heads = _behind_the_logits(graph)
     parts = dict.fromkeys(("embeddings", "block", "heads"), 0)

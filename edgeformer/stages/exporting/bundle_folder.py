@@ -173,7 +173,7 @@ def complete_trimmed(folder: Path, run: Path, made: TrimmedSubject, artifacts: S
     if not built:
         shutil.rmtree(folder)
         return
-    order: tuple[Precision, ...] = ("int8", "fp16", "fp32")
+    order: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
     trimmed_companions(run / MODEL_FOLDER, made.trimmed, folder)
     config = read_json(folder / CONFIG_FILE, dict) | made.subject.task.answer_config(made.subject.recipe.data)
     write_json(folder / CONFIG_FILE, made.subject.family.client_config(config, min(built, key=order.index)))

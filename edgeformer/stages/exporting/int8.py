@@ -35,7 +35,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.stages.exporting.audit import NO_PARAMETERS, SCALE
+from edgeformer.stages.exporting.audit import INTEGERS, NO_PARAMETERS, SCALE
 
 TABLE_ROWS = 32
 """A table with fewer rows stays FP32: token types, loop encodings."""
@@ -44,10 +44,9 @@ _LARGEST = 127
 _SMALLEST = 1e-12
 """What a position of zeros is divided by."""
 
-_INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
 _PRODUCTS = ("MatMul", "Gemm")
-_WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0}
-"""Operator → which of its inputs can be a weight stored in INT8."""
+_WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0, "MatMulNBits": 1, "GatherBlockQuantized": 0}
+"""Operator → which of its inputs can be a weight stored in INT8, or in blocks of 4 bits."""
 
 
 def quantize(model: onnx_ir.Model, workplace: Path | None = None, *, row_scales: bool = False) -> onnx_ir.Model:
@@ -69,7 +68,7 @@ def quantize(model: onnx_ir.Model, workplace: Path | None = None, *, row_scales:
     quantized = _quantize_products(prepared, workplace)
     RemoveUnusedNodesPass()(quantized)
     DeduplicateHashedInitializersPass()(quantized)
-    left = _left_in_float(quantized)
+    left = left_in_float(quantized)
     if left:
         raise EdgeformerError(f"INT8: these weights would stay FP32: {', '.join(left[:5])}")
     return quantized
@@ -90,14 +89,14 @@ def prepare(model: onnx_ir.Model) -> onnx_ir.Model:
     """A copy that any quantizer of products can take: tables are in INT8, Gemm is MatMul, every tensor stored once."""
     prepared = model.clone()
     gemm_as_matmul(prepared)
-    _quantize_tables(prepared)
+    quantize_tables(prepared)
     DeduplicateHashedInitializersPass()(prepared)
     return prepared
 
 
 def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
-    """Operator → nodes with a weight that is stored in INT8."""
-    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in _INTEGERS}
+    """Operator → nodes with a weight that is stored in INT8, or in blocks of 4 bits."""
+    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in INTEGERS}
     counted = Counter(
         node.op_type
         for node in graph.graph.node
@@ -108,7 +107,7 @@ def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
 
 def quantized_pairs(graph: onnx.ModelProto) -> dict[str, int]:
     """Operator → nodes whose weight is stored in INT8 behind a DequantizeLinear, as static quantisers write it."""
-    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in _INTEGERS}
+    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in INTEGERS}
     pairs = (node for node in graph.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored)
     weights = {node.output[0] for node in pairs}
     return dict(Counter(node.op_type for node in graph.graph.node if weights.intersection(node.input)))
@@ -128,26 +127,26 @@ def gemm_as_matmul(model: onnx_ir.Model) -> None:
         if attributes.get_int("transB", 0):
             if weight not in transposed:
                 turned = np.ascontiguousarray(weight.const_value.numpy().T)
-                transposed[weight] = _store(model, f"{weight.name}_transposed", turned)
+                transposed[weight] = store(model, f"{weight.name}_transposed", turned)
             weight = transposed[weight]
-        product = onnx_ir.node("MatMul", [data, weight], name=f"{node.name}_matmul")
+        product = onnx_ir.node("MatMul", [data, weight], name=f"{node.outputs[0].name}_matmul")
         last = product
         if bias and bias[0] is not None:
-            last = onnx_ir.node("Add", [product.outputs[0], bias[0]], name=f"{node.name}_add")
+            last = onnx_ir.node("Add", [product.outputs[0], bias[0]], name=f"{node.outputs[0].name}_add")
             product.outputs[0].name = f"{node.outputs[0].name}_product"
-        _replace(model, node, [product] if last is product else [product, last])
+        replace_node(model, node, [product] if last is product else [product, last])
     RemoveUnusedNodesPass()(model)
 
 
-def _quantize_tables(model: onnx_ir.Model) -> None:
+def quantize_tables(model: onnx_ir.Model) -> None:
     """Rows are taken from the table in INT8, from its scales in FP32, and multiplied."""
-    for table in [value for value in model.graph.initializers.values() if _is_table(value)]:
+    for table in [value for value in model.graph.initializers.values() if is_table(value)]:
         assert table.const_value is not None
         rows = table.const_value.numpy()
         largest = np.abs(rows).max(axis=1, keepdims=True)
         scales = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
-        stored = _store(model, f"{table.name}_quantized", np.rint(rows / scales).astype(np.int8))
-        scale = _store(model, f"{table.name}{SCALE}", scales)
+        stored = store(model, f"{table.name}_quantized", np.rint(rows / scales).astype(np.int8))
+        scale = store(model, f"{table.name}{SCALE}", scales)
         for node in list(table.consumers()):
             name, rest = node.outputs[0].name, list(node.inputs[1:])
             attributes = list(node.attributes.values())
@@ -158,11 +157,11 @@ def _quantize_tables(model: onnx_ir.Model) -> None:
             # Not "_quantized": that is what the quantizer calls the activation, where a product takes it.
             for made, suffix in ((taken, "rows"), (scaling, "row_scales"), (cast, "rows_cast")):
                 made.outputs[0].name = f"{name}_{suffix}"
-            _replace(model, node, [taken, scaling, cast, product])
+            replace_node(model, node, [taken, scaling, cast, product])
         model.graph.initializers.pop(str(table.name))
 
 
-def _is_table(value: onnx_ir.Value) -> bool:
+def is_table(value: onnx_ir.Value) -> bool:
     """FP32 [rows, size] of which only rows are ever taken, none inside of a subgraph, and which holds no scales."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) != 2:
@@ -187,8 +186,8 @@ def _takes_rows(node: onnx_ir.Node) -> bool:
 def _scale_rows(model: onnx_ir.Model) -> None:
     """Divide every position [..., in] that a product with a stored weight takes by its largest number, and multiply the
     product by it: what is quantised then reaches from -1 to 1 at every position. The product is the same."""
-    last_axis = _store(model, "rows_last_axis", np.array([-1]))
-    smallest = _store(model, "rows_smallest", np.array(_SMALLEST, np.float32))
+    last_axis = store(model, "rows_last_axis", np.array([-1]))
+    smallest = store(model, "rows_smallest", np.array(_SMALLEST, np.float32))
     scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
     for node in list(model.graph):
         data, weight = (*node.inputs, None, None)[:2]
@@ -210,16 +209,16 @@ def _scale_rows(model: onnx_ir.Model) -> None:
         product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
         back = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
         product.outputs[0].name = f"{node.outputs[0].name}_rows"
-        _replace(model, node, [*made, product, back])
+        replace_node(model, node, [*made, product, back])
 
 
-def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
+def store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
     value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value
 
 
-def _replace(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -> None:
+def replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -> None:
     """Put ``new`` in the place of ``old``; the last one's output takes over."""
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
 
@@ -261,10 +260,10 @@ def _noticing_a_full_disk(folder: Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
 
 
-def _left_in_float(model: onnx_ir.Model) -> list[str]:
+def left_in_float(model: onnx_ir.Model) -> list[str]:
     """Products of which an operand depends on no input, and tables, that are not INT8."""
     constant = set(model.graph.initializers.values())
-    left = [str(value.name) for value in constant if _is_table(value)]
+    left = [str(value.name) for value in constant if is_table(value)]
     for node in model.graph:
         operands = [value for value in node.inputs if value is not None]
         if all(value in constant for value in operands):

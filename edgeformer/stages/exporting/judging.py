@@ -281,7 +281,7 @@ class Judge:
                 "outputs": outputs,
                 "opset": OPSET,
                 "ops_in_fp32": dict(sorted(counted.items())) if precision == "fp16" else {},
-                "quantized": dict(sorted(counted.items())) if precision == "int8" else {},
+                "quantized": dict(sorted(counted.items())) if precision in ("int8", "int4") else {},
                 "sharing": sharing,
                 "portability": audit_portability(paths, self.subject.inputs if whole else None),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},

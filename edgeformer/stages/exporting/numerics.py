@@ -18,7 +18,7 @@ from edgeformer.stages.exporting.exportable import Array
 
 FP16_LARGEST = 65_504.0
 
-DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-1}
+DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-1, "int4": 3e-1}
 """Of the root mean square of torch FP32's state; like the logits' tolerances fixed here, not chosen per model."""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Array
@@ -20,13 +22,17 @@ _CONTROL_FLOW = ("Loop", "If", "Scan")
 _STANDARD = ("", "ai.onnx")
 _HIGHEST_ACTIVATION = 255
 _LOWEST, _HIGHEST = -(2**15), 2**15 - 1
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+_AT_ONCE = 2**16
+"""Numbers that are looked at together: what is made of them stays in the processor's cache."""
+_ALL_BUT_SIGN, _FRACTION = np.uint32(0x7FFFFFFF), np.uint32(0x7FFFFF)
 _MOST_ROWS, _MOST_PAIRS = 256, 4096
 """Of a product: positions and pairs of weights whose sums are computed one by one."""
 _MOST_VALUES, _FED_ROWS = 64, 4
 """Values of a graph that are looked at, evenly drawn from all, and rows of the call: each takes memory and time."""
 
 Feed = Mapping[str, Array]
+_Stored = tuple[onnx.ModelProto, Path]
+"""A graph, and the folder that its weights lie in where they lie beside it."""
 
 
 def audit_portability(paths: Sequence[Path], feed: Feed | None = None) -> Portability:
@@ -37,7 +43,9 @@ def audit_portability(paths: Sequence[Path], feed: Feed | None = None) -> Portab
         feed: real inputs of the model: where it is one graph that takes these, the values in it are looked at, too;
             None: only what is stored.
     """
-    graphs = [onnx.load(str(path)) for path in paths]
+    # Weights that several graphs share lie beside them, and are looked at once.
+    graphs = [onnx.load(str(path), load_external_data=False) for path in paths]
+    stored = [(graph, path.parent) for graph, path in zip(graphs, paths, strict=True)]
     nodes = [node for graph in graphs for node in _nodes(graph.graph)]
     named = Counter(f"{n.domain}:{n.op_type}" for n in nodes if n.domain not in _STANDARD)
     flow = Counter(node.op_type for node in nodes if node.op_type in _CONTROL_FLOW)
@@ -52,8 +60,8 @@ def audit_portability(paths: Sequence[Path], feed: Feed | None = None) -> Portab
         control_flow=dict(sorted(flow.items())),
         dynamic={name: found for name, found in axes.items() if found},
         fixed=tuple(name for name, found in axes.items() if not found),
-        denormals=_denormals(graphs, values),
-        saturation=_saturation(graphs, values),
+        denormals=_denormals(stored, values),
+        saturation=_saturation(stored, values),
     )
 
 
@@ -99,14 +107,14 @@ class _Values:
         return self.of([name for node in self._graph.graph.node for name in node.output])
 
 
-def _denormals(graphs: Sequence[onnx.ModelProto], values: _Values | None) -> Denormals:
+def _denormals(graphs: Sequence[_Stored], values: _Values | None) -> Denormals:
     stored = [
-        _tiny(numpy_helper.to_array(tensor))
-        for graph in graphs
+        _tiny_stored(tensor, folder)
+        for graph, folder in graphs
         for tensor in graph.graph.initializer
         if tensor.data_type == TensorProto.FLOAT
     ]
-    floats = all(node.op_type != "MatMulInteger" for graph in graphs for node in graph.graph.node)
+    floats = all(node.op_type != "MatMulInteger" for graph, _ in graphs for node in graph.graph.node)
     looked = values is not None and floats  # INT8 graphs compute the same ones in fewer bits
     found = [_tiny(array) for _, array in values.inner() if array.dtype == np.float32] if values and looked else None
     return Denormals(
@@ -118,23 +126,47 @@ def _denormals(graphs: Sequence[onnx.ModelProto], values: _Values | None) -> Den
 
 
 def _tiny(array: Array) -> tuple[int, int]:
-    size = np.abs(array)
-    return int(((size > 0) & (size < _SMALLEST_NORMAL)).sum()), array.size
+    """Denormal numbers of float32 ones, and how many there are: by their bits, an exponent of 0 and a fraction."""
+    bits, found = np.ascontiguousarray(array).reshape(-1).view(np.uint32), 0
+    for start in range(0, len(bits), _AT_ONCE):
+        part = bits[start : start + _AT_ONCE] & _ALL_BUT_SIGN
+        part -= np.uint32(1)  # of 0 the largest of all
+        found += int(np.count_nonzero(part < _FRACTION))
+    return found, array.size
 
 
-def _saturation(graphs: Sequence[onnx.ModelProto], values: _Values | None) -> Saturation | None:
+def _tiny_stored(tensor: onnx.TensorProto, folder: Path) -> tuple[int, int]:
+    """As :func:`_tiny`; what several graphs have in one file beside them is looked at once."""
+    if not uses_external_data(tensor):
+        return _tiny(numpy_helper.to_array(tensor))
+    place = ExternalDataInfo(tensor)
+    file = folder / place.location
+    told = file.stat()
+    return _tiny_in_file(file, place.offset or 0, place.length or 0, (told.st_mtime_ns, told.st_size))
+
+
+@lru_cache(maxsize=4096)
+def _tiny_in_file(file: Path, offset: int, length: int, state: tuple[int, int]) -> tuple[int, int]:
+    """``state`` of the file: another one is looked at anew."""
+    return _tiny(np.fromfile(file, np.float32, count=length // 4, offset=offset))
+
+
+def _saturation(graphs: Sequence[_Stored], values: _Values | None) -> Saturation | None:
     """Of every MatMulInteger whose first operand is u8 and whose second one is a stored s8 weight [K, N]."""
     pairs = at_risk = 0
     products: list[tuple[str, NDArray[np.int32]]] = []
-    for graph in graphs:
+    for graph, folder in graphs:
         stored = {one.name: one for one in graph.graph.initializer if one.data_type == TensorProto.INT8}
         unsigned = _unsigned(graph)
         for node in graph.graph.node:
             if node.op_type != "MatMulInteger" or node.input[1] not in stored or node.input[0] not in unsigned:
                 continue
-            weight = numpy_helper.to_array(stored[node.input[1]]).astype(np.int32)
+            narrow = numpy_helper.to_array(stored[node.input[1]], base_dir=str(folder))
+            pairs += len(narrow) // 2 * narrow.shape[1]
+            if not narrow.size or 2 * _HIGHEST_ACTIVATION * max(int(narrow.max()), -int(narrow.min())) <= _HIGHEST:
+                continue  # 7 bits: no sum of two can be beyond
+            weight = narrow.astype(np.int32)
             risky = _risky(weight)
-            pairs += risky.size
             at_risk += int(risky.sum())
             if risky.any():
                 products.append((node.input[0], weight))

@@ -28,7 +28,7 @@ from edgeformer.tasks.parity import TOLERANCES
 SOURCES = (*(f"{MODEL_FOLDER}/{name}" for name in (WEIGHTS, TOKENIZER_FILE, GOLDEN_INPUTS)), RECIPE_FILE)
 """Files of a run: artifacts of one bundle are all made of the same."""
 
-_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "fp16")
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4", "fp16")
 _ROLES = ("full", "exit", "step", "decode")
 
 

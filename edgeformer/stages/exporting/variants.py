@@ -9,8 +9,9 @@ from typing import Literal
 
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.tracing import Graphs
-from edgeformer.formats.manifest import ONNX, Precision
+from edgeformer.formats.manifest import ONNX, Precision, client_dtype
 from edgeformer.formats.progress import Progress, bar
+from edgeformer.stages.exporting import int4
 from edgeformer.stages.exporting.exportable import Exportable
 from edgeformer.stages.exporting.int8 import quantized_graphs
 
@@ -29,8 +30,8 @@ class ExportOptions:
             in what other runtimes round them to.
         exits: loops whose exits become graphs of their own; ``all``: every exit, and the step bundle.
         target: device profile that builders build for; None: the recipe's.
-        vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8 and FP16 where those
-            are asked for, else of FP32.
+        vocab_trim: also write graphs whose table keeps only what the training text uses: of INT8, INT4 and FP16 where
+            those are asked for, else of FP32.
         vocab_keep: trimmed graphs also keep so many tokens from the beginning of the vocabulary; None: none of them.
         vocab_max: of the tokens of the training text trimmed graphs keep so many that it uses most often; None: all.
         replace: make the bundle from nothing; else what is not asked for again stays in it.
@@ -42,6 +43,7 @@ class ExportOptions:
 
     fp16: bool = False
     int8: bool = False
+    int4: bool = False
     build: tuple[str, ...] = ()
     joining: bool = False
     exits: tuple[int, ...] | Literal["all"] = ()
@@ -75,7 +77,7 @@ class Variant:
 
     def file(self, stem: str) -> str:
         """``model`` → ``onnx/model_fp16.onnx``."""
-        return f"{self.folder}/{stem}{'' if self.precision == 'fp32' else f'_{self.precision}'}.onnx"
+        return f"{self.folder}/{stem}{'' if self.precision == 'fp32' else f'_{client_dtype(self.precision)}'}.onnx"
 
     def id(self, what: str = "") -> str:
         """``exit2`` → ``onnx-fp16-exit2``; nothing: the full graph's."""
@@ -84,7 +86,7 @@ class Variant:
 
 def variants_asked(options: ExportOptions) -> set[Variant]:
     """What :func:`variants_of` yields with these options."""
-    asked: dict[Precision, bool] = {"fp32": True, "int8": options.int8, "fp16": options.fp16}
+    asked: dict[Precision, bool] = {"fp32": True, "int8": options.int8, "int4": options.int4, "fp16": options.fp16}
     whole = {Variant(precision) for precision, wanted in asked.items() if wanted}
     smaller = {Variant(variant.precision, True) for variant in whole if variant.precision != "fp32"}
     return whole | ((smaller or {Variant("fp32", True)}) if options.vocab_trim else set())
@@ -113,11 +115,15 @@ def variants_of(
     yield Variant("fp32"), subject, lambda: graphs
     if options.int8:
         yield Variant("int8"), subject, lambda: quantized_graphs(graphs, workplace)
+    if options.int4:
+        yield Variant("int4"), subject, lambda: int4.quantized_graphs(graphs)
     if small is not None:
         trimmed = _traced(small, "trimmed FP32", False, progress)
         if options.int8:
             yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, workplace)
-        elif not options.fp16:
+        if options.int4:
+            yield Variant("int4", True), small, lambda: int4.quantized_graphs(trimmed)
+        if not (options.int8 or options.int4 or options.fp16):
             yield Variant("fp32", True), small, lambda: trimmed
     if options.fp16:
         half_for_export(subject.model)

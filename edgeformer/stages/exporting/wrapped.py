@@ -25,6 +25,7 @@ from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
+from edgeformer.stages.exporting import int4
 from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.half import halve, lifted
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
@@ -125,7 +126,11 @@ def _plans(options: ExportOptions, folder: Path) -> tuple[tuple[Builder, Target 
 
 def _make(job: _Export) -> list[ArtifactManifest]:
     ways: list[tuple[Precision, bool, Callable[[_Export], onnx_ir.Model]]]
-    ways = [("fp16", job.options.fp16, _halved), ("int8", job.options.int8, _quantized)]
+    ways = [
+        ("fp16", job.options.fp16, _halved),
+        ("int8", job.options.int8, _quantized),
+        ("int4", job.options.int4, _four_bits),
+    ]
     made: list[ArtifactManifest] = []
     for precision, wanted, way in ways:
         if not wanted:
@@ -204,6 +209,13 @@ def _quantized(job: _Export) -> onnx_ir.Model:
             "INT8: nothing in it can be stored in INT8: it has no product with a stored matrix and no table of rows "
             "(convolutions and recurrent operators stay FP32)"
         )
+    return made
+
+
+def _four_bits(job: _Export) -> onnx_ir.Model:
+    made = int4.quantize(lifted(onnx_ir.load(job.file(job.base))))
+    if not quantized_nodes(onnx_ir.to_proto(made)):
+        raise EdgeformerError("INT4: nothing in it can be stored in 4 bits: no product with a matrix, no table of rows")
     return made
 
 

@@ -18,7 +18,7 @@ from edgeformer.formats.onnx_outline import read_outline
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.scores import Score
 from edgeformer.formats.target_record import lacks_parity
-from edgeformer.stages.exporting.audit import float32_operators
+from edgeformer.stages.exporting.audit import audit_sharing, float32_operators
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.tasks import Origin, Run
 from edgeformer.tasks.parity import out_of_tolerance
@@ -42,7 +42,10 @@ def describe_graph(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[
     narrow = outline.stored["float16"] > 0
     unique = base.sharing.unique_parameters if base.sharing is not None else outline.parameters
     # Scales and zero points are no parameters of the model, but no copies of them either.
-    sharing = Sharing(unique_parameters=unique, stored_parameters=outline.parameters, weight_bytes=outline.weight_bytes)
+    quantized, stored = quantized_nodes(graph), outline.parameters
+    if "MatMulNBits" in quantized or "GatherBlockQuantized" in quantized:  # two numbers lie in a byte, scales beside
+        stored = audit_sharing(graph, unique).stored_parameters
+    sharing = Sharing(unique_parameters=unique, stored_parameters=stored, weight_bytes=outline.weight_bytes)
     versions = library_versions()
     facts: dict[str, Any] = {
         "sharing": sharing,
@@ -50,11 +53,11 @@ def describe_graph(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[
         "sha256": sha256_of(path),
         "opset": outline.opsets.get(""),
         "ops_in_fp32": float32_operators(graph) if narrow else {},
-        "quantized": quantized_nodes(graph),
+        "quantized": quantized,
         "built_with": {name: versions[name] for name in _LIBRARIES if name in versions},
     }
-    if outline.parameters > _MORE_STORED * unique:
-        facts["reason"] = f"stores {outline.parameters:,} numbers, the graph that it was made of {unique:,}"
+    if stored > _MORE_STORED * unique:
+        facts["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique:,}"
     return facts
 
 

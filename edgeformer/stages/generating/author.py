@@ -14,7 +14,7 @@ from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.own_weights import computed_by
 from edgeformer.run import TORCH, Location, Run
 
-_PRECISIONS = ("fp32", "fp16", "int8")
+_PRECISIONS = ("fp32", "fp16", "int8", "int4")
 _WRITING = ("decode", "step")
 
 

@@ -6,7 +6,7 @@ from edgeformer.backends import builder_of
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.tasks import task_named
 
-_NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs"}
+_NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs", "int4": "INT4 graphs"}
 
 
 def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _command(manifest: BundleManifest, added: str) -> str:
 
 
 def _held(artifacts: tuple[ArtifactManifest, ...]) -> list[str]:
-    flags = [f"--{precision}" for precision in ("fp16", "int8") if any(a.precision == precision for a in artifacts)]
+    flags = [f"--{precision}" for precision in _NAMES if any(a.precision == precision for a in artifacts)]
     exits = sorted({a.exit for a in artifacts if a.role == "exit" and a.exit is not None})
     if any(artifact.role == "step" for artifact in artifacts):
         flags.append("--exit all")

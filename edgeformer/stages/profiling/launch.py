@@ -76,6 +76,8 @@ def confirmed(row: Row, again: Row, tolerance: float) -> Row:
     """
     first, second = row.latency_ms.p50, again.latency_ms.p50
     noted = {**row.conditions, "repeated_p50_ms": second}
+    if (took := again.conditions.get("measuring_s")) is not None:
+        noted["repeated_measuring_s"] = took
     if first is not None and second is not None and max(first, second) <= min(first, second) * (1 + tolerance):
         return row.model_copy(update={"conditions": noted})
     found = f"found {second:.3g} ms" if second is not None else f"found nothing: {again.latency_ms.reason}"

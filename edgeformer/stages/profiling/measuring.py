@@ -195,6 +195,7 @@ class _Measurement:
             if phase == "decode":
                 facts["read_context_ms"] = round(first_ms, 3)
             row = self._repeated(item, workload, since_reset)
+            facts["measuring_s"] = round(time.perf_counter() - began, 3)  # the first call, warming up, and what counts
             self.send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
 
     def _send_cold(self, item: Item, workload: Workload, first_ms: float) -> None:

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
 
-COSINE_LOSS: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02}
+COSINE_LOSS: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02, "int4": 0.05}
 """What the mean cosine with the whole FP32 model's vectors may be below 1, where no scored pairs are known."""
 
-PAIRS_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01}
+PAIRS_LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
 """Rank correlation that an artifact may lose against FP32 on the same pairs."""
 
 TRIMMED_LOSS = {"fp32": 0.03, "pairs": 0.015}

@@ -34,7 +34,7 @@ from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
 
-LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02}
+LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
 """Share by which the perplexity of an artifact may rise against FP32 on the same tokens."""
 
 GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64

@@ -25,7 +25,7 @@ MATRIX_PRODUCTS = {
 }  # fmt: skip
 PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS | TRANSPOSED | RECURRENT.keys()
 WHOLE_ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
-LOOKUPS = {"Gather", "GatherND", "GatherElements", "EmbedLayerNormalization"}
+LOOKUPS = {"Gather", "GatherBlockQuantized", "GatherND", "GatherElements", "EmbedLayerNormalization"}
 # They give the same bytes another shape; runtimes let input and output share the memory.
 RENAMES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size"}
 MOVES = {
@@ -34,7 +34,7 @@ MOVES = {
     "DepthToSpace", "SpaceToDepth",
 }  # fmt: skip
 # They read a part of their first input, as many bytes as they write.
-PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherND", "GatherElements"}
+PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "GatherElements"}
 CONTROL = {"If", "Loop", "Scan"}
 """What they hold is listed by itself, as often as it ran."""
 

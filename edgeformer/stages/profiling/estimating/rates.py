@@ -56,7 +56,7 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
             raise EdgeformerError(f"device profile {device.name!r} does not say peaks.{precision}")
         # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
         peak, sure_peak = max(known), fp32 if precision == "int8" else min(known)
-    elif precision == "int8":
+    elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
         peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
     return Rates(
         peak=peak,

@@ -30,7 +30,9 @@ from edgeformer.stages.profiling.estimating.operators import (
 
 # Sums over an axis: a fused kernel ends there, since every later element needs the sum.
 _REDUCTIONS = ("Softmax", "LayerNormalization", "Reduce", "LpNormalization", "InstanceNormalization", "CumSum")
-_STORED_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
+_STORED_BYTES = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}
+"""Of an element as it is listed; one of packed weights holds two of 4 bits."""
+
 _CPU_CAST = "InsertedPrecisionFreeCast"
 _FLOATS = ("float", "float16", "bfloat16", "double")
 # Arithmetic per element written, counted as one pass of a polynomial or a few passes; only for `operations`.
@@ -212,6 +214,8 @@ def _product_operations(node: ExecutedNode) -> float:
         return 4.0 * node.outputs[0].elements * length if query else 0.0
     # [..., M, K] × [K, N]: the inner size K is the left operand's elements over its rows, whatever is transposed.
     left, right, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    if node.op == "MatMulNBits":  # its weight is listed as it is packed
+        return 2.0 * out.elements * (left.shape[-1] if left.shape else 1)
     inner = right.elements / max(1, math.prod(right.shape[:-2]) * _columns(node))
     return 2.0 * out.elements * inner if left.elements else 0.0
 

@@ -1,0 +1,217 @@
+"""All scripts that claims of speed rest on, one after the other, in half an hour: `make bench`.
+
+The models are made first: the light recurrent encoder and the baseline, trained for a hundred steps (random and
+trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
+cannot run here is skipped, and the reason is told and kept; what there is no time for, too. A script that fails leaves
+the others alone. Each writes its JSON below --out, and session.json says of every one whether it ran, how long it took,
+or why not. `make results` shows what is in benchmarks/results/bench.
+
+Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--model DIR] [--crt RUN]… [--peers-python FILE]
+                                  [--only NAME,…] [--minutes 30]
+
+--data: the folder of SST-2's train.tsv; without it the recipes fetch it. --model: MiniLM's folder. --crt: trained
+crt_mini runs, one per seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeformer.backends import library_versions
+from edgeformer.machine.host import code_version, cpu_name, default_threads, now
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "bench"
+SESSION = "session.json"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with its standard arguments.
+
+    Attributes:
+        name: of the script and its JSON.
+        arguments: ``{light}`` stands for what is called that in ``needs``.
+        needs: models and folders.
+        packages: modules that it imports beyond edgeformer's own.
+        out: its option for the JSON.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    out: str = "--json"
+
+
+CASES = (
+    Case("waiting", ("{light}", "--rounds", "3"), ("light",)),
+    Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "10"), ("light", "baseline")),
+    Case("openvino_speed", ("{light}/bundle", "--rounds", "15"), ("light",), ("openvino",)),
+    Case(
+        "peers",
+        ("--model", "{model}", "--bundle", "{minilm}/bundle", "--light", "{light}/bundle",
+         "--peers-python", "{peers_python}", "--rounds", "8"),
+        ("model", "minilm", "light"),
+    ),
+    Case("decode", ("--rounds", "3")),
+    Case(
+        "hugging_face_trainer",
+        ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "1"),
+        ("model", "data"),
+        ("transformers",),
+    ),
+    Case("crt_training_step", ("--rounds", "3")),
+    Case("predict_start", ("{light}/bundle", "--rounds", "7"), ("light",), out="--out"),
+    Case("loop_int8", ("{crt}", "--rounds", "5"), ("crt",)),
+)  # fmt: skip
+
+_ABSENT = {
+    "model": "needs MiniLM's folder: --model DIR",
+    "data": "needs the folder of SST-2's train.tsv: --data DIR",
+    "crt": "needs trained crt_mini runs: --crt RUN",
+}
+
+
+@dataclass
+class Models:
+    """What the scripts are pointed at; models are made when the first script wants them.
+
+    Attributes:
+        given: name → paths from the command line.
+        folder: where models are made.
+        deadline: on the monotonic clock.
+    """
+
+    given: Mapping[str, list[str]]
+    folder: Path
+    deadline: float
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def paths(self, name: str) -> list[str]:
+        """Where it lies. Raises LookupError with the reason why it is not there."""
+        if name in self.given:
+            return self.given[name]
+        if name in _ABSENT:
+            raise LookupError(_ABSENT[name])
+        makers: dict[str, Callable[[], None]] = {
+            "light": lambda: self._trained("light", "recurrent_sst2_fast"),
+            "baseline": lambda: self._trained("baseline", "baseline_sst2_fast"),
+            "minilm": self._imported,
+        }
+        if name not in self._made:
+            try:
+                makers[name]()
+                self._made[name] = ""
+            except LookupError as error:
+                self._made[name] = str(error)
+        if self._made[name]:
+            raise LookupError(self._made[name])
+        return [str(self.folder / name)]
+
+    def _trained(self, name: str, recipe: str) -> None:
+        data = [word for folder in self.given.get("data", []) for word in ("--data", folder)]
+        self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *data)
+        self._export(name)
+
+    def _imported(self) -> None:
+        self._edgeformer("import", "hf", *self.paths("model"), "--name", "minilm")
+        self._export("minilm")
+
+    def _export(self, name: str) -> None:
+        self._edgeformer("export", name, "--int8", "--keep-going")
+
+    def _edgeformer(self, *words: str) -> None:
+        command = [sys.executable, "-m", "edgeformer", *words, "--artifacts", str(self.folder)]
+        failed = finished(command, self.deadline, allowed=(0, 3))
+        if failed is not None:
+            raise LookupError(f"edgeformer {' '.join(words)}: {failed}")
+
+
+def finished(command: Sequence[str], deadline: float, allowed: Sequence[int] = (0,)) -> str | None:
+    """Why a command failed; None: it did not. It is ended at the deadline."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return "no time is left"
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        return "it was ended when the time was over"
+    if done.returncode in allowed:
+        return None
+    return (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+
+
+def command_of(case: Case, models: Models, out: Path) -> list[str]:
+    """Its command line. Raises LookupError with the reason why it cannot run here."""
+    absent = [name for name in case.packages if importlib.util.find_spec(name) is None]
+    if absent:
+        raise LookupError(f"needs {', '.join(absent)}, which is not installed")
+    known = {name: models.paths(name) for name in case.needs}
+    words = [sys.executable, "-m", f"benchmarks.{case.name}"]
+    for word in case.arguments:
+        several = next((paths for name, paths in known.items() if word == f"{{{name}}}"), None)
+        one = {name: paths[0] for name, paths in {**models.given, **known}.items()}
+        words += several if several is not None else [word.format(**one)]
+    return [*words, case.out, str(out)]
+
+
+def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
+    """What became of a case: ``status`` done, skipped or failed, ``seconds``, ``reason``."""
+    began = time.monotonic()
+    out = folder / f"{case.name}.json"
+    try:
+        if began >= models.deadline:
+            raise LookupError("no time is left")
+        command = command_of(case, models, out)
+    except LookupError as error:
+        return {"status": "skipped", "reason": str(error)}
+    made, began = began, time.monotonic()
+    failed = finished(command, models.deadline)
+    found: dict[str, Any] = {"status": "done" if failed is None else "failed", "seconds": time.monotonic() - began}
+    return {**found, "preparing_s": began - made, **({"reason": failed} if failed is not None else {})}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Command line; 1 where a script failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--data")
+    parser.add_argument("--model")
+    parser.add_argument("--crt", action="append", metavar="RUN")
+    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--only", help="names of scripts, with commas")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    asked = parser.parse_args(words)
+    names = asked.only.split(",") if asked.only else [case.name for case in CASES]
+    if unknown := sorted(set(names) - {case.name for case in CASES}):
+        parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
+    given = {"data": [asked.data], "model": [asked.model], "crt": asked.crt or [], "peers_python": [asked.peers_python]}
+    given = {name: [str(path) for path in paths if path] for name, paths in given.items()}
+    told: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "measured": now()}
+    told |= {"code_version": code_version(), "versions": library_versions(), "minutes": asked.minutes, "cases": {}}
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as folder:
+        deadline = time.monotonic() + 60 * asked.minutes
+        models = Models({name: paths for name, paths in given.items() if paths}, Path(folder), deadline)
+        for case in CASES:
+            if case.name not in names:
+                continue
+            found = told["cases"][case.name] = run(case, models, asked.out)
+            print(f"{case.name:22} {found['status']:8} {found.get('reason', '')}", flush=True)
+            (asked.out / SESSION).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return int(any(found["status"] == "failed" for found in told["cases"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

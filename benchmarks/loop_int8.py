@@ -1,0 +1,219 @@
+"""A shared layer sees other activations in every loop: does INT8 with a scale per loop beat a dynamic one?
+
+For each run of a looped language model: FP32; dynamic, as ``edgeformer export --int8`` writes it (a scale per call,
+found while running); static with a scale for each product of the unrolled graph, which is one for every loop while the
+weight is stored once; and static with one scale for all loops of a weight, whose range takes in all of theirs. Ranges
+come from rows of the training text. For every one: bytes, stored parameters, perplexity of each exit on validation
+text, drift per loop on the golden inputs; and its time over FP32's, all in turns. Several runs are several seeds: the
+table has means and the range.
+
+Usage:
+    python -m benchmarks.loop_int8 RUN… [--tokens 20000] [--calibration 64] [--rounds 9] [--json FILE]
+    python -m benchmarks.loop_int8 --table FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat
+from tabulate import tabulate
+
+from benchmarks.int8_methods import clean, latency, static
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.families.tracing import state_name
+from edgeformer.formats.progress import SILENT
+from edgeformer.machine.host import cpu_name, default_threads, now
+from edgeformer.run import Run
+from edgeformer.stages.exporting import int8
+from edgeformer.stages.exporting.audit import audit_sharing
+from edgeformer.stages.exporting.exportable import Exportable, open_exportable
+from edgeformer.stages.exporting.graph_files import write_graph
+from edgeformer.stages.exporting.numerics import measure_drift
+from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.running import score_batches
+
+_BATCH = 8
+_DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
+_METHODS = {"MinMax": CalibrationMethod.MinMax, "Percentile": CalibrationMethod.Percentile}
+# Products give FP32: what follows them (norms, sums over loops) is computed in it, as in dynamic graphs.
+_OPTIONS = {"OpTypesToExcludeOutputQuantization": ["MatMul"]}
+
+
+class Rows(CalibrationDataReader):  # type: ignore[misc]
+    """Batches of whole training rows of one length, drawn with a fixed seed.
+
+    Args:
+        train: the training text.
+        count: of rows.
+    """
+
+    def __init__(self, task: Any, train: Any, pad: int, count: int) -> None:
+        sizes = train.sizes(np.arange(len(train)))
+        whole = np.flatnonzero(sizes == sizes.max())
+        rows, chosen = train.loaded(np.random.default_rng(0).permutation(whole)[:count])
+        pieces = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
+        batches = [{"input_ids": task.batch(rows, piece, pad)["input_ids"]} for piece in pieces]
+        self._batches: Iterator[dict[str, Any]] = iter(batches)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch, None after the last one."""
+        return next(self._batches, None)
+
+
+def merged_over_loops(source: Path, target: Path) -> None:
+    """One scale for all products with the same weight: from the least to the greatest that any of them takes."""
+    graph = onnx.load(str(source))
+    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
+    makers = {name: node for node in graph.graph.node for name in node.output}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for node in graph.graph.node:
+        if node.op_type != "MatMul" or not all(name in makers for name in node.input):
+            continue
+        data, weight = (makers[name] for name in node.input)
+        if data.op_type == weight.op_type == _DEQUANTIZE and weight.input[0] in stored:
+            groups.setdefault(weight.input[0], []).append((data.input[1], data.input[2]))
+    for pairs in groups.values():
+        known = [[float(numpy_helper.to_array(stored[name])) for name in pair] for pair in pairs]
+        low = min(-zero * scale for scale, zero in known)
+        high = max((255 - zero) * scale for scale, zero in known)
+        scale = (high - low) / 255
+        for scale_name, zero_name in pairs:
+            values = np.array(scale, np.float32), np.array(np.clip(round(-low / scale), 0, 255), np.uint8)
+            for name, value in zip((scale_name, zero_name), values, strict=True):
+                stored[name].CopyFrom(numpy_helper.from_array(value, name))
+    onnx.save(graph, str(target))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that is looked at, opened as export opens it."""
+
+    run: Run
+    subject: Exportable
+    prepared: Any
+
+    def build(self, folder: Path, calibration: int) -> dict[str, Path]:
+        """Name → graph with all exits and states."""
+        subject = self.subject
+        traced = subject.network.trace(subject.model, tuple(subject.inputs), steps=False).exits
+        paths = {name: folder / f"{name}.onnx" for name in ("fp32", "dynamic")}
+        write_graph(traced, paths["fp32"])
+        write_graph(int8.quantize(traced, folder), paths["dynamic"])
+        prepared = folder / "prepared.onnx"
+        write_graph(int8.prepare(traced), prepared)
+        for name, method in _METHODS.items():
+            own, shared = (folder / f"{way}_{name}.onnx" for way in ("per_loop", "all_loops"))
+            rows = Rows(subject.task, self.prepared.train, self.prepared.pad, calibration)
+            static(prepared, own, rows, QuantFormat.QDQ, method, **_OPTIONS)
+            merged_over_loops(own, shared)
+            paths |= {f"per loop, {name}": own, f"one for all loops, {name}": shared}
+        return {name: clean(path) for name, path in paths.items()}
+
+    def quality(self, path: Path, tokens: int) -> dict[str, Any]:
+        """Perplexity of every exit on validation text, drift of every loop on the golden inputs, sizes."""
+        subject, task = self.subject, self.subject.task
+        rows = self.prepared.validation
+        used = min(len(rows), int(np.searchsorted(np.cumsum(rows.lengths), tokens)) + 1)
+        with OnnxSession(path) as session:
+            states = session.run(subject.inputs)
+            drift = measure_drift({loop: states[state_name(loop)] for loop in subject.states}, subject.states, "int8")
+            perplexity = {}
+            for exit_ in subject.exits:
+                meter = task.meter((exit_,), data=subject.recipe.data)
+                batches = task.call_batches(rows, _BATCH, self.run.manifest.vocabulary, first=used)
+                arrays = (task.batch(rows, numbers, self.prepared.pad) for numbers in batches)
+                name = exit_logits(exit_)
+                score_batches(
+                    lambda inputs, name=name: {"logits": session.run({"input_ids": inputs["input_ids"]})[name]},
+                    arrays, meter, warm_up=False, advance=lambda rows: None,
+                )  # fmt: skip
+                found: Any = meter.score()
+                perplexity[str(exit_)] = found.perplexity
+        sharing = audit_sharing(onnx.load(str(path)), subject.parameters)
+        return {
+            "bytes": path.stat().st_size,
+            "stored_parameters": sharing.stored_parameters,
+            "perplexity": perplexity,
+            "drift": {str(loop.loop): loop.rms_error for loop in drift.loops},
+        }
+
+
+def opened(folder: Path, cache: Path) -> Case:
+    """A finished run of a language model, with its text as it was trained on. Raises EdgeformerError, SystemExit."""
+    run = Run.open(folder)
+    run.require_finished()
+    subject = open_exportable(run)
+    if not subject.task.writes_text or len(subject.states) < 2:
+        raise SystemExit(f"{folder} is no looped language model's run")
+    data = run.settled.data
+    # Exported graphs take no positions: a document that shares its row with others would read them.
+    alone = run.settled.model_copy(update={"data": data.model_copy(update={"mode": "paragraphs"})})
+    return Case(run, subject, subject.task.prepare(alone, cache, SILENT))
+
+
+def table(found: dict[str, Any]) -> str:
+    """A line per way; means over the runs, with the least and the most."""
+    lines = []
+    for way in found["runs"][0]["ways"]:
+        rows = [run["ways"][way] for run in found["runs"]]
+        last = list(rows[0]["perplexity"])[-1]
+        lines.append([
+            way, f"{rows[0]['bytes'] / 1e6:.2f}", _spread([row["perplexity"][last] for row in rows], 2),
+            *(_spread([row["drift"][loop] for row in rows], 4) for loop in rows[0]["drift"]),
+            f"{statistics.median(row['over_fp32'] for row in rows):.2f}",
+        ])  # fmt: skip
+    loops = [f"drift {loop}" for loop in found["runs"][0]["ways"]["fp32"]["drift"]]
+    header = ["INT8", "MB", "perplexity", *loops, "time / FP32"]
+    return tabulate(lines, headers=header, tablefmt="github", disable_numparse=True)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of validation text")
+    parser.add_argument("--calibration", type=int, default=64, help="training rows for the ranges of activations")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.table is not None:
+        print(table(json.loads(asked.table.read_text(encoding="utf-8"))))
+        return
+    if not asked.runs:
+        parser.error("name the folders of runs, or --table with a file")
+    found: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "measured": now(), "runs": []}
+    found |= {"onnxruntime": onnxruntime.__version__, "tokens": asked.tokens, "calibration": asked.calibration}
+    for folder in asked.runs:
+        with tempfile.TemporaryDirectory() as place:
+            case = opened(folder, Path(place, "cache"))
+            paths = case.build(Path(place), asked.calibration)
+            ways = {name: case.quality(path, asked.tokens) for name, path in paths.items()}
+            for name, times in latency(paths, (1, 64), asked.rounds, asked.threads, ("input_ids",)).items():
+                ways[name] |= times
+            found["runs"].append({"run": folder.name, "seed": case.run.recipe.seed, "ways": ways})
+    print(table(found))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

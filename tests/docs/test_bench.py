@@ -1,0 +1,89 @@
+"""`make bench` says what it skips and why, ends in time, and what it leaves is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import CASES, Case, Models, command_of, main, run
+from benchmarks.results_page.bench import _PARTS, bench
+from tests.docs.document import ROOT
+
+
+def told(folder: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
+    return found
+
+
+def models(folder: Path, **given: list[str]) -> Models:
+    return Models({"peers_python": [sys.executable], **given}, folder, time.monotonic() + 60)
+
+
+def test_what_is_not_at_hand_is_skipped_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "peers,loop_int8", "--out", str(tmp_path)]) == 0
+    found = told(tmp_path)
+    assert found["peers"] == {"status": "skipped", "reason": "needs MiniLM's folder: --model DIR"}
+    assert found["loop_int8"]["status"] == "skipped"
+    assert "--model DIR" in capsys.readouterr().out
+
+
+def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    assert main(["--only", "decode,waiting", "--minutes", "0", "--out", str(tmp_path)]) == 0
+    assert {case["reason"] for case in told(tmp_path).values()} == {"no time is left"}
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    found = run(Case("floors", (), packages=("no_such_package",)), models(tmp_path), tmp_path)
+    assert found == {"status": "skipped", "reason": "needs no_such_package, which is not installed"}
+
+
+def test_a_script_that_fails_says_why(tmp_path: Path) -> None:
+    found = run(Case("plan_time", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
+    assert found["status"] == "failed"
+    assert found["reason"]
+    assert found["seconds"] > 0
+
+
+def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--only", "nothing", "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    assert "there are waiting, floors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_scripts_take_the_options_that_they_are_given(case: Case, tmp_path: Path) -> None:
+    given = {name: [f"/some/{name}"] for name in case.needs}
+    opened = Models({"peers_python": ["python"], **given}, tmp_path, time.monotonic() + 60)
+    command = command_of(Case(case.name, case.arguments, case.needs, out=case.out), opened, tmp_path / "out.json")
+    source = (ROOT / "benchmarks" / f"{case.name}.py").read_text(encoding="utf-8")
+    assert [word for word in command if word.startswith("--") and f'"{word}"' not in source] == []
+    assert not any("{" in word for word in command)
+    assert case.name in _PARTS  # and docs/results.md shows what it writes
+
+
+def test_every_seed_of_a_run_is_handed_on(tmp_path: Path) -> None:
+    (case,) = (case for case in CASES if case.name == "loop_int8")
+    command = command_of(case, models(tmp_path, crt=["one", "two", "three"]), tmp_path / "out.json")
+    assert command[command.index("one") :][:3] == ["one", "two", "three"]
+
+
+def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
+    assert bench(tmp_path) == ""
+    cases = {"waiting": {"status": "done"}, "peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
+    session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases}
+    (tmp_path / "session.json").write_text(json.dumps(session), encoding="utf-8")
+    row = {"median": 0.21, "least": 0.2, "most": 0.25, "bar": 0.3}
+    (tmp_path / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}}), encoding="utf-8")
+    way = {"way": "onnxruntime fp32", "floors": 1.38, "bar": 1.4}
+    floors = {"bundles": {"light": {"16x128": {"best": {"fp32": way}}}}}
+    (tmp_path / "floors.json").write_text(json.dumps(floors), encoding="utf-8")
+    page = bench(tmp_path)
+    assert "0.21 (0.20–0.25)" in page
+    assert "| light" in page
+    assert "1.38" in page
+    assert "`peers` did not run: needs MiniLM's folder." in page
