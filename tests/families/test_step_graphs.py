@@ -140,7 +140,7 @@ def test_a_layer_is_traced_once_whatever_their_number(monkeypatch: pytest.Monkey
         traced.append(",".join(spec.outputs))
         return export_graph(spec)
 
-    monkeypatch.setattr("edgeformer.families.encoder.graphs.export_graph", watched)
+    monkeypatch.setitem(encoder_graphs.__globals__, "export_graph", watched)  # of the module that is called below
     sizes = {"vocab_size": 40, "hidden_size": 16, "heads": 2, "ffn_size": 24, "max_positions": 32}
     counts = []
     for layers, iterations in ((1, 1), (3, 2)):

@@ -145,6 +145,14 @@ def as_fast_as_its_fastest_call(document: dict[str, Any]) -> None:
     row_of(document)["latency_ms"]["p50"] = row_of(document)["latency_ms"]["min"]
 
 
+def of_few_calls(document: dict[str, Any]) -> None:
+    row_of(document)["latency_ms"] |= {"n": 10, "p99": 1e9}
+
+
+def slower_than_its_slowest_call(document: dict[str, Any]) -> None:
+    row_of(document)["latency_ms"] |= {"n": 10_000, "p99": 1e9}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -153,7 +161,8 @@ def as_fast_as_its_fastest_call(document: dict[str, Any]) -> None:
         (set_("row", "latency_ms", "mean", to=1e-9), "throughput_per_s: says"),
         (set_("row", "throughput_per_s", to=7.0), "throughput_per_s: says 7, but its mean gives"),
         (set_("row", "latency_ms", "quantiles_ms", to=[2.0, 1.0]), "quantiles_ms: do not grow"),
-        (set_("row", "latency_ms", "p99", to=1e9), "p99 of"),
+        (of_few_calls, r"p99 of 10 calls, where \d+ are needed"),
+        (slower_than_its_slowest_call, r"latency_ms\.p99: says 1e\+09 ms, but its longest call"),
         (set_("row", "size_bytes", to=12), r"rows\.\d\.size_bytes: says 12, where the bundle says"),
         (set_("row", "precision", to="int8"), "precision: says int8, where the bundle says fp32"),
         (set_("row", "artifact", to="another"), "'another' is not among those that were measured"),

@@ -112,6 +112,10 @@ def _of_times(row: Row) -> Iterator[str]:
         yield "latency_ms.quantiles_ms: do not grow"
     if len(drawn) == QUANTILES and latency.p50 is not None and not _close(drawn[QUANTILES // 2], latency.p50):
         yield f"latency_ms.p50: says {latency.p50:.4g} ms, but its distribution {drawn[QUANTILES // 2]:.4g} ms"
+    for name in (f"p{percentile}" for percentile in PERCENTILE_NEEDS):
+        value = getattr(latency, name)
+        if drawn and value is not None and value > drawn[-1] and not _close(value, drawn[-1]):
+            yield f"latency_ms.{name}: says {value:.4g} ms, but its longest call {drawn[-1]:.4g} ms"
 
 
 def _of_verdict(verdict: Verdict, report: Report) -> Iterator[str]:
