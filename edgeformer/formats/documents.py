@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.files import write_text
 from edgeformer.formats.yaml_text import DEEPEST, KeyPath, YamlDocument, parse_value, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
@@ -208,6 +209,18 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     near = difflib.get_close_matches(Path(name).stem, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+
+
+def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
+    """Write a profile as :func:`load_profile` reads it, without what is not known or as everywhere.
+
+    Args:
+        device: the profile.
+        path: of the file.
+        comment: its first lines, each with ``#``.
+    """
+    document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
 
 
 def load_profile(name: str | None, local: Path | None = None) -> DeviceProfile:

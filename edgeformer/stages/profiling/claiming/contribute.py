@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from edgeformer.formats.claim import ClaimVerification
 from edgeformer.formats.data_config import NAME_PATTERN
 from edgeformer.formats.device import DeviceProfile, Fact
+from edgeformer.formats.documents import save_profile
 from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import write_text
 from edgeformer.formats.report import Report
 from edgeformer.stages.profiling.claiming.check import OpenedClaim
 
@@ -55,9 +54,7 @@ def write_contribution(opened: OpenedClaim, found: ClaimVerification, path: Path
         raise InputError(f"--write-profile {path}: not written: {contradicted} of the claim's times do not hold here")
     confirmed = sum(case.status == "confirmed" for case in found.cases)
     profile = _contributed(opened, found, path.stem, confirmed)
-    document = profile.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    told = _COMMENT.format(sha256=found.sha256, confirmed=confirmed, cases=len(found.cases))
-    write_text(path, told + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
+    save_profile(profile, path, _COMMENT.format(sha256=found.sha256, confirmed=confirmed, cases=len(found.cases)))
     return profile
 
 

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
+from edgeformer.formats.documents import save_profile
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.files import write_text
 from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.machine.host import default_threads
 from edgeformer.stages.profiling.estimating.held_out import left_out, with_left_out
@@ -117,9 +115,8 @@ def write_profile(device: DeviceProfile, folder: Path) -> Path:
         device: the profile.
         folder: of the user's own profiles.
     """
-    document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     path = folder / f"{device.name}.yaml"
-    write_text(path, _COMMENTS[device.kind] + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
+    save_profile(device, path, _COMMENTS[device.kind])
     return path
 
 
