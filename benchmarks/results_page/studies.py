@@ -14,6 +14,7 @@ from edgeformer.formats.study import FigureSpec, load_study
 from edgeformer.formats.study_result import StudyTable
 from edgeformer.reporting import canvas, study_figures
 from edgeformer.reporting.study_tables import study_markdown, study_remarks
+from edgeformer.studies.finding import finding_of
 
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
 
@@ -40,6 +41,7 @@ def _section(document: dict[str, Any], pictures: Path) -> str:
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
         study_markdown(table).rstrip("\n"),
+        markdown(finding_of(study, table.rows)) if study.finding else "",
         f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
         f"Times: {table.times}." if table.times else "",
         *(f"![{table.title}]({pictures.name}/{table.study}/{name})" for name in names),

@@ -147,6 +147,8 @@ def _show(table: StudyTable, files: list[Path], *, as_json: bool) -> None:
         return
     console = stdout()
     console.print(study_terminal(table))
+    if table.finding:
+        console.print(table.finding, markup=False)
     for pick in table.picks:
         console.print(f"{pick.title}: {pick.reason}", soft_wrap=True, markup=False)
     for row in table.rows:

@@ -146,6 +146,11 @@ class Study(Frozen):
     table: TableSpec
     figures: Annotated[tuple[FigureSpec, ...], Field(strict=False)] = ()
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    finding: str = Field(
+        "",
+        description="what the figures say; a Jinja template: of(run, at, figure) is ours, said(…) the same "
+        "as the table shows it, clear(run, run, at, figure) whether two differ by more than two standard errors",
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -165,6 +165,7 @@ class StudyTable(Frozen):
     only: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--only of the command: its rows")
     seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of the command")
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    finding: str = Field("", description="what the figures say, in a paragraph")
 
     @property
     def changes(self) -> tuple[str, ...]:

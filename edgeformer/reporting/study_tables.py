@@ -113,6 +113,8 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
     parts.append(study_markdown(table).rstrip("\n"))
     parts.append(_legend(table))
     parts += [f"![{name}]({name})" for name in figures]
+    if table.finding:
+        parts.append(f"## What the figures say\n\n{markdown(table.finding)}")
     if table.picks:
         parts.append("## Recommended, by these figures\n\n" + "\n".join(_picked(table)))
     notes = [f"- {markdown(note)}" for note in study_remarks(table)]

@@ -1,4 +1,4 @@
-"""What is left to do of a study's runs together: shared ones once, and teachers where their weights are needed."""
+"""What is left of a study's runs together: shared ones once, teachers where they are needed, and how long it takes."""
 
 from __future__ import annotations
 
@@ -58,3 +58,25 @@ def once(estimates: Sequence[Estimate]) -> list[Estimate]:
         told.append(Estimate(estimate.job, "shared", basis="the same run as above") if again else estimate)
         seen |= {key} if key is not None else set()
     return told
+
+
+def makespan(estimates: Sequence[Estimate], at_a_time: int) -> float:
+    """Seconds until the last run ends, each begun in order as soon as a place is free and its teacher is ready.
+
+    Args:
+        estimates: of every run; those that take no time are there already.
+        at_a_time: places.
+    """
+    waiting = [estimate for estimate in estimates if estimate.seconds]
+    running: list[tuple[float, str | None]] = []  # end, key
+    now = 0.0
+    while waiting or running:
+        unready = {one.job.key for one in waiting} | {key for _, key in running}
+        ready = [one for one in waiting if one.job.teacher is None or one.job.teacher.key not in unready]
+        if ready and len(running) < at_a_time:
+            waiting.remove(ready[0])
+            running.append((now + ready[0].seconds, ready[0].job.key))
+            continue
+        now, _ = first = min(running, key=lambda run: run[0])
+        running.remove(first)
+    return now

@@ -13,8 +13,9 @@ from edgeformer.formats.study import Study, load_study
 from edgeformer.formats.study_result import StudyRow, StudyRun, StudyTable, StudyTimes
 from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.studies.estimating import Estimate, Estimator
+from edgeformer.studies.finding import check_finding, finding_of
 from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
-from edgeformer.studies.leftover import doubted, known_only, once, with_teachers
+from edgeformer.studies.leftover import doubted, known_only, makespan, once, with_teachers
 from edgeformer.studies.lines import mixed_times
 from edgeformer.studies.local_data import shipped_mapping
 from edgeformer.studies.results import Results
@@ -71,8 +72,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Until the study is finished."""
-        alone = [estimate.seconds for estimate in self.estimates]
-        return max(sum(alone) / self.at_a_time, max(alone, default=0.0)) + self.timing_s
+        return makespan(self.estimates, self.at_a_time) + self.timing_s
 
 
 def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) -> Plan:
@@ -89,6 +89,7 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
         ArtifactError: damaged results.
     """
     written, place = load_study(name)
+    check_finding(written, place)
     study = _narrowed(written, options)
     jobs = asked_together(jobs_of(study, place, options.overrides, reader_of(options, progress)))
     results = Results(options.artifacts, options.results)
@@ -229,6 +230,7 @@ def _table(
         overrides=options.overrides,
         only=options.only,
         seeds=options.seeds,
+        finding=finding_of(study, made),
         notes=(*study.notes, *([mixed] if (mixed := mixed_times([*runs.values()])) else [])),
     )
 

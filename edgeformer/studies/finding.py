@@ -1,0 +1,106 @@
+"""A study's finding: a paragraph whose every figure, and every "more" or "less", comes from the rows of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+from jinja2 import TemplateError, nodes
+from jinja2.sandbox import SandboxedEnvironment
+
+from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.study import Study, measure
+from edgeformer.formats.study_result import Cell, StudyRow
+from edgeformer.reporting.study_tables import ours
+
+_BEYOND = 2.0
+"""Standard errors by which two means must differ to be called different."""
+
+
+class _Missing(Exception):
+    """The table does not have the figure."""
+
+
+class _Rows:
+    """What a finding's template may ask; every question names a run, its line, and a figure."""
+
+    def __init__(self, rows: Sequence[StudyRow]) -> None:
+        self._rows = {(row.run, row.at): row for row in rows}
+
+    def of(self, run: str, at: object, figure: str) -> float:
+        """The mean over the seeds, or the median over the rounds."""
+        mean = self._cell(run, at, figure).mean
+        assert mean is not None
+        return mean
+
+    def said(self, run: str, at: object, figure: str) -> str:
+        """The same as the table shows it, with its spread."""
+        self._cell(run, at, figure)
+        return ours(self._rows[run, str(at)], figure)
+
+    def clear(self, first: str, second: str, at: object, figure: str) -> bool:
+        """Whether two runs differ by more than two standard errors of the difference; never with a single seed."""
+        cells = [self._cell(run, at, figure) for run in (first, second)]
+        error = sqrt(sum((cell.sd or 0.0) ** 2 / max(1, cell.n) for cell in cells))
+        means = [cell.mean or 0.0 for cell in cells]
+        return min(cell.n for cell in cells) > 1 and abs(means[0] - means[1]) > _BEYOND * error
+
+    def _cell(self, run: str, at: object, figure: str) -> Cell:
+        row = self._rows.get((run, str(at)))
+        cell = row.cells.get(figure) if row is not None else None
+        if cell is None or cell.mean is None or (row is not None and row.missing):
+            raise _Missing(f"{run}, {at} has no {measure(figure).heading}")
+        return cell
+
+
+_ASKED = {"of": 1, "said": 1, "clear": 2}
+"""Questions, and how many runs each names before the line and the figure."""
+
+
+def check_finding(study: Study, place: object) -> None:
+    """Refuse a template that asks for runs or figures that there are not, before anything is trained.
+
+    Args:
+        study: with the finding.
+        place: of its file, for the message.
+
+    Raises:
+        RecipeError: what is wrong, and what is allowed.
+    """
+    try:
+        parsed = SandboxedEnvironment().parse(study.finding)
+    except TemplateError as error:
+        raise RecipeError(f"{place}: finding: {error}") from None
+    calls = [node for node in parsed.find_all(nodes.Call) if isinstance(node.node, nodes.Name)]
+    for call in calls:
+        assert isinstance(call.node, nodes.Name)
+        name = call.node.name
+        if name not in _ASKED:
+            raise RecipeError(f"{place}: finding: no function {name!r}; there are {', '.join(_ASKED)}")
+        given = [node.value if isinstance(node, nodes.Const) else None for node in call.args]
+        if len(given) != _ASKED[name] + 2:
+            raise RecipeError(f"{place}: finding: {name} takes {_ASKED[name]} of the runs, the line and the figure")
+        for run in given[: _ASKED[name]]:
+            if run is not None and run not in study.runs:
+                raise RecipeError(f"{place}: finding: no run {run!r}; there are {', '.join(study.runs)}")
+        try:
+            measure(str(given[-1]))
+        except KeyError:
+            raise RecipeError(f"{place}: finding: no figure {given[-1]!r}") from None
+
+
+def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
+    """The paragraph that the rows support; while one lacks a figure, which one; empty: the study has none.
+
+    Raises:
+        RecipeError: the template cannot be filled.
+    """
+    asked = _Rows(rows)
+    environment = SandboxedEnvironment(autoescape=False)  # Markdown is escaped where it is written
+    functions = {name: getattr(asked, name) for name in _ASKED}
+    try:
+        return " ".join(environment.from_string(study.finding).render(functions).split())
+    except _Missing as missing:
+        return f"Nothing is said yet: {missing}."
+    except (TemplateError, TypeError, ZeroDivisionError) as error:
+        raise RecipeError(f"{study.name}: finding: {error}") from None

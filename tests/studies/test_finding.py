@@ -1,0 +1,66 @@
+"""What a study says of its figures: filled from the table's rows, never typed; and how long its runs take together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.study import Study
+from edgeformer.formats.study_result import Cell, StudyRow
+from edgeformer.studies.estimating import Estimate
+from edgeformer.studies.finding import check_finding, finding_of
+from edgeformer.studies.leftover import makespan
+from tests.studies.test_study_tables import job_of
+from tests.studies.tiny_study import run, study
+
+TEXT = """
+{% if clear('wide', 'small', 'test', 'loss') and of('wide', 'test', 'loss') < of('small', 'test', 'loss') %}
+Wide wins, {{ said('wide', 'test', 'loss') }}{% else %}No difference{% endif %}:
+{{ '%.1f' | format(of('small', 'test', 'loss') / of('wide', 'test', 'loss')) }} times.
+"""
+
+
+def told(text: str) -> Study:
+    return Study.model_validate(study("made", {"wide": run("Wide"), "small": run("Small")}, finding=text), strict=False)
+
+
+def row(name: str, loss: float | None, sd: float | None, n: int = 3) -> StudyRow:
+    return StudyRow(run=name, label=name, at="test", cells={"loss": Cell(mean=loss, sd=sd, n=n)}, origin="here")
+
+
+def test_a_finding_says_what_the_rows_say() -> None:
+    found, small = told(TEXT), row("small", 2.0, 0.1)
+    assert finding_of(found, [row("wide", 1.0, 0.1), small]) == "Wide wins, 1.0000 ± 0.1000: 2.0 times."
+    assert finding_of(found, [row("wide", 1.0, 1.9), small]) == "No difference: 2.0 times."
+    assert finding_of(found, [row("wide", 1.0, None, 1), small]).startswith("No difference")
+    assert finding_of(found, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
+    assert finding_of(told(""), []) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ of('wide', 'test', 'loss'", "unexpected end of template"),
+        ("{{ of('wider', 'test', 'loss') }}", "no run 'wider'; there are wide, small"),
+        ("{{ of('wide', 'test', 'los') }}", "no figure 'los'"),
+        ("{{ clear('wide', 'test', 'loss') }}", "clear takes 2 of the runs"),
+        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear"),
+    ],
+)
+def test_a_finding_that_asks_for_what_there_is_not_is_refused_before_training(text: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=r"made\.yaml: finding") as refused:
+        check_finding(told(text), Path("made.yaml"))
+    assert said in str(refused.value)
+
+
+def test_runs_that_wait_for_a_place_or_a_teacher_make_a_study_longer() -> None:
+    found = told("")
+    wide, small = job_of(found, "wide"), job_of(found, "small")
+    one = replace(wide, data=replace(wide.data, summary=None))  # jobs differ by their keys
+    minutes = [Estimate(one, "missing", seconds) for seconds in (9.0, 9.0, 5.0)]
+    assert makespan(minutes, 1) == 23 and makespan(minutes, 2) == 14 and makespan([], 2) == 0
+    taught = [Estimate(wide, "missing", 9.0), Estimate(replace(small, sha256="s", teacher=wide), "missing", 4.0)]
+    assert makespan(taught, 2) == 13
