@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edgeformer.formats.files import sha256_of
 from edgeformer.formats.progress import SILENT
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.plan import plan
+from edgeformer.stages.training.probe import probe
 from edgeformer.stages.training.teacher import with_teacher, without_teacher
 from edgeformer.stages.training.train import TrainOptions, train
 
@@ -187,6 +189,14 @@ def test_memory_is_planned_with_the_teacher_and_without_one_that_is_not_there(
     missing = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": "nobody"})})
     found = plan(missing, device, tmp_path)
     assert found.breakdown == alone.breakdown and "of the student alone" in found.reason and "nobody" in found.reason
+
+
+def test_steps_are_timed_where_the_layers_of_a_teacher_are_not_there_yet(
+    source: Path, teacher: Path, tmp_path: Path
+) -> None:
+    """As a study does, whose rows are estimated before the first of them is trained."""
+    recipe = taught(source, teacher, "training.teacher=nobody", fold={**FOLD, "weights": "teacher"})
+    assert probe(recipe, tmp_path, 0.0, time.monotonic()).timed_steps >= 8
 
 
 def test_an_unfinished_run_teaches_nobody(source: Path, teacher: Path, tmp_path: Path) -> None:

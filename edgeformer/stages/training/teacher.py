@@ -51,5 +51,13 @@ def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
 
 
 def without_teacher(recipe: Recipe) -> Recipe:
-    """The recipe with the student alone, for planning where the teacher is not at hand."""
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": None})})
+    """The recipe with the student alone, for planning where the teacher is not at hand.
+
+    A student that begins with its teacher's layers begins with those of the source, which are as large.
+    """
+    model: Any = recipe.model
+    fold = getattr(model, "fold", None)
+    if fold is not None and fold.weights == "teacher":
+        model = model.model_copy(update={"fold": fold.model_copy(update={"weights": "source"})})
+    training = recipe.training.model_copy(update={"teacher": None})
+    return recipe.model_copy(update={"model": model, "training": training})
