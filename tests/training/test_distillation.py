@@ -199,6 +199,18 @@ def test_steps_are_timed_where_the_layers_of_a_teacher_are_not_there_yet(
     assert probe(recipe, tmp_path, 0.0, time.monotonic()).timed_steps >= 8
 
 
+def test_what_was_killed_before_its_first_checkpoint_begins_with_the_source_again(source: Path, tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", [*overrides(source), "training.optimizer.lr=1e-9"])
+    whole = train(recipe, TrainOptions(tmp_path, name="whole"))
+    shutil.copytree(whole, tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed/checkpoints")
+    manifest = tmp_path / "killed/run.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"running"', 1), encoding="utf-8")
+    again = train(recipe, TrainOptions(tmp_path, name="killed", resume=True))
+    pairs = zip(load_model(whole).parameters(), load_model(again).parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def test_an_unfinished_run_teaches_nobody(source: Path, teacher: Path, tmp_path: Path) -> None:
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"

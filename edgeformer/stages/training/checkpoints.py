@@ -111,6 +111,11 @@ class Checkpoints:
         self._good = [*self._good, path][-_KEPT:]
         self._prune()
 
+    @property
+    def any(self) -> bool:
+        """Whether a state was ever saved, damaged or not; without one a run begins anew."""
+        return bool(self._states())
+
     def find(self, say: Callable[[str], None]) -> tuple[Path, bool] | None:
         """The newest state that is not damaged, and whether it has the best weights; None where none was saved yet.
 

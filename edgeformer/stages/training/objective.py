@@ -31,13 +31,13 @@ class Objective:
         cache: where encoded data is kept between runs.
         place: where the model will compute, and in what.
         progress: reports what is read.
-        resumed: the weights will be those of a checkpoint.
+        goes_on: the weights will be those of a checkpoint; else they are those that a training starts from.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used; a model that leaks without ``allow_leak``.
     """
 
-    def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, resumed: bool = False) -> None:
+    def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, goes_on: bool = False) -> None:
         self.recipe, self.task, self.family = recipe, task_named(recipe.task), family_of(recipe)
         network = self.family.network
         set_seed(recipe.seed)
@@ -46,7 +46,7 @@ class Objective:
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
             progress.message(f"model.attention: {requested} is not used, torch {used} instead: {self.attention.reason}")
-        fresh = () if resumed else network.start(self.model, recipe)
+        fresh = () if goes_on else network.start(self.model, recipe)
         if fresh:
             progress.message(f"the source has no weights for {', '.join(fresh)}: training starts them afresh")
         # Before the data: the probe takes a second and may end the run.

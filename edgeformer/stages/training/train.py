@@ -24,6 +24,7 @@ from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import free_folder, resume_command
 from edgeformer.machine.lock import locked
+from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.loop import TrainingLoop
 from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak, share_of
@@ -100,7 +101,8 @@ def _train(
         place = Place(processes.device.type, processes.precision)
     with processes.agreeing(), processes.one_first():
         cache = options.artifacts / ".cache" / "tokens"
-        objective = Objective(recipe, cache, place, progress, resumed=resumed is not None)
+        goes_on = resumed is not None and Checkpoints(resumed).any
+        objective = Objective(recipe, cache, place, progress, goes_on=goes_on)
     processes.compare(
         {
             "the recipe's fingerprint": recipe.fingerprint(),
