@@ -36,6 +36,10 @@ def command(
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Train and measure nothing: make the table of the results there are.")
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Take no results that came with a checkout, but train those runs here."),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores or the card.")] = 1,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ROW", help="Only this row of the study. May be repeated.")
@@ -51,7 +55,8 @@ def command(
 
     Each finished run leaves its scores in artifacts/studies/runs; studies that need the same run share it, and a table
     can be made again from such files without the weights. A study that was stopped or killed goes on when it is started
-    again. Deleting a run's folder and its scores trains that one again.
+    again. Deleting a run's folder and its scores trains that one again. In a checkout of edgeformer, results that it
+    came with (benchmarks/results/studies) count as finished; --fresh trains those runs here, too.
 
     Exit code 3: done, but a row is missing; the table says why.
 
@@ -82,6 +87,7 @@ def command(
         seeds=_seeds(seeds),
         jobs=jobs,
         train=not no_train,
+        fresh=fresh,
         again=shlex.join(["edgeformer", *sys.argv[1:]]),
     )
     progress = show_progress()
@@ -141,6 +147,7 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 
 def _show(table: StudyTable, files: list[Path], *, as_json: bool) -> None:
     from edgeformer.reporting.study_tables import study_terminal
+    from edgeformer.studies.results import HERE
 
     if as_json:
         print_json({"files": [str(file) for file in files], **table.model_dump(mode="json")})
@@ -154,4 +161,7 @@ def _show(table: StudyTable, files: list[Path], *, as_json: bool) -> None:
     for row in table.rows:
         if row.said:
             console.print(f"{row.label}, {row.at}: {row.said}", soft_wrap=True, markup=False)
+    elsewhere = dict.fromkeys(f"{row.run} ({row.origin})" for row in table.rows if row.keys and row.origin != HERE)
+    if elsewhere:
+        console.print(f"not trained here: {', '.join(elsewhere)}", soft_wrap=True, markup=False)
     console.print(f"read {files[0]}", soft_wrap=True, markup=False)

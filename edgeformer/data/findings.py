@@ -162,6 +162,22 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
     return found
 
 
+def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list[DataFinding]:
+    """Validation texts that stand in the training set, too: the epoch that is kept is chosen by them.
+
+    Of `random-split` that is known and said in docs/protocols.md; a stratified cut keeps equal texts together.
+    """
+    if config.split == "random-split":
+        return []
+    trained = {alike(text) for text in sets["train"].texts}
+    rows = [row for row, text in enumerate(sets["validation"].texts) if alike(text) in trained]
+    if not rows:
+        return []
+    whole = len(sets["validation"])
+    message = f"validation: {_rows(len(rows))} of {whole:,} stand in the training set, too: its scores flatter"
+    return [DataFinding(kind="seen texts", set="validation", rows=len(rows), message=message)]
+
+
 def always(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Set → accuracy of always answering the label that is the most frequent one in training."""
     most = most_frequent(counts)

@@ -21,8 +21,9 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
 
     Every part is read from ``DIR/<part>.<tsv|csv|jsonl|parquet>`` (compressed too; ``validation`` is also
     found as ``dev`` or ``valid``, ``sst-test`` also as ``test``) instead of its own sources. Of a model that
-    was trained elsewhere, which may have been imported without any, the files train, validation and test are its parts;
-    where there is no test or no validation file, a tenth of train is held out.
+    was trained elsewhere, which may have been imported without any, and of a recipe that cuts all its sets from one
+    file, the files train, validation and test are the parts; where there is no test or no validation file, a tenth of
+    train is held out.
 
     Returns:
         The changed config, and a note for each choice or left-out part that the user should know of.
@@ -34,7 +35,10 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     used = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     used |= {"imported": (), "stratified": ("train",)}
     needed = dict.fromkeys(used.get(config.split, ("train", "validation")), f"split {config.split!r}")
-    names = dict.fromkeys((*config.parts, *(IMPORTED_PARTS if config.split == "imported" else ())))
+    more: Iterable[str] = IMPORTED_PARTS if config.split == "imported" else ()
+    if config.split == "stratified":  # whoever has a test set means to be tested on it
+        more = [part for part in IMPORTED_PARTS if _files_of(folder, part, _LABELLED)]
+    names = dict.fromkeys((*config.parts, *more))
     files, notes = _part_files(folder, names, _LABELLED, needed)
     if not files:
         raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_LABELLED)})")
@@ -45,11 +49,20 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
         f"part {part}: all rows of {path.name} are read; rows: of the recipe's sources is theirs"
         for part, path in whole
     ]
+    unread = (path for part in IMPORTED_PARTS if part not in names for path in _files_of(folder, part, _LABELLED)[:1])
+    notes += [
+        f"{path.name} is left alone: split {config.split} of this recipe has no such part"
+        for path in unread
+        if path.resolve() not in files.values()
+    ]
     protocol = config.split
-    if protocol == "imported" and "train" in parts and ("validation" in parts) != ("test" in parts):
+    if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for validation and test would be selected by and reported.
         protocol = "given" if "test" in parts else "glue-dev"
         notes.append(f"split {protocol}: a tenth of train is held out as validation set")
+    elif protocol == "stratified" and "test" in parts:
+        protocol = "given"
+        notes.append("split given: the sets are the folder's files, none is cut from train")
     return config.model_copy(update={"parts": parts, "split": protocol}), notes
 
 
@@ -99,17 +112,14 @@ def _part_files(
         raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
     files: dict[str, Path] = {}
     notes: list[str] = []
-    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
     for part in parts:
-        stems = (part, *_OTHER_STEMS.get(part, ()))
-        found = [path for stem in stems for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
-        if found:
+        if found := _files_of(folder, part, kinds):
             if len(found) > 1:
                 notes.append(f"part {part}: read from {found[0].name}; {found[1].name} is left alone")
             files[part] = found[0]
         elif part in needed:
             looked = ", ".join(f"{part}.{kind}" for kind in kinds)
-            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in stems[1:])
+            others = "".join(f" (or {stem}.{kinds[0]} …)" for stem in _OTHER_STEMS.get(part, ()))
             have = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
             raise DataError(
                 f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
@@ -118,3 +128,10 @@ def _part_files(
         else:
             notes.append(f"part {part}: no file in {folder}; left out")
     return files, notes
+
+
+def _files_of(folder: Path, part: str, kinds: Sequence[str]) -> list[Path]:
+    """The files of a folder that are named like a part, the preferred one first."""
+    suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
+    stems = (part, *_OTHER_STEMS.get(part, ()))
+    return [path for stem in stems for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]

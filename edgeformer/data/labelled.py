@@ -92,7 +92,8 @@ class Fingerprint:
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     """Map each row's label to its class index; of several labels (a tuple) to a number with the bits of their indices.
 
-    A label is matched by name first (so that labels may be called "1" … "5"), then read as an index.
+    A label is matched by name, then read as an index; never as an index where a name is a number itself: of labels
+    called "1" … "5" a "4" would be the fourth in one row and the fifth in another.
 
     Raises:
         DataError: a label that is neither, or a row without one.
@@ -139,12 +140,13 @@ def _index(row: Row, by_name: dict[str, int]) -> int:
     if row.label is not None:
         if name in by_name:
             return by_name[name]
-        # isdecimal alone lets other scripts' digits through; those are names, not indices.
-        if name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < len(by_name):
+        if _is_number(name) and int(name) < len(by_name) and not any(map(_is_number, by_name)):
             return int(name)
-    allowed = ", ".join(by_name)
+    numbers = "" if any(map(_is_number, by_name)) else f" (or their numbers 0 to {len(by_name) - 1})"
     problem = "has no label" if row.label is None else f"label {_shown(name)} is not in the set"
-    raise DataError(
-        f"{row.where}: {problem}; allowed: {allowed} (or their numbers 0 to {len(by_name) - 1}); "
-        "change the row, or data.labels"
-    )
+    raise DataError(f"{row.where}: {problem}; allowed: {', '.join(by_name)}{numbers}; change the row, or data.labels")
+
+
+def _is_number(name: str) -> bool:
+    # isdecimal alone lets other scripts' digits through; those are names.
+    return name.isascii() and name.isdecimal() and len(name) < 10

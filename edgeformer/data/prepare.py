@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
-from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label
+from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label, seen_findings
 from edgeformer.data.labelled import LabelledTexts, label_counts, label_rows, labelled
 from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_tokens
 from edgeformer.data.overlap import count_overlaps
@@ -80,7 +80,7 @@ def look(data: DataConfig) -> list[DataFinding]:
         return []
     parts, findings = load_and_look(data)
     sets = split(data, parts)
-    return [*findings, *label_findings(data, rows_per_label(data, sets))]
+    return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
 def _tests(sets: Iterable[str]) -> list[str]:
@@ -94,6 +94,7 @@ def _in_memory(
     with bar(progress, "Reading data", None, "parts"):
         parts, findings = load_and_look(data)
         sets = split(data, parts)
+    findings += seen_findings(data, sets)
     train = sets.pop("train")
     tokenizer = load_tokenizer(
         tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)

@@ -37,7 +37,7 @@ class OverlapCount(Frozen):
 class DataFinding(Frozen):
     """Something that the owner of the data should know of."""
 
-    kind: Literal["empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels"]
+    kind: Literal["empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels", "seen texts"]
     set: str = Field(description="the part or set that it was found in")
     rows: int = Field(description="that it is about; 0: none has the label")
     message: str = Field(description="what was found, and what happens with it")

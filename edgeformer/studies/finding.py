@@ -39,11 +39,11 @@ class _Rows:
         return ours(self._rows[run, str(at)], figure)
 
     def clear(self, first: str, second: str, at: object, figure: str) -> bool:
-        """Whether two runs differ by more than two standard errors of the difference; never with a single seed."""
-        cells = [self._cell(run, at, figure) for run in (first, second)]
-        error = sqrt(sum((cell.sd or 0.0) ** 2 / max(1, cell.n) for cell in cells))
-        means = [cell.mean or 0.0 for cell in cells]
-        return min(cell.n for cell in cells) > 1 and abs(means[0] - means[1]) > _BEYOND * error
+        """Whether two runs differ by more than two standard errors of the difference; never where seeds do not say."""
+        one, two = (self._cell(run, at, figure) for run in (first, second))
+        if one.mean is None or two.mean is None or one.sd is None or two.sd is None:  # one seed, or times in turns
+            return False
+        return abs(one.mean - two.mean) > _BEYOND * sqrt(one.sd**2 / one.n + two.sd**2 / two.n)
 
     def _cell(self, run: str, at: object, figure: str) -> Cell:
         row = self._rows.get((run, str(at)))

@@ -108,6 +108,12 @@ def mixed_times(runs: Sequence[StudyRun]) -> str:
     return f"No time per sample is shown: they were taken on {' and '.join(found)}." if len(found) > 1 else ""
 
 
+def mixed_formats(runs: Sequence[StudyRun]) -> str:
+    """That runs were trained in several number formats; empty: in one. `precision: auto` takes what a processor has."""
+    found = list(dict.fromkeys(run.precision for run in runs))
+    return f"Trained in {' and '.join(found)}: seeds of both differ by more than chance." if len(found) > 1 else ""
+
+
 def _scores(row: EvaluationRow) -> Figures:
     found = {name: getattr(row, name) for name in (*_SCORES, "ms_per_sample")}
     return {"rows": row.n, **{name: value for name, value in found.items() if value is not None}}

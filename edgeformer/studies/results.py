@@ -28,6 +28,8 @@ from edgeformer.studies.jobs import Job, alike, decisive
 
 COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
 """In a checkout: results that came with it."""
+HERE = "trained here"
+"""Where results are from that were made in this folder of artifacts."""
 _TIMES, _DATA = "times-", "data-"
 _CURVE = 200
 """Records of a curve that are kept."""
@@ -47,12 +49,13 @@ class Results:
     Args:
         artifacts: the folder that holds the runs; new results are written below it.
         folders: where else results are looked for, in this order.
+        committed: also take those that came with a checkout.
     """
 
-    def __init__(self, artifacts: Path, folders: Sequence[Path]) -> None:
+    def __init__(self, artifacts: Path, folders: Sequence[Path], *, committed: bool = True) -> None:
         self.folder = artifacts / RESULTS_FOLDER
-        self._places = [(self.folder, "trained here")]
-        others = [*folders, *([COMMITTED] if COMMITTED.is_dir() else [])]
+        self._places = [(self.folder, HERE)]
+        others = [*folders, *([COMMITTED] if committed and COMMITTED.is_dir() else [])]
         self._places += [(folder, f"results in {folder.name}") for folder in others]
         self._doubts: dict[str, str] = {}  # sha256 of a recipe → why its results are not taken
 
@@ -124,7 +127,7 @@ class Results:
     def keep(self, run: StudyRun) -> Found:
         """Write results down."""
         write_json(self.folder / f"{run.key}.json", run)
-        return Found(run, "trained here")
+        return Found(run, HERE)
 
     def data_of(self, job: Job) -> tuple[DataSummary, str] | None:
         """What a recipe's data is, and who counted it: this machine, or results. Raises ArtifactError.

@@ -16,11 +16,11 @@ from edgeformer.studies.estimating import Estimate, Estimator
 from edgeformer.studies.finding import check_finding, finding_of
 from edgeformer.studies.jobs import DataReader, Job, asked_together, jobs_of
 from edgeformer.studies.leftover import doubted, known_only, makespan, once, with_teachers
-from edgeformer.studies.lines import mixed_times
+from edgeformer.studies.lines import mixed_formats, mixed_times
 from edgeformer.studies.local_data import shipped_mapping
 from edgeformer.studies.results import Results
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
-from edgeformer.studies.timing import SECONDS_A_TURN, measure_times, timed_artifacts, times_key
+from edgeformer.studies.timing import SECONDS_A_TURN, measure_times, taken_as_here, timed_artifacts, times_key
 from edgeformer.studies.working import Workplace, work
 
 
@@ -37,6 +37,7 @@ class StudyOptions:
         seeds: instead of those that the study says.
         jobs: runs at a time.
         train: else nothing is trained or measured: the table is made of the results that there are.
+        fresh: results that came with a checkout are not taken.
         again: the command that goes on with it, for whoever interrupts it.
     """
 
@@ -48,6 +49,7 @@ class StudyOptions:
     seeds: tuple[int, ...] = ()
     jobs: int = 1
     train: bool = True
+    fresh: bool = False
     again: str = "the same call"
 
 
@@ -92,7 +94,7 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     check_finding(written, place)
     study = _narrowed(written, options)
     jobs = asked_together(jobs_of(study, place, options.overrides, reader_of(options, progress)))
-    results = Results(options.artifacts, options.results)
+    results = Results(options.artifacts, options.results, committed=not options.fresh)
     results.settle(jobs)
     estimator = Estimator(options.artifacts, results.known(), options.jobs, splits_of(study))
     found = {job.title: results.of(job) for job in jobs}
@@ -121,7 +123,9 @@ def _narrowed(study: Study, options: StudyOptions) -> Study:
         if row not in study.runs:
             raise InputError(f"--only {row}: {study.name} has no such row; there are {', '.join(study.runs)}")
     kept = [row for row in study.runs if not options.only or row in options.only]
-    kept += [teacher for row in [*kept] if (teacher := study.runs[row].teacher) is not None and teacher not in kept]
+    for row in kept:  # grows: a teacher may have one, too
+        if (teacher := study.runs[row].teacher) is not None and teacher not in kept:
+            kept.append(teacher)
     runs = {row: spec for row, spec in study.runs.items() if row in kept}
     if options.seeds:
         runs = {row: spec.model_copy(update={"seeds": options.seeds}) for row, spec in runs.items()}
@@ -186,10 +190,10 @@ def _times(
     if timing is None or not any(timed_artifacts(run) for run in runs.values()):
         return None
     known = results.times(times_key([*runs.values()], timing))
-    if known is not None or not options.train:
-        return known
     folders = {key: options.artifacts / run.run for key, run in runs.items()}
     gone = [str(folders[run.key]) for run in runs.values() if not _graphs_are_in(folders[run.key], run)]
+    if not options.train or (known is not None and (gone or taken_as_here(known))):
+        return known
     if gone:
         progress.message(f"times are not measured: {', '.join(gone)} lacks graphs, and all are measured in turns")
         return None
@@ -231,7 +235,7 @@ def _table(
         only=options.only,
         seeds=options.seeds,
         finding=finding_of(study, made),
-        notes=(*study.notes, *([mixed] if (mixed := mixed_times([*runs.values()])) else [])),
+        notes=(*study.notes, *filter(None, (mixed_times([*runs.values()]), mixed_formats([*runs.values()])))),
     )
 
 

@@ -17,7 +17,7 @@ from edgeformer.formats.report import Row
 from edgeformer.formats.study import Timing
 from edgeformer.formats.study_result import StudyRun, StudyTimes, TimedArtifact
 from edgeformer.formats.workspace import BUNDLE_FOLDER
-from edgeformer.machine.host import code_version, default_threads, describe_host, now
+from edgeformer.machine.host import code_version, cpu_name, default_threads, describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 
@@ -45,10 +45,23 @@ def timed_artifacts(run: StudyRun) -> list[str]:
 
 
 def times_key(runs: Sequence[StudyRun], timing: Timing) -> str:
-    """By which times are found again."""
-    entries = sorted((run.key, artifact) for run in runs for artifact in timed_artifacts(run))
+    """By which times are found again: those of the same graphs, of the same trainings."""
+    sizes = {(run.key, artifact.id): artifact.size_bytes for run in runs for artifact in run.artifacts}
+    entries = sorted(
+        (run.key, artifact, run.started, sizes[run.key, artifact]) for run in runs for artifact in timed_artifacts(run)
+    )
     text = json.dumps([entries, timing.batch, timing.seq, timing.rounds])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def taken_as_here(times: StudyTimes) -> bool:
+    """Whether times are of this processor, by as many threads and the same runtime."""
+    runtime = "onnxruntime"
+    return (
+        times.host.get("cpu") == cpu_name()
+        and times.threads == default_threads()
+        and times.versions.get(runtime) == library_versions().get(runtime)
+    )
 
 
 def measure_times(

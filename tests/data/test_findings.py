@@ -128,6 +128,15 @@ def test_labels_without_rows_are_told_for_every_set() -> None:
     ]
 
 
+def test_a_hold_out_that_cannot_be_unseen_is_told(tmp_path: Path) -> None:
+    """So few different texts that no group of them is a tenth: a plain tenth is held out."""
+    rows = [("yes please", "good"), ("no thanks", "bad")] * 60
+    made = config(tmp_path, rows).model_copy(update={"split": "glue-dev"})
+    made = made.model_copy(update={"parts": {"train": made.parts["train"], "validation": made.parts["train"]}})
+    (finding,) = [one for one in look(made) if one.kind == "seen texts"]
+    assert finding.rows == 12 and "12 rows of 12 stand in the training set, too" in finding.message
+
+
 @pytest.mark.parametrize(("rare", "expected"), [(10, True), (11, False)])
 def test_uneven_labels_have_their_baseline_beside_them(rare: int, expected: bool) -> None:
     counts = {"train": {"a": 100, "b": rare}, "test": {"a": 9, "b": 1}}

@@ -209,6 +209,32 @@ def test_local_parts_prefers_the_recipes_columns_and_keeps_its_choices(tmp_path)
     assert (part.text, part.label, part.skip_unlabelled) == ("opinion", "stars", True)
 
 
+@pytest.mark.parametrize(
+    ("files", "split", "parts"),
+    [
+        (("train",), "stratified", ["train"]),
+        (("train", "test"), "given", ["train", "test"]),
+        (("train", "dev", "test"), "given", ["train", "validation", "test"]),
+        (("train", "validation"), "glue-dev", ["train", "validation"]),
+    ],
+)
+def test_a_recipe_that_cuts_its_own_sets_is_tested_on_those_of_the_folder(tmp_path, files, split, parts):
+    for name in files:
+        write(tmp_path, f"{name}.csv", "text,label\nfine,1\n")
+    local, notes = local_parts(config("stratified", train=None), tmp_path)
+    assert (local.split, [*local.parts]) == (split, parts)
+    assert len(notes) == (split != "stratified") and all(split in note for note in notes)
+
+
+def test_files_that_a_protocol_does_not_read_are_named(tmp_path):
+    for name in ("train", "test"):
+        write(tmp_path, f"{name}.csv", "text,label\nfine,1\n")
+    local, notes = local_parts(config("random-split", train=None), tmp_path)
+    assert [*local.parts] == ["train"] and notes == [
+        "test.csv is left alone: split random-split of this recipe has no such part"
+    ]
+
+
 def test_local_parts_names_what_is_missing(tmp_path):
     write(tmp_path, "train.tsv", "label\tsentence\n1\tfine\n")
     with pytest.raises(DataError, match=r"no file for part 'validation'.*validation\.tsv.*dev\.tsv.*train\.tsv"):

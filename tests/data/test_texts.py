@@ -22,6 +22,12 @@ def test_a_name_goes_before_a_number():
     assert indices([1, "2", 5, "3"], labels=("1", "2", "3", "4", "5")) == [0, 1, 4, 2]
 
 
+def test_a_number_is_no_index_where_names_are_numbers():
+    """A "1" would be the first of them in one row, and a "0" as well in another."""
+    with pytest.raises(DataError, match=r"line 2: label '0' is not in the set; allowed: 1, 2, 3; change"):
+        indices([1, 0], labels=("1", "2", "3"))
+
+
 @pytest.mark.parametrize("value", [2, -1, "2", "Positive", " positive", "1.5", "٣", "9" * 5000])
 def test_a_label_outside_the_set_is_named_with_its_row(value):
     with pytest.raises(DataError) as caught:

@@ -40,6 +40,14 @@ def test_a_finding_says_what_the_rows_say() -> None:
     assert finding_of(told(""), []) == ""
 
 
+def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
+    rows = [
+        StudyRow(run=name, label=name, at="test", cells={"speedup": Cell(mean=mean, n=3, low=0.7, high=1.3)}, origin="")
+        for name, mean in (("wide", 1.0), ("small", 1.01))
+    ]
+    assert finding_of(told("{{ clear('wide', 'small', 'test', 'speedup') }}"), rows) == "False"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from edgeformer.backends import library_versions
 from edgeformer.families import load_recipe
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.progress import SILENT
-from edgeformer.formats.study import load_study
-from edgeformer.machine.host import cpu_name
+from edgeformer.formats.study import Timing, load_study
+from edgeformer.formats.study_result import StudyTimes
+from edgeformer.machine.host import cpu_name, default_threads
 from edgeformer.studies.jobs import Data, Job, alike, asked_together, decisive, jobs_of, recipe_sha256
 from edgeformer.studies.results import Results
 from edgeformer.studies.study import StudyOptions, plan_study, reader_of, run_study
+from edgeformer.studies.timing import taken_as_here, times_key
 from edgeformer.tasks import task_named
 from tests.studies.test_study_tables import SUMMARY, graph, made
 from tests.studies.tiny_study import TINY, run, study, write
@@ -139,6 +142,38 @@ def test_the_richer_results_of_a_run_are_taken(tmp_path: Path) -> None:
         write_json(tmp_path / folder / f"{job.key}.json", known)
     found = Results(tmp_path / "artifacts", (tmp_path / "one", tmp_path / "two")).of(job)
     assert found is not None and found.origin == "results in two"
+
+
+def test_fresh_takes_no_results_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeformer.studies.results.COMMITTED", tmp_path / "came-along")
+    path = write(tmp_path, study("rich", {"a": run("A")}))
+    (job,) = jobs(path, tmp_path / "artifacts")
+    write_json(tmp_path / "came-along" / f"{job.key}.json", made(job.key or ""))
+    for fresh, state in ((False, "done"), (True, "missing")):
+        plan = plan_study(path, StudyOptions(tmp_path / "artifacts", fresh=fresh))
+        assert [estimate.state for estimate in plan.estimates] == [state]
+
+
+def test_a_row_that_is_asked_for_brings_its_teacher_and_that_ones(tmp_path: Path) -> None:
+    taught = {name: {**run(name.title()), "teacher": teacher} for name, teacher in (("b", "c"), ("a", "b"))}
+    path = write(tmp_path, study("chain", {**taught, "c": run("C"), "d": run("D")}))
+    plan = plan_study(path, StudyOptions(tmp_path / "artifacts", only=("a",), train=False))
+    assert {job.row for job in plan.jobs} == {"a", "b", "c"}
+
+
+def test_times_are_of_the_same_graphs_of_the_same_trainings() -> None:
+    timing = Timing(against="a/fp32")
+    one = made("k", artifacts=(graph("fp32", size_bytes=1000),))
+    same, other = times_key([one], timing), one.model_copy(update={"artifacts": (graph("fp32", size_bytes=1001),)})
+    assert times_key([one.model_copy()], timing) == same != times_key([other], timing)
+    assert times_key([one.model_copy(update={"started": "later"})], timing) != same
+    facts: dict[str, Any] = {
+        "key": same, "batch": 1, "seq": 8, "threads": default_threads(), "entries": (), "host": {"cpu": cpu_name()},
+        "versions": library_versions(), "code_version": "0", "started": "now", "seconds": 1.0,
+    }  # fmt: skip
+    assert taken_as_here(StudyTimes(**facts))
+    for change in ({"host": {"cpu": "another"}}, {"threads": 99}, {"versions": {"onnxruntime": "0.1"}}):
+        assert not taken_as_here(StudyTimes(**{**facts, **change}))
 
 
 def test_what_data_is_is_written_by_no_plan_and_told_apart(tmp_path: Path) -> None:

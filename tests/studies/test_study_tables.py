@@ -21,7 +21,7 @@ from edgeformer.reporting.study_figures import draw_study
 from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page, study_terminal
 from edgeformer.studies.estimating import Estimator
 from edgeformer.studies.jobs import Data, Job, alike
-from edgeformer.studies.lines import Clock, label_lines, mixed_times
+from edgeformer.studies.lines import Clock, label_lines, mixed_formats, mixed_times
 from edgeformer.studies.needs import lacking
 from edgeformer.studies.results import Found
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
@@ -190,6 +190,8 @@ def test_times_of_two_processors_are_not_put_side_by_side() -> None:
     _, lines = table_of(spec, {"here": [scored("this")], "there": [scored("that")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [None, None] and lines[0].cells["loss"].mean == 1.0
     assert "this and that" in mixed_times([scored("this"), scored("that")])
+    fp32, bf16 = (made("k", precision=precision) for precision in ("fp32", "bf16"))
+    assert mixed_formats([fp32, fp32]) == "" and "Trained in fp32 and bf16" in mixed_formats([fp32, bf16])
     _, lines = table_of(spec, {"here": [scored("this")], "again": [scored("this")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [0.5, 0.5]
 

@@ -106,7 +106,7 @@ def _unread(recipe: Recipe) -> _Length:
 
 def _by_steps(recipe: Recipe, cache: Path, length: _Length, progress: Progress) -> PlannedTime:
     with bar(progress, "Timing some steps", None, ""):
-        found = timed(recipe, cache)
+        found = timed(recipe, cache, accelerator="cpu")  # which the host's profile is of
     low, high = (share * found.total_s for share in _TIMED)
     basis = f"{found.timed_steps} steps timed here; {recipe.training.epochs} epochs of {length.said}"
     return PlannedTime(

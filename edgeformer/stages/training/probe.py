@@ -1,6 +1,7 @@
 """How long a training will take: a few of its real steps, timed in a process of their own.
 
-``python -m edgeformer.stages.training.probe RECIPE CACHE`` prints one JSON object and leaves nothing behind.
+``python -m edgeformer.stages.training.probe RECIPE CACHE SECONDS auto|cpu`` prints one JSON object, and leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FORWARD_OF_A_STEP = 1 / 3
 """Of a step's products a third are the forward pass's; a teacher computes one more of them."""
 
 
-def probe(recipe: Recipe, cache: Path, seconds: float, began: float) -> TrainingTime:
+def probe(recipe: Recipe, cache: Path, seconds: float, began: float, *, cpu: bool = False) -> TrainingTime:
     """Train some steps of ``recipe``, drawn from all over an epoch, and score its smallest set.
 
     A step counts by the tokens of its batch, padding included: batches of similar length differ by as much.
@@ -40,6 +41,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, began: float) -> Training
         cache: where encoded data is kept between runs.
         seconds: stop after so long; eight steps are taken all the same.
         began: ``time.monotonic()`` when the process did.
+        cpu: whatever card there is.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used.
@@ -48,7 +50,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, began: float) -> Training
     recipe = family_of(recipe).network.pinned(without_teacher(recipe) if taught else recipe)
     # Compiling takes as long as all that is timed here, and is done once in a training.
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
-    processes = connect(recipe, "auto", sharded=False)
+    processes = connect(recipe, "cpu" if cpu else "auto", sharded=False)
     objective = Objective(recipe, cache, Place(processes.device.type, processes.precision), SILENT)
     epochs, plan = recipe.training.epochs, objective.steps(0)
     stepper = Stepper(objective, processes, len(plan) * epochs)
@@ -91,9 +93,9 @@ def _scoring(objective: Objective, epochs: int) -> float:
 def main() -> None:
     """Probe the recipe of the command line."""
     began = time.monotonic()
-    path, cache, seconds = sys.argv[1:4]
+    path, cache, seconds, accelerator = sys.argv[1:5]
     try:
-        found = probe(load_recipe(path), Path(cache), float(seconds), began)
+        found = probe(load_recipe(path), Path(cache), float(seconds), began, cpu=accelerator == "cpu")
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code)

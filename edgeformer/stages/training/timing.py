@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_text
@@ -38,11 +39,17 @@ class TrainingTime:
         return self.starting_s + self.training_s + self.scoring_s
 
 
-def timed(recipe: Recipe, cache: Path, environment: Mapping[str, str] = os.environ) -> TrainingTime:
+def timed(
+    recipe: Recipe,
+    cache: Path,
+    environment: Mapping[str, str] = os.environ,
+    accelerator: Literal["auto", "cpu"] = "auto",
+) -> TrainingTime:
     """Time some steps in a process of their own.
 
     Args:
         cache: where encoded data is kept between runs.
+        accelerator: as `train` takes it.
         environment: of that process.
 
     Raises:
@@ -54,7 +61,7 @@ def timed(recipe: Recipe, cache: Path, environment: Mapping[str, str] = os.envir
         path = Path(folder) / "recipe.yaml"
         write_text(path, recipe.to_yaml())
         ended = subprocess.run(
-            [*command, str(path), str(cache.absolute()), str(PROBE_S)],
+            [*command, str(path), str(cache.absolute()), str(PROBE_S), accelerator],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             env={"OMP_PROC_BIND": "true", **environment},
         )  # fmt: skip
