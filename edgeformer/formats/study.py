@@ -149,7 +149,8 @@ class Study(Frozen):
     finding: str = Field(
         "",
         description="what the figures say; a Jinja template: of(run, at, figure) is ours, said(…) the same "
-        "as the table shows it, clear(run, run, at, figure) whether two differ by more than two standard errors",
+        "as the table shows it, ranked(run, …, at, figure) several, best first, clear(run, run, at, figure) whether "
+        "two differ by more than two standard errors",
     )
 
     @model_validator(mode="after")

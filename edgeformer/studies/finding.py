@@ -45,6 +45,13 @@ class _Rows:
             return False
         return abs(one.mean - two.mean) > _BEYOND * sqrt(one.sd**2 / one.n + two.sd**2 / two.n)
 
+    def ranked(self, *asked: object) -> list[str]:
+        """Runs, then the line and the figure: the runs again, the best first, as their rows are labelled."""
+        *runs, at, figure = map(str, asked)
+        sign = -1 if measure(figure).higher_is_better else 1
+        best = sorted(runs, key=lambda run: sign * self.of(run, at, figure))
+        return [f"{self._rows[run, at].label} ({self.said(run, at, figure)})" for run in best]
+
     def _cell(self, run: str, at: object, figure: str) -> Cell:
         row = self._rows.get((run, str(at)))
         cell = row.cells.get(figure) if row is not None else None
@@ -53,8 +60,8 @@ class _Rows:
         return cell
 
 
-_ASKED = {"of": 1, "said": 1, "clear": 2}
-"""Questions, and how many runs each names before the line and the figure."""
+_ASKED = {"of": 1, "said": 1, "clear": 2, "ranked": None}
+"""Questions, and how many runs each names before the line and the figure; None: any number."""
 
 
 def check_finding(study: Study, place: object) -> None:
@@ -78,9 +85,10 @@ def check_finding(study: Study, place: object) -> None:
         if name not in _ASKED:
             raise RecipeError(f"{place}: finding: no function {name!r}; there are {', '.join(_ASKED)}")
         given = [node.value if isinstance(node, nodes.Const) else None for node in call.args]
-        if len(given) != _ASKED[name] + 2:
-            raise RecipeError(f"{place}: finding: {name} takes {_ASKED[name]} of the runs, the line and the figure")
-        for run in given[: _ASKED[name]]:
+        runs = _ASKED[name]
+        if len(given) != (len(given) if runs is None else runs + 2) or len(given) < 3:
+            raise RecipeError(f"{place}: finding: {name} takes {runs or 'some'} of the runs, the line and the figure")
+        for run in given[:-2]:
             if run is not None and run not in study.runs:
                 raise RecipeError(f"{place}: finding: no run {run!r}; there are {', '.join(study.runs)}")
         try:

@@ -38,6 +38,8 @@ def test_a_finding_says_what_the_rows_say() -> None:
     assert finding_of(found, [row("wide", 1.0, None, 1), small]).startswith("No difference")
     assert finding_of(found, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
     assert finding_of(told(""), []) == ""
+    ranked = told("{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}")
+    assert finding_of(ranked, [row("wide", 3.0, None), small]) == "small (2.0000 ± 0.1000), wide (3.0000)"
 
 
 def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
@@ -55,7 +57,7 @@ def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
         ("{{ of('wider', 'test', 'loss') }}", "no run 'wider'; there are wide, small"),
         ("{{ of('wide', 'test', 'los') }}", "no figure 'los'"),
         ("{{ clear('wide', 'test', 'loss') }}", "clear takes 2 of the runs"),
-        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear"),
+        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear, ranked"),
     ],
 )
 def test_a_finding_that_asks_for_what_there_is_not_is_refused_before_training(text: str, said: str) -> None:
