@@ -14,6 +14,8 @@ from edgeformer.formats.study_result import Cell, StudyRow, StudyTable
 from edgeformer.reporting.columns import DASH, Column, Columns
 
 _NO_CELL = Cell()
+_ASIDE = ("parameters", "megabytes", "rows", "minutes")
+"""Figures that a narrow terminal does without before any score."""
 
 
 def ours(row: StudyRow, name: str) -> str:
@@ -25,6 +27,12 @@ def ours(row: StudyRow, name: str) -> str:
     if cell.low is not None and cell.high is not None:
         return f"{text} ({cell.low:.{places}f}–{cell.high:.{places}f})"
     return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
+
+
+def _mean(row: StudyRow, name: str) -> str:
+    """Ours without its spread."""
+    mean = row.cells.get(name, _NO_CELL).mean
+    return DASH if mean is None else f"{mean:,.{measure(name).places}f}"
 
 
 def _published(row: StudyRow, name: str) -> str:
@@ -47,21 +55,27 @@ def _seeds(row: StudyRow) -> int:
 
 
 def study_columns(table: StudyTable) -> Columns[StudyRow]:
-    """Labels, then each figure: ours, and where anything was published also that and the difference."""
-    columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading="")]
+    """Labels, then each figure: ours, and where anything was published also that and the difference.
+
+    A narrow terminal does first without differences, then seeds and spreads, then what follows the first two figures.
+    """
+    columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading="", flows=True)]
     columns.append(Column("at", lambda row: row.at, heading=""))
+    scores = [name for name in table.columns if name not in _ASIDE]
     for name in table.columns:
-        heading = measure(name).heading
-        cell = partial(_of, name=name, what="mean")
-        columns.append(Column(name, cell, heading=heading, text=partial(ours, name=name), number=True))
+        heading, rest = measure(name).heading, 0 if name in scores[:2] else 3
+        cell, text, mean = partial(_of, name=name, what="mean"), partial(ours, name=name), partial(_mean, name=name)
+        columns.append(
+            Column(name, cell, heading=heading, text=text, number=True, narrow=mean, leaves=rest + (rest > 0))
+        )
         if any(row.cells.get(name, _NO_CELL).published is not None for row in table.rows):
             of_paper, change = partial(_of, name=name, what="published"), partial(_of, name=name, what="difference")
             columns.append(Column(f"{name}_published", of_paper, heading="paper",
-                                  text=partial(_published, name=name), number=True))  # fmt: skip
+                                  text=partial(_published, name=name), number=True, leaves=rest))  # fmt: skip
             columns.append(Column(f"{name}_difference", change, heading="Δ",
-                                  text=partial(_difference, name=name), number=True))  # fmt: skip
+                                  text=partial(_difference, name=name), number=True, leaves=1))  # fmt: skip
     if any(row.keys for row in table.rows):  # where nothing was trained there are none
-        columns.append(Column("seeds", _seeds, number=True))
+        columns.append(Column("seeds", _seeds, number=True, leaves=2))
     return Columns(columns)
 
 
