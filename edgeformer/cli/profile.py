@@ -142,7 +142,7 @@ def command(
 
     --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
     fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
-    where the machine is too noisy to say.
+    where that cannot be decided: the machine is too noisy, or can run neither.
 
     --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
     for download. RUN is not needed; where it is given, the report must be of its files.
