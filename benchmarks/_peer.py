@@ -82,7 +82,7 @@ def sentence_transformers(model: Path, threads: int, backend: str) -> Prepare:
 
     torch.set_num_threads(threads)
     own: dict[str, Any] = {} if backend == "openvino" else {"session_options": ort_options(threads)}
-    own |= {"ov_config": {"INFERENCE_NUM_THREADS": str(threads)}} if backend == "openvino" else {}
+    own |= {"ov_config": openvino_config(threads)} if backend == "openvino" else {}
     network = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=own)
 
     def prepare(batch: int, seq: int) -> Call:
@@ -95,6 +95,11 @@ def sentence_transformers(model: Path, threads: int, backend: str) -> Prepare:
         return call
 
     return prepare
+
+
+def openvino_config(threads: int) -> dict[str, str]:
+    """FP32 with so many threads: left to itself OpenVINO computes in bfloat16 wherever it can."""
+    return {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": "f32"}
 
 
 def ort_options(threads: int) -> Any:
@@ -126,8 +131,7 @@ def optimum_openvino(model: Path, threads: int) -> Prepare:
     """Optimum Intel's export in OpenVINO, FP32."""
     from optimum.intel import OVModelForFeatureExtraction
 
-    config = {"INFERENCE_NUM_THREADS": str(threads), "INFERENCE_PRECISION_HINT": "f32"}
-    network = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=config)
+    network = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=openvino_config(threads))
     return lambda batch, seq: (lambda fed: lambda: network(**fed))(torch_inputs(batch, seq))
 
 

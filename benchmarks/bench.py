@@ -4,7 +4,8 @@ The models are made first: the light recurrent encoder and the baseline, trained
 trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
 cannot run here is skipped, and the reason is told and kept; what there is no time for, too. A script that fails leaves
 the others alone. Each writes its JSON below --out, and session.json says of every one whether it ran, how long it took,
-or why not. `make results` shows what is in benchmarks/results/bench.
+or why not. `make results` shows what that session in benchmarks/results/bench says was done. --only adds to the session
+that is there, if that was of the same machine and versions, and begins another one if not.
 
 Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--model DIR] [--crt RUN]… [--peers-python FILE]
                                   [--only NAME,…] [--minutes 30]
@@ -176,10 +177,29 @@ def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
         command = command_of(case, models, out)
     except LookupError as error:
         return {"status": "skipped", "reason": str(error)}
+    out.unlink(missing_ok=True)  # a script that fails leaves none of an earlier session
     made, began = began, time.monotonic()
     failed = finished(command, models.deadline)
     found: dict[str, Any] = {"status": "done" if failed is None else "failed", "seconds": time.monotonic() - began}
-    return {**found, "preparing_s": began - made, **({"reason": failed} if failed is not None else {})}
+    found |= {"preparing_s": began - made, "measured": now(), "code_version": code_version()}
+    return {**found, **({"reason": failed} if failed is not None else {})}
+
+
+def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The cases of the session that lies in a folder; none where it was another one's, which is said.
+
+    Args:
+        folder: of the results.
+        told: the session that begins, whose machine and versions must be those of the one before.
+    """
+    try:
+        before = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    other = [name for name in ("host", "threads", "versions") if before[name] != told[name]]
+    if other:
+        print(f"a new session begins: {' and '.join(other)} are not those of the one in {folder}", flush=True)
+    return {} if other else dict(before["cases"])
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -201,6 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
     told: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "measured": now()}
     told |= {"code_version": code_version(), "versions": library_versions(), "minutes": asked.minutes, "cases": {}}
     asked.out.mkdir(parents=True, exist_ok=True)
+    told["cases"] |= cases_before(asked.out, told) if asked.only else {}
     with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as folder:
         deadline = time.monotonic() + 60 * asked.minutes
         models = Models({name: paths for name, paths in given.items() if paths}, Path(folder), deadline)
@@ -210,7 +231,7 @@ def main(words: Sequence[str] | None = None) -> int:
             found = told["cases"][case.name] = run(case, models, asked.out)
             print(f"{case.name:22} {found['status']:8} {found.get('reason', '')}", flush=True)
             (asked.out / SESSION).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return int(any(found["status"] == "failed" for found in told["cases"].values()))
+    return int(any(told["cases"].get(name, {}).get("status") == "failed" for name in names))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """How far is each runtime from what the processor could do at best? The floor and the runtimes take turns in one run.
 
 The floor of a call is the larger of two times: its matrix products at the rate of one large product in the same
-precision, and its weights read once from memory (a quarter of FP32's bytes in INT8, half in bfloat16). Both rates are
-measured in every round, because processors change their speed within minutes; of each round the ratio is taken.
+precision, and its weights read once from memory (a quarter of FP32's bytes in INT8, half in bfloat16), also where loops
+use them again. Both rates are measured in every round, because processors change their speed within minutes; of each
+round the ratio is taken.
 
 Usage:
     python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 20] [--threads N] [--json FILE]
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +37,9 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.report import Work
 from edgeformer.machine.host import cpu_name, default_threads
 from edgeformer.stages.profiling.estimating.listing import ListSpec, run_listing
-from edgeformer.stages.profiling.estimating.work import count_nodes, total
+from edgeformer.stages.profiling.estimating.work import count_nodes, stored_weight_bytes, total
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item
 
 _ROWS, _WIDTH = 2048, 1024
@@ -52,6 +52,13 @@ _BARS = {
     ("int8", "16x128"): 2.2,
 }  # fmt: skip
 """What is wanted of the best runtime, as a multiple of the floor."""
+
+
+class Needed(NamedTuple):
+    """What one call cannot do without: operations of its products, and bytes of their weights, each of these once."""
+
+    operations: float
+    weight_bytes: float
 
 
 def seconds_of(call: Callable[[], object], calls: int = 3) -> float:
@@ -126,17 +133,20 @@ class Machine:
         return found
 
 
-def work_of(bundle: Bundle, shape: tuple[int, int]) -> Work:
-    """What one call of the FP32 graph computes and reads. Raises EdgeformerError where it does not run."""
+def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
+    """What one call of the FP32 graph needs. Raises EdgeformerError where it does not run."""
     checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
     item: Item = ("steady", *shape)
     listing = run_listing(ListSpec(checked=checked, items=(item,), threads=1))
     if item not in listing.items:
         raise EdgeformerError(f"{bundle.name} at {shape}: {listing.refused[item]}")
-    return total([work for work in count_nodes(listing.items[item].nodes) if work.is_product])
+    nodes = listing.items[item].nodes
+    works = count_nodes(nodes)
+    products = total([work for work in works if work.is_product])
+    return Needed(products.operations, stored_weight_bytes(nodes, works, checked.artifact))
 
 
-def floor_s(work: Work, rates: Mapping[str, float], precision: str) -> float:
+def floor_s(work: Needed, rates: Mapping[str, float], precision: str) -> float:
     """The least time of a call."""
     read = work.weight_bytes * _BYTES[precision] / _BYTES["fp32"]
     return max(work.operations / rates[precision], read / rates["bandwidth"])
@@ -148,7 +158,7 @@ def precision_of(way: str) -> str:
 
 
 def rounds_of(
-    sessions: Mapping[str, Session], call: Mapping[str, Any], work: Work, machine: Machine, rounds: int
+    sessions: Mapping[str, Session], call: Mapping[str, Any], work: Needed, machine: Machine, rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Of every way and round: milliseconds, and their ratio to the floor of the same round."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
@@ -191,7 +201,7 @@ def measured(bundle: Bundle, shapes: list[str], machine: Machine, rounds: int, t
         sessions = dict(opened(bundle, threads, stack))
         for shape in shapes:
             batch, seq = map(int, shape.split("x"))
-            work = work_of(bundle, (batch, seq))
+            work = needed_by(bundle, (batch, seq))
             found = rounds_of(sessions, checked.calls((batch, seq), 1)[0], work, machine, rounds)
             rows = rows_of(found)
             told[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}

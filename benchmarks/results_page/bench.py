@@ -12,15 +12,18 @@ from benchmarks.results_page.tables import markdown, spread
 
 
 def bench(folder: Path = RESULTS) -> str:
-    """A part per script, in the order of ``make bench``; empty where nothing was measured."""
+    """A part per script that the session says was done, in the order of ``make bench``; empty where nothing was."""
     session = folder / SESSION
     if not session.is_file():
         return ""
     told = json.loads(session.read_text(encoding="utf-8"))
-    parts = [f"{told['host']}, {told['threads']} threads, {told['measured'][:10]}. Ratios are of medians, in turns."]
+    done = {name: case for name, case in told["cases"].items() if case["status"] == "done"}
+    days = sorted({case.get("measured", told["measured"])[:10] for case in done.values()} or {told["measured"][:10]})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    parts = [f"{told['host']}, {told['threads']} threads, {when}. Ratios are of medians, in turns."]
     for name, made in _PARTS.items():
         path = folder / f"{name}.json"
-        if path.is_file():
+        if name in done and path.is_file():
             parts.append(made(json.loads(path.read_text(encoding="utf-8"))))
     skipped = {name: case for name, case in told["cases"].items() if case["status"] != "done"}
     parts += [f"`{name}` did not run: {case['reason']}." for name, case in skipped.items()]

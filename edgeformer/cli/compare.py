@@ -28,6 +28,9 @@ def command(
 ) -> None:
     """Put runs side by side: parameters, scores, sizes and the latency of their reports.
 
+    Times are those of one host: that of a run's newest report. Those of another provider than the usual one have its
+    name, and the threads where they are not the same in all runs.
+
     Two reports are compared row by row, with ratios; a difference that is smaller than the noise is marked as such.
 
     Examples:
@@ -39,14 +42,14 @@ def command(
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.cli.console import say
-    from edgeformer.reporting.compare import format_comparison, run_record, score_note
+    from edgeformer.reporting.compare import format_comparison, run_records, score_note
     from edgeformer.reporting.compare_reports import compare_reports, format_pairs
     from edgeformer.run import locate
 
     reports = _reports(runs, device, artifacts)
     if reports is None:
         locations = [locate(run, artifacts) for run in runs]
-        rows, note = [run_record(location) for location in locations], score_note(locations)
+        rows, note = run_records(locations), score_note(locations)
         if as_json or style == "json":
             print_json({"runs": rows, "note": note})
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,7 +85,8 @@ def run_gate(
         where: the folder of runs; and whether to print one JSON document.
 
     Raises:
-        typer.Exit: 3, something is worse than allowed; 4, the machine was too noisy to say.
+        InputError: what CI reads cannot be written there.
+        typer.Exit: 3, something is worse than allowed; 4, not everything could be decided.
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.gate import append_summary, print_gate, write_junit
@@ -93,19 +95,33 @@ def run_gate(
 
     assert gating.against is not None
     artifacts, as_json = where
+    _require_writable("--junit", gating.junit)
+    _require_writable("--summary", gating.summary)
     path = Path(gating.against)
     baseline = named_baseline(path) if path.suffix == ".json" else locate(gating.against, artifacts).open_bundle()
     gate = gate_bundles(location, baseline, profile, (options, gating.options()), show_progress())
-    if gating.junit is not None:
-        write_junit(gate, gating.junit)
-    if gating.summary is not None:
-        append_summary(gate, gating.summary)
     if as_json:
         print_json(gate)
     else:
         print_gate(gate, stdout())
+    if gating.junit is not None:
+        write_junit(gate, gating.junit)
+    if gating.summary is not None:
+        append_summary(gate, gating.summary)
     if gate.exit_code:
         raise typer.Exit(gate.exit_code)
+
+
+def _require_writable(option: str, path: Path | None) -> None:
+    """Raises InputError for a file that cannot be written: asked before minutes of measuring."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; name a file in it")
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    there = path if path.exists() else folder
+    if not folder.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"{option} {path}: {there} cannot be written; name another file, or allow it")
 
 
 def _share(text: str, name: str) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 from edgeformer.cli import gate
 from edgeformer.cli.limits import limit_flags, limits_asked
-from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Runtime, Shapes, integers, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,14 @@ def command(
         ),
     ] = None,
     artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
-    runtime: Runtime = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16. "
+            "Default: onnxruntime; of --search all.",
+        ),
+    ] = None,
     max_latency: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +149,7 @@ def command(
 
     --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
     fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
-    where the machine is too noisy to say.
+    where that cannot be decided: the machine is too noisy, or can run neither.
 
     --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
     for download. RUN is not needed; where it is given, the report must be of its files.
@@ -170,18 +177,19 @@ def command(
     from edgeformer.stages.profiling.profile import ProfileOptions
 
     limits = limits_asked(max_latency, max_vram, max_size, max_energy)
+    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
+    bounds |= {"similarity": min_similarity, "cosine": min_cosine}
     shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
     gating = gate.Gating(against, shares, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
-        measuring |= {"against": against}
+        measuring |= {"against": against, "allow-leak": allow_leak}
+        measuring |= {flag.lstrip("-"): value is not None for flag, value in _searching(bounds, minimize).items()}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, {**measuring, "runtime": runtime}, as_json)
     location = _locate(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
-    bounds |= {"similarity": min_similarity, "cosine": min_cosine}
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if calibrate or validate:
@@ -247,16 +255,21 @@ def _locate(
     return locate(run, artifacts)
 
 
+def _searching(bounds: dict[str, float | None], minimize: Minimize | None) -> dict[str, object]:
+    """The flags that say what to search for, and their values as given; ``bounds``: metric → as given."""
+    from edgeformer.tasks import all_tasks
+
+    return {**{task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}, "--minimize": minimize}
+
+
 def _search(
     wanted: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
     """What to search for, checked against the bundle before minutes of measuring. ``bounds``: metric → as given."""
     from edgeformer.stages.profiling.choosing import SearchOptions, check_options
-    from edgeformer.tasks import all_tasks
 
     if not wanted:
-        flags = {task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}
-        if given := [flag for flag, value in {**flags, "--minimize": minimize}.items() if value is not None]:
+        if given := [flag for flag, value in _searching(bounds, minimize).items() if value is not None]:
             raise InputError(f"{given[0]}: says what to search for; add --search")
         return None
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")

@@ -1,8 +1,8 @@
 """DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.data_config import Name
@@ -131,15 +131,6 @@ class EstimateError(Frozen):
     created: str
 
 
-class ThreadFit(Frozen):
-    """What was fitted with another number of threads than a calibration is for; fields as there."""
-
-    threads: Count
-    efficiencies: dict[str, dict[OperatorClass, Efficiency]]
-    operators: dict[str, dict[str, Efficiency]] = Field({})
-    call_overhead_us: dict[str, NotNegative] = Field({})
-
-
 class Calibration(Frozen):
     """Efficiencies fitted on this host per precision, what they were fitted on, and the error on other cases."""
 
@@ -157,10 +148,15 @@ class Calibration(Frozen):
     call_overhead_us: dict[str, NotNegative] = Field(
         {}, description="precision → microseconds per call, whatever its shape"
     )
-    one_thread: ThreadFit | None = Field(None, description="with one thread; None: that is all there is, or not timed")
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
     error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_earlier_versions_wrote(cls, value: Any) -> Any:
+        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it."""
+        return {key: value[key] for key in value if key != "one_thread"} if isinstance(value, dict) else value
 
 
 class DeviceProfile(Frozen):

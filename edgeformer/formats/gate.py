@@ -11,8 +11,8 @@ from edgeformer.formats.base import Frozen
 GateStatus = Literal["pass", "fail", "undecided", "unknown"]
 
 UNDECIDED = 4
-"""Exit code of a gate that could not decide. Not 0: a slower bundle must not pass because the machine was noisy. Not 3:
-nobody's change is at fault, and measuring again may help. A workflow can tell the three apart."""
+"""Exit code of a gate that could not decide. Not 0: a slower bundle must not pass because the machine was noisy, or
+cannot run it. Not 3: nobody's change is at fault, and measuring again may help. A workflow can tell the three apart."""
 
 
 class GateCheck(Frozen):
@@ -21,8 +21,8 @@ class GateCheck(Frozen):
     name: Literal["latency", "memory", "size", "score", "drift", "presence"]
     artifact: str
     status: GateStatus = Field(
-        description="undecided: the machine is too noisy to say; unknown: there is nothing to compare, which fails "
-        "nothing"
+        description="undecided: the machine is too noisy to say, or can run neither of what was to be timed; unknown: "
+        "there is nothing to compare, which fails nothing"
     )
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None

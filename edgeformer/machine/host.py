@@ -168,16 +168,19 @@ class RaplDomain:
 
 
 def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
-    """Package energy counters that this process may read, and why there are none."""
-    packages = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
+    """Package energy counters that this process may read, and why there are none.
+
+    Beside the packages, client processors have a zone ``psys``: the whole platform, with the packages in it.
+    """
+    zones = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
+    packages = {folder: name for folder in zones if (name := _texts(folder / "name").strip()).startswith("package")}
     if not packages:
         return [], "this system has no RAPL energy counters (Linux on Intel or AMD, not in most virtual machines)"
     domains: list[RaplDomain] = []
-    for folder in packages:
+    for folder, name in packages.items():
         file = folder / "energy_uj"
         try:
-            range_uj = int((folder / "max_energy_range_uj").read_text(encoding="ascii"))
-            domain = RaplDomain((folder / "name").read_text(encoding="ascii").strip(), file, range_uj)
+            domain = RaplDomain(name, file, int((folder / "max_energy_range_uj").read_text(encoding="ascii")))
             domain.read_uj()
         except PermissionError:
             return [], f"{file} may be read by root only; allow it with: sudo chmod a+r {file}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from edgeformer.backends import default_provider, provider_of
 from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.report import Report
+from edgeformer.formats.report import Report, Row
 from edgeformer.formats.workspace import read_manifest
 from edgeformer.reporting.columns import DASH, Column, Columns
 from edgeformer.run import Location, read_run
@@ -20,8 +22,24 @@ _IN_F1 = ("precision", "recall")
 """F1 says both, in one line."""
 
 
-def run_record(location: Location) -> Record:
-    """A run's figures; one that it does not have is None. Sizes in bytes, times in ms on their host."""
+def run_records(locations: Sequence[Location]) -> list[Record]:
+    """Figures of runs; one that a run does not have is None. Sizes in bytes, times in ms on their host.
+
+    A time's name has the provider where that is not the usual one, and the threads where the runs' times are of several
+    numbers of them: what has one name was measured in one way.
+
+    Args:
+        locations: of the runs, or of bundles without their run.
+    """
+    timed = [_timed(location) for location in locations]
+    counts = {row.threads for one in timed for row in one.rows if row.threads is not None}
+    return [
+        _told(location) | one.record(threads=len(counts) > 1) for location, one in zip(locations, timed, strict=True)
+    ]
+
+
+def _told(location: Location) -> Record:
+    """What the manifests of a run and its bundle say."""
     record: Record = {"run": location.name}
     if location.run is not None:
         manifest = read_run(location.run)
@@ -32,7 +50,7 @@ def run_record(location: Location) -> Record:
         bundle = location.open_bundle().manifest
         record.setdefault("parameters", bundle.parameters)
         record |= {f"{a.id}_bytes": a.size_bytes for a in bundle.artifacts}
-    return record | _latencies(location)
+    return record
 
 
 def _scores(manifest: RunManifest) -> Record:
@@ -85,34 +103,72 @@ def _measured(manifest: RunManifest) -> _Measured:
     return _Measured(manifest.task, ", ".join(labels), f"{test}, {rows:,} rows, sha256 {of}")
 
 
-def _latencies(location: Location) -> Record:
-    found: Record = {}
-    exported = location.open_bundle().manifest.created if location.bundle is not None else ""
-    # The newest report wins where several hold the same row; all were measured on a host, never estimated.
+@dataclass(frozen=True)
+class _Timed:
+    """What the reports of a run measured on one host.
+
+    Attributes:
+        host: that of the newest report.
+        rows: the newest ones last, which win where several are of the same; measured, never estimated.
+        usual: artifact → the provider that need not be named; another one is ONNX Runtime's of processors.
+        left_out: reports of other hosts, in words.
+    """
+
+    host: Mapping[str, Any]
+    rows: Sequence[Row]
+    usual: Mapping[str, str]
+    left_out: Sequence[str]
+
+    def record(self, threads: bool) -> Record:
+        """The figures; ``threads``: name their number in each."""
+        found: Record = {"measured_on": self.host.get("cpu")} if self.host else {}
+        if self.left_out:
+            found["reports_left_out"] = "; ".join(self.left_out)
+        for row in self.rows:
+            usual = row.provider == (self.usual.get(row.artifact) or default_provider("cpu"))
+            parts = [row.artifact, "decode" if row.phase == "decode" else "", f"{row.batch}x{row.seq}"]
+            parts += ["" if usual else row.provider]
+            parts += [f"{row.threads}threads" if threads and row.threads is not None else ""]
+            parts += ["" if row.latency_ms.stable else "unstable"]
+            found["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
+        return found
+
+
+def _timed(location: Location) -> _Timed:
+    manifest = location.open_bundle().manifest if location.bundle is not None else None
+    reports: list[tuple[str, Report]] = []
     # Not those with a dot in front, which a killed process left unfinished.
-    for path in sorted(location.reports.glob("[!.]*.json"), key=lambda p: p.stat().st_mtime):
+    for path in sorted(location.reports.glob("[!.]*.json")):
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
             continue
-        if report.created < exported:
-            continue  # of an earlier bundle
-        found["measured_on"] = report.host.get("cpu")
-        sweep = len({row.threads for row in report.rows if row.threads is not None}) > 1
-        for row in report.rows:
-            if row.where == "host" and row.phase != "cold" and row.latency_ms.status == "measured":
-                unstable = "" if row.latency_ms.stable else "_unstable"
-                decode = "_decode" if row.phase == "decode" else ""
-                threads = f"_{row.threads}threads" if sweep and row.threads is not None else ""
-                found[f"{row.artifact}{decode}_{row.batch}x{row.seq}{threads}{unstable}_p50_ms"] = row.latency_ms.p50
-    return found
+        if manifest is None or report.created >= manifest.created:  # else of an earlier bundle
+            reports.append((path.name, report))
+    reports.sort(key=lambda named: named[1].created)
+    host = reports[-1][1].host if reports else {}
+    there = [report for _, report in reports if _machine(report.host) == _machine(host)]
+    rows = [row for report in there for row in report.rows if row.where == "host" and row.phase != "cold"]
+    return _Timed(
+        host=host,
+        rows=[row for row in rows if row.latency_ms.status == "measured"],
+        usual={one.id: provider_of(one, kind="cpu") for one in manifest.artifacts} if manifest is not None else {},
+        left_out=[
+            f"{name}, of {_machine(report.host)}" for name, report in reports if _machine(report.host) != _machine(host)
+        ],
+    )
+
+
+def _machine(host: Mapping[str, Any]) -> str:
+    """A host in words, by which two reports' are told apart."""
+    return f"{host.get('cpu')} with {host.get('cores')} cores ({host.get('system')})"
 
 
 def format_comparison(rows: Sequence[Record], style: Style) -> str:
     """Figures down, runs across; CSV keeps one run per line for spreadsheets.
 
     Args:
-        rows: of :func:`run_record`.
+        rows: of :func:`run_records`.
         style: how the table is written.
     """
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))

@@ -21,7 +21,7 @@ _MEANINGS = {
     "pass": "Nothing is worse than it may be.",
     "fail": "Something is worse than it may be.",
     "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: measure again on "
-    "a quieter machine, or allow more.",
+    "a quieter machine, or on one that can run it, or allow more.",
 }
 
 

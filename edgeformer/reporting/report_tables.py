@@ -34,6 +34,7 @@ from edgeformer.reporting.words import (
     shape_heading,
     shape_words,
     state_words,
+    thread_words,
     value_range,
     value_words,
 )
@@ -93,13 +94,17 @@ def measurements(report: Report) -> Columns[Row]:
 
 
 def _first_calls(report: Report) -> dict[int, float]:
-    """Identity of the first steady row of an artifact → milliseconds of its first call in a fresh process."""
+    """Identity of a process's first steady row → milliseconds of its first call."""
+
+    def process(row: Row) -> tuple[str, str, int | None]:
+        return row.artifact, row.provider, row.threads
+
     here = [row for row in report.rows if row.where == "host"]
-    cold = {(row.artifact, row.threads): row.latency_ms.p50 for row in here if row.phase == "cold"}
+    cold = {process(row): row.latency_ms.p50 for row in here if row.phase == "cold"}
     found: dict[int, float] = {}
     for row in here:
         if row.phase != "cold":
-            first = cold.pop((row.artifact, row.threads), None)
+            first = cold.pop(process(row), None)
             if first is not None:
                 found[id(row)] = first
     return found
@@ -266,7 +271,9 @@ def _print_rows(report: Report, console: Console) -> None:
     console.print(columns.pick("artifact", "size", *several, "shape", *figures).terminal(title, here))
     guessed = [row for row in report.rows if row.where == "device" and row.latency_ms.status == "estimated"]
     if guessed:
-        title = f"NOT MEASURED: estimated for {report.device_title}"
+        known = sorted({row.threads for row in guessed if row.threads is not None})
+        counts = ", ".join(map(thread_words, known))
+        title = f"NOT MEASURED: estimated for {report.device_title}" + (f", with {counts}" if counts else "")
         shown = columns.pick("artifact", "shape", "p50", "memory_peak")
         console.print(shown.terminal(title, guessed, Text(estimate_words(report) or "")))
 

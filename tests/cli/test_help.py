@@ -53,3 +53,13 @@ def test_package_itself_loads_nothing() -> None:
 def test_what_an_edge_device_uses_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'onnx', 'datasets') if m in sys.modules])"
     assert run_python(code).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("profile", "Default: onnxruntime; of --search all."), ("exits", "Default: what profile --search found faster")],
+)
+def test_a_runtime_that_is_not_named_is_what_the_help_says(command: str, default: str) -> None:
+    code = f"import sys; sys.argv = ['edgeformer', '{command}', '--help']; from edgeformer.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert default in " ".join(done.stdout.replace("│", " ").split())

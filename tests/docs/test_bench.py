@@ -41,11 +41,13 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     assert found == {"status": "skipped", "reason": "needs no_such_package, which is not installed"}
 
 
-def test_a_script_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(tmp_path: Path) -> None:
+    (tmp_path / "plan_time.json").write_text("{}", encoding="utf-8")
     found = run(Case("plan_time", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
     assert found["status"] == "failed"
     assert found["reason"]
     assert found["seconds"] > 0
+    assert not (tmp_path / "plan_time.json").exists()
 
 
 def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +76,8 @@ def test_every_seed_of_a_run_is_handed_on(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
     assert bench(tmp_path) == ""
-    cases = {"waiting": {"status": "done"}, "peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
+    cases = {"waiting": {"status": "done"}, "floors": {"status": "done", "measured": "2026-11-25T00:00:00"}}
+    cases |= {"peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
     session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases}
     (tmp_path / "session.json").write_text(json.dumps(session), encoding="utf-8")
     row = {"median": 0.21, "least": 0.2, "most": 0.25, "bar": 0.3}
@@ -82,8 +85,28 @@ def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
     way = {"way": "onnxruntime fp32", "floors": 1.38, "bar": 1.4}
     floors = {"bundles": {"light": {"16x128": {"best": {"fp32": way}}}}}
     (tmp_path / "floors.json").write_text(json.dumps(floors), encoding="utf-8")
+    (tmp_path / "peers.json").write_text("{", encoding="utf-8")  # of an earlier session
     page = bench(tmp_path)
+    assert page.startswith("A CPU, 2 threads, 2026-11-23 to 2026-11-25.")
     assert "0.21 (0.20–0.25)" in page
     assert "| light" in page
     assert "1.38" in page
     assert "`peers` did not run: needs MiniLM's folder." in page
+
+
+def test_only_adds_to_a_session_of_the_same_machine_and_versions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def again(*names: str, **changes: object) -> dict[str, dict[str, object]]:
+        path = tmp_path / "session.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+        main(["--only", ",".join(names), "--out", str(tmp_path)])
+        return told(tmp_path)
+
+    assert main(["--only", "peers", "--out", str(tmp_path)]) == 0
+    done = {"peers": {"status": "done", "seconds": 9.0}}
+    assert again("loop_int8", cases=done) == {**done, "loop_int8": told(tmp_path)["loop_int8"]}
+    assert "a new session" not in capsys.readouterr().out
+    assert again("loop_int8", cases=done, versions={"onnxruntime": "0.1"}).keys() == {"loop_int8"}
+    assert f"a new session begins: versions are not those of the one in {tmp_path}" in capsys.readouterr().out
+    assert again("loop_int8", cases=done, host="Another CPU").keys() == {"loop_int8"}

@@ -30,12 +30,13 @@ def of_proc(file: str, key: str) -> int:
     raise AssertionError(f"{file} has no {key}")
 
 
-def package(root: Path, number: int, energy_uj: int, *, part: str = "", range_uj: int = 262_143_328_850) -> Path:
+def package(root: Path, number: int, energy_uj: int, *, part: str = "", name: str | None = None) -> Path:
     """A RAPL zone as Documentation/power/powercap describes it: energy_uj counts microjoules and wraps round."""
     folder = root / f"intel-rapl:{number}{part}"
     folder.mkdir(parents=True)
-    (folder / "name").write_text(f"package-{number}\n" if not part else "core\n", encoding="ascii")
-    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n", encoding="ascii")
+    name = name or (f"package-{number}" if not part else "core")
+    (folder / "name").write_text(f"{name}\n", encoding="ascii")
+    (folder / "max_energy_range_uj").write_text("262143328850\n", encoding="ascii")
     (folder / "energy_uj").write_text(f"{energy_uj}\n", encoding="ascii")
     return folder / "energy_uj"
 
@@ -45,14 +46,22 @@ def test_rapl_counts_microjoules_of_all_packages_and_no_part_of_one_twice(
 ) -> None:
     first, second = package(tmp_path, 0, 1_000_000), package(tmp_path, 1, 262_143_000_000)
     part = package(tmp_path, 0, 5, part=":0")
+    platform = package(tmp_path, 2, 9_000_000, name="psys")  # the whole laptop: the packages, and the rest
     monkeypatch.setattr(energy, "rapl_domains", partial(rapl_domains, tmp_path))
     counter = energy_counter("CPUExecutionProvider", None)
-    assert isinstance(counter, EnergyCounter) and "package-0, package-1" in counter.name
+    assert isinstance(counter, EnergyCounter) and "(package-0, package-1: " in counter.name
     before = counter.read()
     first.write_text("8000000\n", encoding="ascii")  # 7 J more
     second.write_text("671150\n", encoding="ascii")  # wrapped: 328,850 up to the end, 671,150 behind it: 1 J more
     part.write_text("999999999\n", encoding="ascii")
+    platform.write_text("29000000\n", encoding="ascii")
     assert counter.used_mj(before, counter.read()) == pytest.approx(8000.0)
+
+
+def test_a_platform_alone_is_no_processor(tmp_path: Path) -> None:
+    package(tmp_path, 1, 9_000_000, name="psys")
+    domains, reason = rapl_domains(tmp_path)
+    assert domains == [] and reason is not None and "has no RAPL energy counters" in reason
 
 
 @linux

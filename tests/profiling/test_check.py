@@ -248,3 +248,12 @@ def test_a_card_is_checked_where_it_is_and_by_what_computes_on_it(
     with pytest.raises(InputError, match="--validate: no such card; estimates for a card are checked on that card"):
         improve(bundle, card, options, tmp_path)
     assert machine.specs == [] and not [*tmp_path.iterdir()]
+
+
+def test_another_machines_calibration_is_not_checked_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, theirs = Machine(monkeypatch), device(match="Another 9000")
+    assert theirs.calibration is not None
+    calibration = theirs.calibration.model_copy(update={"processor": "Another 9000 with 8 cores"})
+    with pytest.raises(InputError, match="not Another 9000; estimates for a device are checked on the device itself"):
+        check_estimates([bundle], theirs.model_copy(update={"calibration": calibration}), [(1, 8)])
+    assert host.specs == []

@@ -178,7 +178,9 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
     assert json.loads(failed)["verdict"]["status"] == "fail"
     assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
-    for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1")):
+    searching = [(f"--{name}", "0") for name in ("min-accuracy", "max-perplexity", "min-similarity", "min-cosine")]
+    searching += [("--minimize", "size"), ("--allow-leak",)]
+    for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
         assert f"{option[0]}: --judge measures nothing" in edgeformer(*command, *option, code=2)
     edgeformer("profile", "--judge", "browser.json", code=2)
     assert "Verdict for raspberry-pi-5" in edgeformer("profile", str(BUNDLE), *command[1:])

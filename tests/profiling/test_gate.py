@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -20,10 +22,14 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.units import parse_share
+from edgeformer.machine import nvidia
 from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
+from edgeformer.stages.profiling.gating import gate as gate_module
+from edgeformer.stages.profiling.gating import pacing
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak, file_checks, memory_check
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
+from edgeformer.stages.profiling.memory import peak_meter
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.tasks.classification.scoring import ClassificationScore
 from tests.cli.in_process import in_process
@@ -167,6 +173,89 @@ def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path,
     latency = checks(gated(*sides))["latency"]
     assert latency.status == status and latency.reason.startswith(f"the {broken} cannot be measured: ")
     assert "not enough memory" in latency.reason
+
+
+def of_another_runtime(folder: Path, *names: str) -> Path:
+    """A bundle whose artifacts of these names are of a format that nothing here runs, beside others that run."""
+    write_bundle(folder, {name: classifier_graph() for name in ("model", "other")})
+    entries = [artifact_of(folder, f"onnx/{name}.onnx") for name in ("model", "other")]
+    refused = {"format": "onnx-of-tomorrow"}
+    write_manifest(folder, [one.model_copy(update=refused if one.id in names else {}) for one in entries])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asked", "statuses", "exit_code", "reason"),
+    [
+        ((), ("model",), ("model",), {"fail"}, 3, "this machine can run the baseline, but not the candidate: "),
+        (("model",), ("model",), ("model",), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+        (("model", "other"), ("model", "other"), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+        (("model",), ("model",), (), {"unknown", "undecided"}, UNDECIDED, "this machine can run neither: "),
+    ],
+)
+def test_what_was_never_timed_is_not_passed_over(
+    tmp_path: Path,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    asked: tuple[str, ...],
+    statuses: set[str],
+    exit_code: int,
+    reason: str,
+) -> None:
+    """In the last case `other` is timed, here for one round only, and decides; `model` beside it decides nothing."""
+    old, new = of_another_runtime(tmp_path / "old", *before), of_another_runtime(tmp_path / "new", *after)
+    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=asked))
+    latencies = {check.artifact: check for check in gate.checks if check.name == "latency"}
+    assert {check.status for check in latencies.values()} == statuses
+    assert latencies["model"].reason.startswith(reason) and "onnx-of-tomorrow" in latencies["model"].reason
+    assert gate.exit_code == exit_code
+    if "unknown" in statuses:
+        assert (latencies["model"].status, latencies["other"].rounds) == ("unknown", 1)
+
+
+def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:
+    memory = checks(failed)["memory"]
+    assert "resident memory" in memory.reason and memory.reason.endswith(", with CPUExecutionProvider")
+
+
+def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process is open at the same time: the memory of the whole card would be that of both."""
+    monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: 700)
+    monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: 9000)
+    with closing(peak_meter()) as meter:
+        found = pacing._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
+        assert (found.status, found.peak) == ("measured", 700) and "of the process (NVML)" in str(found.method)
+        monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: None)
+        hidden = pacing._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
+        assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
+
+
+def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:
+    entry = Bundle.open(baseline).artifacts[0]
+    peaks = SidePeak(100 * 2**20, "resident", "CPUExecutionProvider"), SidePeak(1.0, "card", "CUDAExecutionProvider")
+    check = memory_check(Both(entry, entry), GateOptions(), peaks)
+    assert (check.status, check.baseline, check.candidate) == ("unknown", None, None)
+    assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
+
+
+def test_what_ci_reads_must_have_a_place_before_anything_is_measured(
+    slower: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = in_process(monkeypatch, capsys)
+    monkeypatch.setattr(gate_module, "gate_bundles", None)  # measuring would be another error
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    asked = ["profile", str(slower), *OPTIONS, "--against", str(baseline)]
+    for option in ("--junit", "--summary"):
+        for path, said in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "cannot be written")):
+            printed = run(*asked, option, str(path), code=2).replace("\n", " ")
+            assert f"{option} {path}: " in printed and said in printed
+
+
+def test_a_report_in_the_top_folder_has_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
+    report = SimpleNamespace(bundle="elsewhere/bundle", subject=None)
+    monkeypatch.setattr(gate_module, "read_report", lambda path: report)
+    with pytest.raises(ArtifactError, match="its bundle elsewhere/bundle is not here"):
+        named_baseline(Path("/before.json"))
 
 
 def test_what_the_candidate_lost_fails(tmp_path: Path) -> None:

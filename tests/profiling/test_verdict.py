@@ -234,7 +234,47 @@ def test_threads_are_named_only_where_several_counts_were_measured(threads: tupl
 
 def test_a_provider_without_a_thread_count_names_none() -> None:
     card = row(p50=1.0).model_copy(update={"provider": "CUDAExecutionProvider"})
-    assert checks([card, row().model_copy(update={"threads": 2})])["latency"].reason == "p50 at 1×128"
+    reason = checks([card, row().model_copy(update={"threads": 2})])["latency"].reason
+    assert reason == "p50 at 1×128, on CUDAExecutionProvider"
+
+
+ROUNDS = "openvino-cpu-bf16"
+
+
+def of(provider: str, *rows: Row, threads: int | None = None) -> list[Row]:
+    return [one.model_copy(update={"provider": provider, "threads": threads}) for one in rows]
+
+
+def test_a_provider_is_named_where_there_are_several() -> None:
+    found = checks([row(), *of("openvino-cpu", row(p50=2.0))])
+    assert [check.reason for check in found.values()] == [
+        None, "p50 at 1×128, on openvino-cpu", "peak at 1×128, on openvino-cpu",
+    ]  # fmt: skip
+
+
+def test_a_provider_that_rounds_is_judged_only_where_it_is_the_only_one_and_says_so() -> None:
+    fast = of(ROUNDS, row(p50=1.0))
+    found = checks([row(p50=6.0), *fast])["latency"]
+    assert (found.status, found.value, found.reason) == ("fail", 6.0, "p50 at 1×128, on CPUExecutionProvider")
+    crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
+    assert checks([crashed, *fast])["latency"].status == "unknown"
+    alone = checks(fast)["latency"]
+    assert (alone.status, alone.reason) == ("pass", f"p50 at 1×128, on {ROUNDS}, which rounds to bf16")
+
+
+def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
+    """Each of the two keeps one limit; a deployment is one of them."""
+    asked = tuple(limits(size_bytes=None, memory_bytes=None, batch=batch) for batch in (1, 8))
+    wanted = {"latency_ms": None, "asked": asked}
+    one, two = (of("CPUExecutionProvider", row(1, p50=a), row(8, p50=b), threads=threads)
+                for a, b, threads in ((4.0, 6.0, 1), (7.0, 4.5, 2)))  # fmt: skip
+    found = [c for c in check_budget([Evidence("model", 500, [*one, *two], "")], limits(**wanted)).checks
+             if c.name == "latency"]  # fmt: skip
+    assert [(check.batch, check.value, check.status) for check in found] == [(1, 7.0, "fail"), (8, 4.5, "pass")]
+    assert {str(check.reason).partition(", ")[2] for check in found} == {"with 2 threads"}, "the faster at the largest"
+    three = of("CPUExecutionProvider", row(1, p50=4.9), row(8, p50=4.9), threads=3)
+    verdict = check_budget([Evidence("model", 500, [*one, *two, *three], "")], limits(**wanted))
+    assert verdict.status == "pass"
 
 
 def test_of_several_ways_the_one_of_which_most_is_known_is_judged_and_then_the_fastest() -> None:

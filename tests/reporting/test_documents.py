@@ -12,7 +12,7 @@ import pytest
 from edgeformer.families import load_recipe
 from edgeformer.families.card import model_card
 from edgeformer.formats.report import Check, Energy, Latency, Memory, Report, Row, Verdict
-from edgeformer.reporting.compare import format_comparison, run_record
+from edgeformer.reporting.compare import format_comparison, run_records
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.report_files import as_csv, as_markdown, write_report
 from edgeformer.reporting.words import in_words
@@ -120,7 +120,7 @@ def test_model_card_names_protocol_scores_and_overlap(finished_run: Path) -> Non
 @pytest.mark.parametrize("style", ["plain", "markdown", "csv"])
 def test_comparison(finished_run: Path, style: str) -> None:
     location = locate(str(finished_run), finished_run.parent)
-    rows = [run_record(location)] * 2
+    rows = run_records([location]) * 2
     assert rows[0]["parameters"] == read_run(finished_run).parameters
     assert rows[0]["onnx-fp16_bytes"] < rows[0]["onnx-fp32_bytes"]
     text = format_comparison(rows, style)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from edgeformer.families.card import model_card
 from edgeformer.formats.caution import LEAKS
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.reporting.compare import format_comparison, run_record
+from edgeformer.reporting.compare import format_comparison, run_records
 from edgeformer.reporting.learning_curve import draw_learning_curve
 from edgeformer.reporting.tables import evaluation_table, run_table
 from edgeformer.run import locate, read_run
@@ -193,7 +193,7 @@ class TestTables:
 class TestComparison:
     def test_has_perplexities(self, finished_language_run: Path) -> None:
         location = locate(str(finished_language_run), finished_language_run.parent)
-        row = run_record(location)
+        (row,) = run_records([location])
         score = final_score(read_run(finished_language_run))
         assert row["perplexity"] == score.perplexity and row["perplexity_exit2"] == score.exits["2"].perplexity
         assert "perplexity_exit4" not in row and "caution" not in row
@@ -202,13 +202,13 @@ class TestComparison:
     @pytest.mark.parametrize("style", ["plain", "markdown", "csv"])
     def test_a_leak_stands_on_top(self, finished_language_run: Path, tmp_path: Path, style: str) -> None:
         cheat = copy_of(finished_language_run, tmp_path / "cheat", leaks=True)
-        rows = [run_record(locate(str(run), tmp_path)) for run in (finished_language_run, cheat)]
+        rows = run_records([locate(str(run), tmp_path) for run in (finished_language_run, cheat)])
         text = format_comparison(rows, style)  # type: ignore[arg-type]
         assert text.index("caution") < text.index("perplexity")
         assert LEAKS in text
 
     def test_beside_a_classifier(self, finished_language_run: Path, finished_run: Path) -> None:
         locations = [locate(str(run), run.parent) for run in (finished_run, finished_language_run)]
-        rows = [run_record(location) for location in locations]
+        rows = run_records(locations)
         assert "accuracy" in rows[0] and "perplexity" not in rows[0] and "accuracy" not in rows[1]
         assert format_comparison(rows, "plain").count("–") > 4

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from edgeformer.formats.device import Calibration, EstimateError, FittedCase
-from edgeformer.formats.report import Candidate, Search
-from edgeformer.reporting.report_tables import print_search
+from edgeformer.formats.report import Candidate, Report, Search
+from edgeformer.reporting.report_tables import measurements, print_report, print_search
 from edgeformer.reporting.verification import print_calibration
+from tests.reporting.made_reports import estimated, made_report, made_row, measured
 
 
 def candidate(name: str, **changes: Any) -> Candidate:
@@ -100,3 +101,28 @@ def test_a_calibration_shows_its_cases_and_its_error() -> None:
     assert "never checked" in text and "profile host.yaml" in text
     assert "2.00 ms" in text and "≈ 4.00 ms" in text and "+1.00" in text
     assert "typically within a factor of 1.07, at worst 2.00" in text
+
+
+def test_every_runtime_has_its_own_first_call() -> None:
+    quick, slow = "CPUExecutionProvider", "openvino-cpu"
+    rows = [
+        made_row(measured(p50), phase=phase, provider=provider, threads=2)
+        for provider, cold in ((quick, 30.0), (slow, 900.0))
+        for phase, p50 in (("cold", cold), ("steady", 5.0))
+    ]
+    rows.sort(key=lambda row: row.phase)  # both cold ones before the others
+    report = made_report(*rows)
+    table = measurements(report).pick("provider", "phase", "first_call").csv(report.rows)
+    assert table.split()[1:] == [f"{quick},cold,", f"{slow},cold,", f"{quick},steady,30.0", f"{slow},steady,900.0"]
+
+
+def test_the_terminal_says_for_how_many_threads_something_is_estimated() -> None:
+    def title(report: Report) -> str:
+        console = Console(width=160, file=io.StringIO())
+        print_report(report, [], console)
+        assert isinstance(console.file, io.StringIO)
+        return next(line for line in console.file.getvalue().splitlines() if "NOT MEASURED" in line).strip()
+
+    assert title(made_report()).endswith("RTX 4050 Laptop GPU"), "a card's have none"
+    on_cores = made_row(estimated(), "device", provider="CPUExecutionProvider", threads=4)
+    assert title(made_report(on_cores)).endswith("RTX 4050 Laptop GPU, with 4 threads")

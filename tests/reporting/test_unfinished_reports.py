@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.formats.documents import profile_names
 from edgeformer.reporting import pictures
-from edgeformer.reporting.compare import _latencies
+from edgeformer.reporting.compare import _timed
 from edgeformer.reporting.report_files import write_report
 from edgeformer.run import Location
 from tests.reporting.made_reports import made_report, made_row, measured
@@ -49,11 +49,11 @@ def test_a_report_without_its_name_is_not_compared(tmp_path: Path) -> None:
     """Whole, but never given its name: what was profiled since does not hold its rows."""
     location = Location(run=tmp_path, bundle=None)
     write_report(made_report(made_row(measured(20.0))), location)
-    rows = _latencies(location)
-    assert 20.0 in rows.values()
+    rows = _timed(location).rows
+    assert [row.latency_ms.p50 for row in rows] == [20.0]
     write_report(made_report(made_row(measured(30.0)), device="other"), location)
     (tmp_path / "reports" / "other.json").rename(tmp_path / "reports" / ".other.json.abc.tmp.json")
-    assert _latencies(location) == rows
+    assert _timed(location).rows == rows
 
 
 def test_a_profile_without_its_name_is_none(tmp_path: Path) -> None:

@@ -172,6 +172,20 @@ def gpu_memory_by_name(uuid: str | None, before: Mapping[str, int]) -> dict[str,
     return {name: value for name, value in found.items() if value}
 
 
+def gpu_memory_of_process(uuid: str | None) -> Memory:
+    """What this process alone holds on the card, where another one is measured at the same time, whose memory would be
+    part of every other figure; `unavailable` where NVML tells no single process's.
+
+    Args:
+        uuid: of the card, where NVML knows one.
+    """
+    found = gpu_memory_by_name(uuid, {})
+    if found:
+        return gpu_memory(uuid, {}, found)
+    why = "another process is measured at the same time, and NVML does not tell the two apart here"
+    return Memory(status="unavailable", reason=why)
+
+
 def gpu_memory(uuid: str | None, before: Mapping[str, int], found: Mapping[str, int]) -> Memory:
     """The best figure as a measurement; `unavailable` where nothing tells one.
 

@@ -6,16 +6,19 @@ within the limit, fails when the whole range is beyond it, and is unknown in bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
+from edgeformer.backends import provider_facts
 from edgeformer.formats.report import Check, CheckStatus, Energy, Latency, MeasurementStatus, Memory, Row, Verdict
 from edgeformer.formats.units import format_bytes, format_milliseconds
 
 _WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
 _SUREST_FIRST: tuple[MeasurementStatus, ...] = ("measured", "estimated", "unavailable")
+_Way = tuple[str, int | None]
+"""Provider and threads."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ class Evidence:
     """What is known of one artifact: its file's size and its rows of the device, measured there or estimated for it.
 
     Attributes:
-        rows: also those at other shapes and of several thread counts; measured ones win over estimates, and of the
-            thread counts the one that meets most limits is judged, then the fastest.
+        rows: also those at other shapes and of several providers and thread counts; measured ones win over estimates.
+            Judged is the one provider with one thread count that meets most limits, at all shapes together, then the
+            fastest; a provider that rounds, whose answers are others, only where there is no other.
         why_no_rows: the reason of what is unknown because there is no row.
         whole_texts: a language model's graph without caches, to which every token costs a pass over the whole text.
     """
@@ -90,12 +94,7 @@ def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
         limits: what they may cost.
     """
     spared = spared_of_latency(artifacts, limits)
-    checks = [
-        check
-        for artifact in artifacts
-        for at in (limits, *limits.asked)
-        for check in _checks(artifact, at, artifact.artifact not in spared)
-    ]
+    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
     statuses = {check.status for check in checks} or {"unknown"}
     return Verdict(status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks))
 
@@ -144,10 +143,22 @@ def _known(figure: Latency | Memory | Energy, value: float | None, doubt: str = 
 
 
 def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
-    """All checks of one artifact; ``per_call``: latency and energy too."""
-    ways: Sequence[Row | None] = judged_rows(artifact, limits) or [None]
-    several = len({way.threads for way in ways if way is not None}) > 1
-    return min((_row_checks(artifact, row, limits, per_call, several) for row in ways), key=_rank)
+    """All checks of one artifact, at all shapes by one provider with one thread count: it is deployed as one.
+
+    ``per_call``: latency and energy too.
+    """
+    exact = [row for row in artifact.rows if provider_facts(row.provider).rounds_to is None]
+    judged, shapes = replace(artifact, rows=exact or artifact.rows), (limits, *limits.asked)
+    found: list[dict[_Way | None, Row]] = [
+        {(row.provider, row.threads): row for row in judged_rows(judged, at)} for at in shapes
+    ]
+    ways: Sequence[_Way | None] = [*dict.fromkeys(way for rows in found for way in rows)] or [None]
+
+    def checks(way: _Way | None) -> Iterator[Check]:
+        for at, rows in zip(shapes, found, strict=True):
+            yield from _row_checks(artifact, rows.get(way), at, per_call)
+
+    return min((list(checks(way)) for way in ways), key=_rank)
 
 
 def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
@@ -171,15 +182,24 @@ def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
 
 def _rank(checks: list[Check]) -> tuple[int, int, float]:
     statuses = [check.status for check in checks]
-    latency = next((check.value for check in checks if check.name == "latency"), None)
+    latency = next((check.value for check in reversed(checks) if check.name == "latency"), None)
     return statuses.count("fail"), statuses.count("unknown"), float("inf") if latency is None else latency
 
 
-def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool, several: bool) -> list[Check]:
-    """All checks with one row's figures; ``several``: others differ from it in their threads."""
+def _way_words(row: Row, others: Sequence[Row]) -> str:
+    """Provider and threads of a row, where the others differ from it in them, and what the provider rounds to."""
+    rounds_to, said = provider_facts(row.provider).rounds_to, ""
+    if rounds_to is not None or len({other.provider for other in others}) > 1:
+        said += f", on {row.provider}" + (f", which rounds to {rounds_to}" if rounds_to is not None else "")
+    if row.threads is not None and len({other.threads for other in others}) > 1:
+        said += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
+    return said
+
+
+def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool) -> list[Check]:
+    """All checks at one shape, with one row's figures."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    if several and row is not None and row.threads is not None:
-        where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
+    where += _way_words(row, artifact.rows) if row is not None else ""
     # A decoding artifact's whole calls say nothing about its tokens; their memory is memory all the same.
     timed = row if row is not None and (row.phase == limits.phase or artifact.whole_texts) else None
     passes = artifact.whole_texts and limits.phase == "decode"

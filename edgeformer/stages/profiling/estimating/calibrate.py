@@ -20,6 +20,7 @@ from edgeformer.stages.profiling.estimating.probe import run_probe
 from edgeformer.stages.profiling.estimating.profiled import Timed, counted
 from edgeformer.stages.profiling.estimating.teaching import PRECISIONS, fit
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
+from edgeformer.stages.profiling.request import find_target
 
 # None of batch 1 or 8 with 16, 64 or 128 tokens: those stay unseen, to check estimates at.
 FIT_SHAPES: tuple[Shape, ...] = (
@@ -62,30 +63,31 @@ def calibrate(
     Args:
         bundle: whose full FP32, INT8 and FP16 ONNX graphs, as far as they are there, are timed on this host.
         base: name, title and budgets are kept.
-        threads: of one operator; None: the physical cores that this process may use. Where they are several, what one
-            thread takes is timed as well.
+        threads: of one operator; None: the physical cores that this process may use.
         shapes: (batch, seq) to fit on; those that the model cannot take are left out.
         others: bundles of other models, from which to learn, too; with two of them or more, each model is left out
             once, which tells how far off estimates of a model are that was never seen.
         progress: where to say what is going on.
 
     Raises:
-        InputError: not a CPU profile, no FP32 ONNX graph, or too few shapes to fit on.
+        InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on.
         ArtifactError: the bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: the measuring processes did not answer.
     """
     if base.kind != "cpu":
         raise InputError(f"only processors can be calibrated so far, and {base.name!r} is a {base.kind} device")
+    if not (target := find_target(base)).present:
+        raise InputError(
+            f"--device {base.name}: {target.reason}; calibrate on the device itself, or this host with --device host"
+        )
     subjects = [subject for folder in (bundle, *others) for subject in _subjects(folder, shapes)]
     count, shown = threads or default_threads(), progress or Silent()
     with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
-    budget_s = _BUDGET_S / len(subjects) / (2 if count > 1 else 1)
-    timed = [_time(subject, count, budget_s, shown) for subject in subjects]
-    single = [_time(subject, 1, budget_s, shown) for subject in subjects] if count > 1 else []
+    timed = [_time(subject, count, _BUDGET_S / len(subjects), shown) for subject in subjects]
     device = host_facts(base, count, probed, timed)
     calls = counted(timed)
-    fitted = fit(device, probed, calls, counted(single))
+    fitted = fit(device, probed, calls)
     assert fitted.calibration is not None
     cases = left_out(device, probed, calls, fitted.calibration.speed)
     return with_left_out(fitted, cases) if cases else fitted

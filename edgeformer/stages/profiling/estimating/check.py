@@ -121,13 +121,15 @@ def check_estimates(
         progress: where to say what is going on.
 
     Raises:
-        InputError: the profile has no calibration, or not this host's; or every case was fitted.
+        InputError: the profile has no calibration, or is not of this host; or every case was fitted.
         ArtifactError: a bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: nothing could be measured, or nothing estimated.
     """
     calibration, refusal = _calibration(device), refused_calibration(device)
     if refusal is not None:
         raise InputError(refusal)
+    if device.kind == "cpu" and not (target := find_target(device)).present:
+        raise InputError(f"--validate: {target.reason}; estimates for a device are checked on the device itself")
     seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted = 0

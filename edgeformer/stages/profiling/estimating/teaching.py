@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgeformer.backends import default_provider, library_versions
-from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Speed, ThreadFit
+from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Speed
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.profiling.estimating.fit import (
@@ -32,7 +32,6 @@ def fit(
     device: DeviceProfile,
     probed: HostRates,
     calls: Sequence[TimedCall],
-    single: Sequence[TimedCall] = (),
     speed: Speed | None = None,
 ) -> DeviceProfile:
     """The device with a calibration.
@@ -41,15 +40,13 @@ def fit(
         device: with this host's facts; ``cores`` are the threads that ``calls`` used.
         probed: the products and the cost of a call, with as many threads.
         calls: of one model or of several.
-        single: the same with one thread, where ``calls`` used more.
         speed: of the machine, that the calibration is to hold for; None: the usual one, of two the faster.
 
     Raises:
         EdgeformerError: too little was timed.
     """
-    speeds = two_speeds(speeds_of([*calls, *single]))
-    everything, held = at_one_speed([*calls, *single], speed or (speeds[0] if speeds else None))
-    many, one = everything[: len(calls)], everything[len(calls) :]
+    speeds = two_speeds(speeds_of(calls))
+    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None))
     rates = {name: rates_of(device, name) for name in PRECISIONS}
     probes = _probe_samples(rates["fp32"], probed)
     ratio = memory_ratio(probes, rates["fp32"])
@@ -58,22 +55,10 @@ def fit(
         created=now(), processor=cpu_name(), threads=threads, provider=default_provider("cpu"),
         versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, efficiencies={},
     )  # fmt: skip
-    met = _taught(bare, without_profiler(many, probed.call_us), rates, probes, ratio)
+    met = _taught(bare, without_profiler(alike, probed.call_us), rates, probes, ratio)
     fitted = device.model_copy(update={"calibration": met})
-    alone = _taught(bare, without_profiler(one, probed.call_us), rates, [], ratio) if one else None
-    update = {
-        "one_thread": None if alone is None else thread_fit(alone, 1),
-        "fitted_on": tuple(case_of(fitted, call) for call in many),
-    }
-    return fitted.model_copy(update={"calibration": met.model_copy(update=update)})
-
-
-def thread_fit(calibration: Calibration, threads: int) -> ThreadFit:
-    """What a calibration says of times with its number of threads."""
-    return ThreadFit(
-        threads=threads, efficiencies=calibration.efficiencies, operators=calibration.operators,
-        call_overhead_us=calibration.call_overhead_us,
-    )  # fmt: skip
+    cases = tuple(case_of(fitted, call) for call in alike)
+    return fitted.model_copy(update={"calibration": met.model_copy(update={"fitted_on": cases})})
 
 
 def estimated_us(device: DeviceProfile, call: TimedCall) -> float:
@@ -103,7 +88,7 @@ def case_of(device: DeviceProfile, call: TimedCall) -> FittedCase:
 def _taught(
     bare: Calibration, calls: Sequence[TimedCall], rates: Mapping[str, Rates], probes: list[NodeSample], ratio: float
 ) -> Calibration:
-    """``bare`` with what calls teach that were timed with one number of threads.
+    """``bare`` with what calls teach.
 
     Args:
         probes: products beside those of the calls.

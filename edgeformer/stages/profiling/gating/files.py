@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from edgeformer.formats.gate import GateCheck, GateStatus
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.report import Memory
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.profiling.gating.sequential import ERROR
 from edgeformer.stages.profiling.measure import MeasureRules
@@ -48,6 +50,28 @@ class Both:
     candidate: ArtifactManifest
 
 
+@dataclass(frozen=True)
+class SidePeak:
+    """The memory of one of the two.
+
+    Attributes:
+        median: bytes, over the rounds' peaks; None: not known.
+        method: what told them, or why nothing did.
+        provider: what computed.
+    """
+
+    median: float | None
+    method: str
+    provider: str
+
+    @classmethod
+    def of(cls, rounds: Sequence[Memory], provider: str) -> SidePeak:
+        """That of the rounds' processes, which are told in the same way."""
+        peaks = [memory.peak for memory in rounds if memory.peak is not None]
+        how = next((memory.method or memory.reason for memory in rounds), None)
+        return cls(median(peaks) if peaks else None, how or "no round was measured", provider)
+
+
 def _against(name: str, both: Both, limit: float, figures: tuple[float | None, float | None], unit: str) -> GateCheck:
     """A figure that may grow by a share.
 
@@ -67,19 +91,23 @@ def _against(name: str, both: Both, limit: float, figures: tuple[float | None, f
     return GateCheck.model_validate({**known, "change": change, "status": "fail" if change > limit else "pass"})
 
 
-def memory_check(both: Both, options: GateOptions, peaks: tuple[float | None, float | None]) -> GateCheck:
-    """The median peaks of baseline and candidate.
+def memory_check(both: Both, options: GateOptions, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
+    """The median peaks of baseline and candidate, where they are of one kind of memory.
 
     Args:
         both: whose peaks they are.
         options: what they may grow by.
-        peaks: bytes; None: not known.
+        peaks: of the two.
     """
-    check, (before, after) = _against("memory", both, options.max_memory_growth, peaks, "bytes"), peaks
+    one_kind = peaks[0].method == peaks[1].method
+    before, after = (peak.median if one_kind else None for peak in peaks)
+    check = _against("memory", both, options.max_memory_growth, (before, after), "bytes")
+    told = " and ".join(dict.fromkeys(f"{peak.method}, with {peak.provider}" for peak in peaks))
+    said = [check.reason, told]
     if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_BYTES:
-        why = f"less than {format_bytes(_LEAST_BYTES)} more, which a process may take for anything"
-        return check.model_copy(update={"status": "pass", "reason": why})
-    return check
+        said = [f"less than {format_bytes(_LEAST_BYTES)} more, which a process may take for anything", told]
+        check = check.model_copy(update={"status": "pass"})
+    return check.model_copy(update={"reason": "; ".join(filter(None, said))})
 
 
 def file_checks(

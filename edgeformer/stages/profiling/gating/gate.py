@@ -35,6 +35,8 @@ _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 @dataclass(frozen=True)
 class _Gating:
+    """What is asked. ``named``: single artifacts of the candidate, not all that it has."""
+
     baseline: Bundle
     candidate: Bundle
     request: Request
@@ -42,6 +44,7 @@ class _Gating:
     options: GateOptions
     gpu_uuid: str | None
     progress: Progress
+    named: bool
 
 
 def named_baseline(path: Path) -> Bundle:
@@ -54,7 +57,7 @@ def named_baseline(path: Path) -> Bundle:
         ArtifactError: the report is damaged, its bundle is not there, or another one lies in its place.
     """
     report = read_report(path)
-    beside = path.resolve().parents[1]  # reports lie in a folder of the run, or of the bundle
+    beside = path.resolve().parent.parent  # reports lie in a folder of the run, or of the bundle
     problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
     for place in (beside / Path(report.bundle).name, Path(report.bundle), beside):
         if bundle_around(place / GOLDEN_FILE) != place.resolve():
@@ -105,9 +108,10 @@ def gate_bundles(
     named = product(options.batches or (at.batch,), options.seqs or (at.seq,))
     items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in named))
     gpu = target.gpu.uuid if target.gpu is not None else None
-    here = _Gating(baseline, candidate, request, items, gate, gpu, progress or Silent())
+    alone = bool(options.artifacts) or location.artifact is not None
+    here = _Gating(baseline, candidate, request, items, gate, gpu, progress or Silent(), alone)
     began = time.perf_counter()
-    chosen = _in_both(here, bool(options.artifacts) or location.artifact is not None)
+    chosen = _in_both(here)
     checks = [*_lost(here), *_checks(here, chosen)]
     found = {check.status for check in checks}
     return Gate(
@@ -123,11 +127,11 @@ def gate_bundles(
     )
 
 
-def _in_both(here: _Gating, named: bool) -> list[Both]:
+def _in_both(here: _Gating) -> list[Both]:
     old = {artifact.id: artifact for artifact in here.baseline.artifacts if artifact.status == "built"}
     both = [Both(old[one.id], one) for one in here.request.artifacts if one.id in old]
     missing = [one.id for one in here.request.artifacts if one.id not in old]
-    if not both or (named and missing):
+    if not both or (here.named and missing):
         has = ", ".join(old) or "nothing"
         raise InputError(f"--against: the baseline {here.baseline.folder} has no {', '.join(missing)}; it has {has}")
     return both
@@ -167,9 +171,24 @@ def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
     for both, _ in opened:
         yield from file_checks(here.baseline.manifest, here.candidate.manifest, both, here.options)
         if (refusal := cannot_run(both.candidate)) is not None:
-            yield GateCheck(name="latency", artifact=both.candidate.id, status="unknown", reason=refusal)
+            yield _refused(both, refusal, matters=here.named or not timed)
     for both, checked, item in timed:
         yield from _timed(here, both, checked, item, here.options.error / len(timed))
+
+
+def _refused(both: Both, refusal: str, matters: bool) -> GateCheck:
+    """The latency of a candidate that this machine cannot run.
+
+    Args:
+        both: the artifact.
+        refusal: why it cannot.
+        matters: somebody asked for this artifact, or no other one was timed.
+    """
+    status: GateStatus = "undecided" if matters else "unknown"
+    reason = f"this machine can run neither: {refusal}"
+    if cannot_run(both.baseline) is None:
+        status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
+    return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
 
 
 def _timed(
@@ -205,7 +224,7 @@ def _timed(
             yield check.model_copy(update=at)
             return
     yield _latency(found, both, rules).model_copy(update=at)
-    yield memory_check(both, options, found.peak_medians).model_copy(update=at)
+    yield memory_check(both, options, found.peaks).model_copy(update=at)
 
 
 def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:

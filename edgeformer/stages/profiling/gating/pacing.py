@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edgeformer.backends import opener_of
+from edgeformer.backends import on_gpu, opener_of
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.report import Memory
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.measure import measure
 from edgeformer.stages.profiling.measuring import buffers_of, opened, unpin
-from edgeformer.stages.profiling.memory import added, peak_meter, resident_bytes
+from edgeformer.stages.profiling.memory import PeakMeter, added, gpu_memory_of_process, peak_meter, resident_bytes
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 from edgeformer.stages.profiling.process import End, Job
 
@@ -41,7 +42,7 @@ class Ready(Frozen):
     kind: Literal["ready"] = "ready"
     provider: str
     call_ms: float = Field(description="mean of the warm-up's calls, `repeat` of them together")
-    peak_bytes: int | None = Field(description="that the artifact adds to a process which has loaded the runtime")
+    memory: Memory = Field(description="that the artifact adds to a process which has loaded the runtime")
     settled: bool
 
 
@@ -78,11 +79,16 @@ def work(told: bytes, send: Send) -> None:
         rules = replace(spec.measure.rules, min_s=0.0, min_calls=1, max_s=0.0)
         sample = measure(call, rules)
         typical = sample.warmup_s * 1000 / sample.warmup_calls
-        peak = added(meter, baseline, since_reset=True).peak
-        send(Ready(provider=provider, call_ms=typical, peak_bytes=peak, settled=sample.stable))
+        memory = _memory(provider, spec.gpu_uuid, meter, baseline)
+        send(Ready(provider=provider, call_ms=typical, memory=memory, settled=sample.stable))
         gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
             send(Block(times_ms=tuple(_block(call, int(line)))))
+
+
+def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_bytes: int) -> Memory:
+    """The peak so far: on a card, of its memory."""
+    return gpu_memory_of_process(gpu_uuid) if on_gpu(provider) else added(meter, baseline_bytes, since_reset=True)
 
 
 def _block(call: object, calls: int) -> list[float]:

@@ -15,6 +15,8 @@ from math import log
 from statistics import median
 
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.report import Memory
+from edgeformer.stages.profiling.gating.files import SidePeak
 from edgeformer.stages.profiling.gating.pacing import PaceSpec, Ready, typical_ms
 from edgeformer.stages.profiling.gating.player import Player, PlayerError, calls_of_block, player
 from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
@@ -56,22 +58,20 @@ class PairRules:
 
 @dataclass
 class Pairing:
-    """What the rounds have given. ``baseline_ms`` and ``candidate_ms``: a round's medians; ``peaks``: bytes of both."""
+    """What the rounds have given, of the baseline and the candidate. Of their ``…_ms``: a round's medians."""
 
     log_ratios: list[float] = field(default_factory=list)
     baseline_ms: list[float] = field(default_factory=list)
     candidate_ms: list[float] = field(default_factory=list)
-    peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    memory: list[tuple[Memory, Memory]] = field(default_factory=list)
     known: Interval = field(default_factory=lambda: interval([]))
-    provider: str = ""
+    providers: tuple[str, str] = ("", "")
     unsettled: int = 0
 
     @property
-    def peak_medians(self) -> tuple[float | None, float | None]:
-        """Median peak of baseline and candidate over the rounds; None: not known."""
-        sides = zip(*self.peaks, strict=True) if self.peaks else ((), ())
-        found = [[peak for peak in side if peak is not None] for side in sides]
-        first, second = (median(side) if side else None for side in found)
+    def peaks(self) -> tuple[SidePeak, SidePeak]:
+        """Over all rounds."""
+        first, second = (SidePeak.of([memory[side] for memory in self.memory], self.providers[side]) for side in (0, 1))
         return first, second
 
 
@@ -119,8 +119,8 @@ def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
     found.log_ratios.append(median(log(b / a) for a, b in zip(baseline, candidate, strict=True)))
     found.baseline_ms.append(median(baseline) / pair[0].repeat)
     found.candidate_ms.append(median(candidate) / pair[0].repeat)  # in the baseline's calls: what is planted shows
-    found.peaks.append((ready[0].peak_bytes, ready[1].peak_bytes))
-    found.provider = ready[1].provider
+    found.memory.append((ready[0].memory, ready[1].memory))
+    found.providers = ready[0].provider, ready[1].provider
     found.unsettled += sum(not one.settled for one in ready.values())
 
 

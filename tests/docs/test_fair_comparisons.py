@@ -1,0 +1,41 @@
+"""What the benchmarks of speed compare with: the processor's floor, and other people's ways."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from benchmarks import _peer
+from benchmarks.floors import floor_s, needed_by
+from edgeformer.bundle import Bundle
+from tests.docs.document import ROOT
+
+
+def test_the_floor_reads_the_weights_of_a_loop_once() -> None:
+    bundle = Bundle.open(ROOT / "tests" / "old_format" / "classifier-v1" / "bundle")
+    graph = onnx.load(str(bundle.folder / str(bundle.artifact("onnx-fp32").file))).graph
+    sizes = {one.name: numpy_helper.to_array(one).nbytes for one in graph.initializer}
+    read = [name for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input if name in sizes]
+    once, in_every_loop = sum(sizes[name] for name in {*read}), sum(sizes[name] for name in read)
+    needed = needed_by(bundle, (1, 16))
+    # The file's other small arrays are no products', but the manifest does not tell them apart.
+    assert once <= needed.weight_bytes < 0.7 * in_every_loop
+    slow_memory = {"fp32": 1e30, "int8": 1e30, "bandwidth": 1e6}
+    assert floor_s(needed, slow_memory, "fp32") == pytest.approx(needed.weight_bytes / 1e6)
+    assert floor_s(needed, slow_memory, "int8") == pytest.approx(needed.weight_bytes / 4e6)
+
+
+def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself it takes bfloat16 where the processor has it."""
+    opened: list[dict[str, Any]] = []
+    stand_in = SimpleNamespace(SentenceTransformer=lambda path, **options: opened.append(options))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
+    _peer.sentence_transformers(Path("model"), 2, "openvino")
+    (options,) = opened
+    assert options["model_kwargs"]["ov_config"] == {"INFERENCE_NUM_THREADS": "2", "INFERENCE_PRECISION_HINT": "f32"}
