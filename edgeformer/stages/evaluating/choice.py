@@ -14,6 +14,7 @@ from edgeformer.own_weights import computed_by
 from edgeformer.run import TORCH, Location, Run
 from edgeformer.runtime_choice import fastest_here
 from edgeformer.tasks import TextReader
+from edgeformer.tasks.validation import most_rows
 
 _WHOLE_TEXTS = ("full", "exit", "step")
 """Roles of what can be scored: not the graphs with caches, which take a text token by token."""
@@ -54,6 +55,11 @@ class Choice:
     def leaves_early(self) -> bool:
         """What it answers at several exits says how sure it is, so that a row or token could leave at any of them."""
         return len(self.exits) > 1 and self.owner.task.has_confidence
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that one call takes; None: any number."""
+        return most_rows(self.artifact) if self.artifact is not None else None
 
     def reader(self) -> TextReader:
         """How it reads text. Raises ArtifactError or DataError."""

@@ -18,6 +18,7 @@ from edgeformer.stages.evaluating.choice import Choice, choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
 from edgeformer.tasks.prediction import Answer
+from edgeformer.tasks.validation import in_pieces
 
 
 def predicts_vectors(location: Location) -> bool:
@@ -41,7 +42,7 @@ class Model:
         id: of the artifact, or ``torch``.
         provider: what computes.
         answering: how it answers.
-        run: its session's.
+        run: its session's, for any number of rows.
         guarantee: what early exit was promised to cost; None: no text leaves early, or not by those thresholds.
     """
 
@@ -135,7 +136,8 @@ def opened(
         early = dict.fromkeys(chosen.exits[:-1], float(confidence))
     answering = Answering(owner.task, chosen.reader(), owner.data)
     with chosen.session(early=early) as session:
-        yield Model(chosen.id, session.provider, answering, session.run, guarantee)
+        run = in_pieces(session.run, chosen.most_rows)
+        yield Model(chosen.id, session.provider, answering, run, guarantee)
 
 
 def _step(location: Location, *, promised: bool) -> str:
