@@ -21,6 +21,8 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.run import locate
+from edgeformer.stages.evaluating import guarantee
+from edgeformer.stages.evaluating.choice import choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions
 from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
 from edgeformer.stages.evaluating.predict import predict
@@ -264,6 +266,33 @@ def test_exits_that_cost_too_much_are_refused(
     assert guarantee_of(bundle) is None
 
 
+def test_nothing_is_written_where_one_of_the_artifacts_can_promise_nothing(
+    bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
+) -> None:
+    opened = Bundle.open(bundle)
+    other = opened.artifact(STEP).model_copy(update={"id": "onnx-fp32-step-too"})
+    seal(bundle, opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, other)}))
+    steps = [one.id for one in Bundle.open(bundle).built("step")]
+    assert steps[0] == STEP and steps[-1] == other.id
+    before = (bundle / "bundle.json").read_bytes()
+    promise = guarantee.promise
+    tried: list[Any] = []
+
+    def promise_at_first(*rows: Any) -> Any:
+        tried.append(rows)
+        return promise(*rows) if len(tried) == 1 else None
+
+    monkeypatch.setattr(guarantee, "promise", promise_at_first)
+    rows = ("--data", str(held_out(ROWS)), "--max-drop", "8%", "--risk", "10%")
+    assert "wherever a text leaves" in edgeformer("exits", str(bundle), *rows, code=2)
+    assert len(tried) == 2 and (bundle / "bundle.json").read_bytes() == before
+    monkeypatch.setattr(guarantee, "promise", promise)
+    both = [one for one in choose(locate(str(bundle), bundle.parent), "all") if one.id in (STEP, other.id)]
+    monkeypatch.setattr(guarantee, "choose", lambda *_: both)
+    edgeformer("exits", str(bundle), *rows)
+    assert guarantee_of(bundle) is not None and guarantee_of(bundle, other.id) is not None
+
+
 def test_without_a_promise_auto_is_refused(bundle: Path, edgeformer: Edgeformer) -> None:
     said = edgeformer("predict", str(bundle), "a film", "--confidence", "auto", code=2)
     assert "edgeformer exits" in said and "--confidence 0.95" in said
@@ -281,6 +310,7 @@ def test_without_a_promise_auto_is_refused(bundle: Path, edgeformer: Edgeformer)
         (("--max-drop", "0.01"), "per cent"),
         (("--split", "train"), "not trained on"),
         (("--artifact", "onnx-fp32"), "one graph"),
+        (("--runtime", "all"), "one of them answers; name it"),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], why: str, bundle: Path, edgeformer: Edgeformer) -> None:

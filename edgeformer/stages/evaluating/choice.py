@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edgeformer.backends import OpenOptions, providers_asked
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -18,6 +18,10 @@ from edgeformer.tasks.validation import most_rows
 
 _WHOLE_TEXTS = ("full", "exit", "step")
 """Roles of what can be scored: not the graphs with caches, which take a text token by token."""
+
+
+ONE_ANSWERS = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
+"""Why not all of them are taken for what one session does."""
 
 
 @dataclass(frozen=True)

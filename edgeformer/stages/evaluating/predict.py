@@ -14,7 +14,7 @@ from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.run import TORCH, Location, Run
-from edgeformer.stages.evaluating.choice import Choice, choose
+from edgeformer.stages.evaluating.choice import ONE_ANSWERS, Choice, choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
 from edgeformer.tasks.prediction import Answer
@@ -125,7 +125,7 @@ def opened(
     if confidence is not None and artifact is None and location.artifact is None:
         artifact = _step(location, promised=confidence == "auto")
     if runtime == ALL_RUNTIMES:
-        raise InputError("--runtime all: one of them answers; name it")
+        raise InputError(ONE_ANSWERS)
     chosen = choose(location, artifact, runtime)[0]
     owner = chosen.owner
     guarantee = _guarantee(chosen, location) if confidence == "auto" else None
