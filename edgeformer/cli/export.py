@@ -259,6 +259,7 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
+    from edgeformer.formats.files import whole
     from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.tables import artifact_table
 
@@ -275,5 +276,5 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
     console.print(f"bundle {folder}", soft_wrap=True, markup=False)
     console.print(f"plot   {picture or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""
-    run = folder if bundle.wrapped is not None else folder.parent.name
+    run = folder if bundle.wrapped is not None else whole(folder).parent.name
     console.print(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}", markup=False)

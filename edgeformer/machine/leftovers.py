@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import ASIDE, TEMPORARY, replacing
+from edgeformer.formats.files import ASIDE, TEMPORARY, replacing, whole
 from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming
 
 _SWAP_S = 5.0
@@ -28,7 +28,7 @@ def restore_folder(path: Path) -> None:
         ArtifactError: the folder around it cannot be written.
         OSError: it cannot be put back for another reason.
     """
-    deadline = time.monotonic() + _SWAP_S
+    path, deadline = whole(path), time.monotonic() + _SWAP_S
     while not path.exists() and any(_set_aside(path)):
         try:
             with claiming(path):
@@ -45,6 +45,7 @@ def remove_leftovers(path: Path) -> None:
     Raises:
         OSError: what was moved aside cannot be put back.
     """
+    path = whole(path)
     _put_back(path)
     for suffix in (ASIDE, TEMPORARY):
         for left in path.parent.glob(f".{glob.escape(path.name)}.*{suffix}"):

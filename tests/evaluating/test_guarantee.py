@@ -148,6 +148,16 @@ def test_a_bundle_alone_gets_thresholds_that_predict_uses(
     assert document["artifact"] == STEP and document["guarantee"]["thresholds"] == found.thresholds
 
 
+def test_in_the_bundle_itself(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    rows = ("--data", str(held_out(ROWS)), "--max-drop", "8%", "--risk", "10%", "--artifact", STEP)
+    edgeformer("exits", ".", *rows)
+    assert guarantee_of(bundle) is not None
+    assert not [path.name for path in (*bundle.glob("*.lock"), *bundle.parent.glob(".*"))]
+
+
 def test_predict_says_what_it_promises(
     bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

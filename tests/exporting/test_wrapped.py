@@ -283,6 +283,21 @@ def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
     assert sum(narrow["quantized"].values()) > 0
 
 
+def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``.`` has no name to put a lock or a new folder beside; and what one stands in is another folder afterwards."""
+    monkeypatch.chdir(bundle)
+    assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
+    assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
+    assert verify(Bundle.open(Path())).exit_code == 0
+    made = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
+    assert [artifact.id for artifact in made.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
+    (bundle / "onnx").mkdir(exist_ok=True)
+    monkeypatch.chdir(bundle / "onnx")
+    export(Path(".."), fp16=True)
+    assert Path("model_fp16.onnx").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "theirs"]
+
+
 def test_the_command(bundle: Path, tmp_path: Path) -> None:
     made = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
     assert made.code == 0, made.err
