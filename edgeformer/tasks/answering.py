@@ -50,9 +50,9 @@ class Window:
     places: Int64s
     errors: dict[int, str]
 
-    def batches(self) -> list[Int64s]:
-        """Row numbers of each call: rows of similar length, the longest first."""
-        return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
+    def batches(self, most: int = BATCH_ROWS) -> list[Int64s]:
+        """Row numbers of each call, ``most`` at most: rows of similar length, the longest first."""
+        return cut_batches(self.encoded.lengths, most, BATCH_TOKENS) if len(self.encoded) else []
 
 
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
@@ -89,10 +89,12 @@ class Answering:
         task: the model's.
         reader: how it reads.
         data: the model's, for labels and the longest text.
+        most_rows: of one call; None: as many as are worth while.
     """
 
-    def __init__(self, task: Task, reader: TextReader, data: DataSection) -> None:
+    def __init__(self, task: Task, reader: TextReader, data: DataSection, most_rows: int | None = None) -> None:
         self._task, self._reader, self._data = task, reader, data
+        self._most_rows = min(BATCH_ROWS, most_rows or BATCH_ROWS)
 
     def pairs_problem(self, *, pairs: bool) -> str | None:
         """See :func:`pairs_problem`."""
@@ -126,7 +128,7 @@ class Answering:
             window: the rows.
             batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
         """
-        chosen = window.batches() if batches is None else batches
+        chosen = window.batches(self._most_rows) if batches is None else batches
         return answer_batches(run, window.encoded, self._reader.pad, chosen)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:

@@ -25,7 +25,7 @@ from edgeformer.stages.evaluating import guarantee
 from edgeformer.stages.evaluating.choice import choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions
 from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
-from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.evaluating.predict import Confidence, predict
 from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -181,6 +181,27 @@ def promised(doubtful: Path, held_out: Callable[[int], Path], tmp_path_factory: 
         locate(str(folder), folder.parent), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
     )
     return folder
+
+
+def test_texts_of_an_int8_artifact_are_answered_one_by_one_as_they_were_when_it_was_promised(
+    promised: Path, tmp_path: Path
+) -> None:
+    """Its activations are scaled by the whole call: beside others, or padded, a text gets another answer."""
+    folder = Path(shutil.copytree(promised, tmp_path / "device"))
+    opened, narrow = Bundle.open(folder), "onnx-int8-step"
+    opened.record(opened.artifact(narrow).model_copy(update={"guarantee": guarantee_of(folder)}))
+    location = locate(str(folder), tmp_path)
+    texts = [row.text for row in synthetic_reviews(12, seed=3)]
+
+    def answers(*texts: str, confidence: Confidence) -> list[dict[str, object]]:
+        return [one.as_dict() for one in predict(location, texts, narrow, confidence)[1]]
+
+    alone = [answers(text, confidence="auto")[0] for text in texts]
+    assert answers(*texts, confidence="auto") == alone
+    thresholds = guarantee_of(folder, narrow)
+    assert thresholds is not None
+    together = answers(*texts, confidence=thresholds.thresholds["1"])
+    assert together != alone, "nothing is promised of it, so that it may take them together"
 
 
 @pytest.fixture

@@ -65,6 +65,14 @@ class Choice:
         """Rows that one call takes; None: any number."""
         return most_rows(self.artifact) if self.artifact is not None else None
 
+    @property
+    def heeds_neighbours(self) -> bool:
+        """INT8 scales activations by the whole call: what a text answers depends on those beside it, and on padding.
+
+        So what is promised of early exit is shown by single texts, and holds for single texts.
+        """
+        return self.artifact is not None and self.artifact.precision == "int8"
+
     def reader(self) -> TextReader:
         """How it reads text. Raises ArtifactError or DataError."""
         return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)

@@ -109,10 +109,7 @@ def _check(location: Location, bundle: Bundle) -> None:
 
 
 def _promised(choice: Choice, options: GuaranteeOptions, progress: Progress) -> ExitGuarantee:
-    assert choice.artifact is not None
-    # INT8 scales activations by the whole call: what a text answers depends on those beside it, so it is alone.
-    rows = options.rows if choice.artifact.precision != "int8" else _alone(options.rows)
-    scoring = Scoring(rows, progress)
+    scoring = Scoring(_alone(options.rows) if choice.heeds_neighbours else options.rows, progress)
     notes = scoring.notes(choice)[1]
     confidences, rights = notes.confidences(), notes.rights()
     found = promise(notes.exits, confidences, rights, options.max_drop, options.risk)

@@ -18,7 +18,6 @@ from edgeformer.stages.evaluating.choice import ONE_ANSWERS, Choice, choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
 from edgeformer.tasks.prediction import Answer
-from edgeformer.tasks.validation import in_pieces
 
 
 def predicts_vectors(location: Location) -> bool:
@@ -42,7 +41,7 @@ class Model:
         id: of the artifact, or ``torch``.
         provider: what computes.
         answering: how it answers.
-        run: its session's, for any number of rows.
+        run: its session's.
         guarantee: what early exit was promised to cost; None: no text leaves early, or not by those thresholds.
     """
 
@@ -134,10 +133,10 @@ def opened(
         early = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
     elif confidence is not None:
         early = dict.fromkeys(chosen.exits[:-1], float(confidence))
-    answering = Answering(owner.task, chosen.reader(), owner.data)
+    most_rows = 1 if guarantee is not None and chosen.heeds_neighbours else chosen.most_rows
+    answering = Answering(owner.task, chosen.reader(), owner.data, most_rows)
     with chosen.session(early=early) as session:
-        run = in_pieces(session.run, chosen.most_rows)
-        yield Model(chosen.id, session.provider, answering, run, guarantee)
+        yield Model(chosen.id, session.provider, answering, session.run, guarantee)
 
 
 def _step(location: Location, *, promised: bool) -> str:
