@@ -30,6 +30,7 @@ BATCH_ROWS, BATCH_TOKENS = 32, 4096
 """Of one call: on processors more rows are no faster, and need more memory."""
 EMPTY = "the text is empty"
 NOTHING_LEFT = "nothing is left of the text when it is cleaned"
+NO_NUMBER = "the model's answer is no number (overflow)"
 
 
 @dataclass(frozen=True)
@@ -132,16 +133,19 @@ class Answering:
         return answer_batches(run, window.encoded, self._reader.pad, chosen)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
-        """What each text gets, in their order."""
-        if not window.errors:
+        """What each text gets, in their order: an answer with a number in it that is none says nothing."""
+        logits = outputs["logits"].reshape(len(window.places), -1) if len(window.places) else np.empty((0, 1))
+        finite = np.isfinite(logits).all(axis=1)
+        if not window.errors and finite.all():
             return [*self._task.predictions(window.texts, outputs, window.cut, self._data)]
-        answers: list[Any] = [None] * len(window.texts)
+        answers: list[Any] = [Unanswered(text, NO_NUMBER) for text in window.texts]
         for place, error in window.errors.items():
             answers[place] = Unanswered(window.texts[place], error)
-        places = window.places.tolist()
+        places = window.places[finite].tolist()
         if places:
             given = [window.texts[place] for place in places]
-            found = self._task.predictions(given, outputs, window.cut, self._data)
+            whole = {name: array[finite] for name, array in outputs.items()}
+            found = self._task.predictions(given, whole, window.cut[finite], self._data)
             for place, prediction in zip(places, found, strict=True):
                 answers[place] = prediction
         return answers

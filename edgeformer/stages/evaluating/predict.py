@@ -77,7 +77,8 @@ def predict(
 ) -> tuple[str, list[Answer]]:
     """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
 
-    An empty text has an :class:`~edgeformer.tasks.prediction.Unanswered` in place of a prediction.
+    An empty text, and one to which the model answers with what is no number, have an
+    :class:`~edgeformer.tasks.prediction.Unanswered` in place of a prediction.
 
     Args:
         location: the run, the bundle, or both.
