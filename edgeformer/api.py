@@ -48,7 +48,7 @@ class Bundle(bundles.Bundle):
         Returns:
             Of a classifier a :class:`~edgeformer.tasks.classification.prediction.LabelPrediction` per text: label and
             probability; of an embedding model a :class:`~edgeformer.tasks.embedding.prediction.TextVector`. Of a text
-            with nothing in it an :class:`~edgeformer.tasks.prediction.Unanswered`.
+            with nothing in it, or whose answer is no number, an :class:`~edgeformer.tasks.prediction.Unanswered`.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.

@@ -158,12 +158,13 @@ class Bundle:
         path = self.folder / TARGETS_FILE
         return read_manifest(TargetRecords, path) if path.is_file() else TargetRecords()
 
-    def record(self, artifact: ArtifactManifest) -> Self:
-        """Write bundle.json anew with this entry in place of the one of its id, and open that.
+    def record(self, *artifacts: ArtifactManifest) -> Self:
+        """Write bundle.json anew with these entries in place of those of their ids, and open that.
 
         Raises ArtifactError: another process changed or is changing it, or its folder cannot be written.
         """
-        entries = tuple(artifact if entry.id == artifact.id else entry for entry in self.artifacts)
+        fresh = {artifact.id: artifact for artifact in artifacts}
+        entries = tuple(fresh.get(entry.id, entry) for entry in self.artifacts)
         with claiming(self.folder):
             if Bundle.open(self.folder).manifest != self.manifest:
                 raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed while it was worked on; start again")

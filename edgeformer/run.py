@@ -16,7 +16,7 @@ from typing_extensions import Self
 from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.formats import workspace
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import read_at_most
+from edgeformer.formats.files import read_at_most, whole
 from edgeformer.formats.manifest import RunManifest, RunStatus
 from edgeformer.machine.leftovers import restore_folder
 from edgeformer.machine.lock import owned
@@ -166,7 +166,7 @@ class Location:
     @property
     def argument(self) -> str:
         """What the command line would find the run by; ``RUN`` where only a bundle is at hand."""
-        return self.run.name if self.run is not None else "RUN"
+        return whole(self.run).name if self.run is not None else "RUN"
 
     @property
     def reports(self) -> Path:
@@ -273,12 +273,12 @@ def is_there(path: Path) -> bool:
 
 
 def _of_file(file: Path) -> Location:
-    whole, folder = file.resolve(), bundle_around(file)
+    resolved, folder = file.resolve(), bundle_around(file)
     if folder is None:
         hint = f"; make one of it: edgeformer wrap {file} -o BUNDLE" if file.suffix == ".onnx" else ""
         beside = f"no {workspace.BUNDLE_FILE} beside it or above it"
         raise ArtifactError(f"{file}: is not inside a bundle ({beside}){hint}")
-    bundle, name = Bundle.open(folder), whole.relative_to(folder).as_posix()
+    bundle, name = Bundle.open(folder), resolved.relative_to(folder).as_posix()
     for artifact in bundle.artifacts:
         if name in (artifact.file, *artifact.parts.values()):
             return Location(run_around(folder), folder, artifact.id, bundle)

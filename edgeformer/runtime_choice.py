@@ -1,7 +1,7 @@
 """runtimes.json: which runtime a search found fastest on this machine, for what answers texts later on.
 
-It lies among the reports, and holds for the processor and the very bundle that were measured: elsewhere nothing is
-chosen by it.
+It lies among the reports, and holds for the processor and the very files that were measured: elsewhere nothing is
+chosen by it. What else bundle.json says of these files (what `edgeformer exits` promises) does not touch it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOISE = 0.975
 
 
 class RuntimeChoice(Frozen):
-    """What a search found."""
+    """What a search found. ``bundle``: :attr:`BundleFiles.fingerprint` (of earlier versions the manifest's sha256)."""
 
     format_version: Literal[1] = 1
     processor: str
@@ -57,7 +57,7 @@ def remember(report: Report, location: Location) -> None:
             found[artifact.id] = min(exact, key=lambda one: _cost(one, usual)).provider
     choice = RuntimeChoice(
         processor=cpu_name(),
-        bundle=bundle.manifest.manifest_sha256,
+        bundle=bundle.contents.fingerprint,
         device=report.device,
         created=report.created,
         providers=found,
@@ -84,7 +84,7 @@ def fastest_here(location: Location) -> dict[str, str]:
         return {}
     choice = parse_manifest(RuntimeChoice, path, read_json_bytes(path))
     bundle = location.open_bundle()
-    if (choice.processor, choice.bundle) != (cpu_name(), bundle.manifest.manifest_sha256):
+    if (choice.processor, choice.bundle) != (cpu_name(), bundle.contents.fingerprint):
         return {}
     return {
         artifact.id: provider

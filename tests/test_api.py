@@ -62,6 +62,15 @@ def test_what_it_offers_is_listed_and_nothing_else() -> None:
     assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
 
 
+def test_the_commands_that_are_functions_are_told_alike() -> None:
+    """README once said that all of them are."""
+    told = re.search(r"Python programs call\s+(.*?) as functions", README.read_text(encoding="utf-8"), re.DOTALL)
+    table = re.findall(r"^\| .* \| `(\w+)` \|$", (README.parent / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
+    assert told is not None and set(re.findall(r"`(\w+)`", told[1])) == set(table)
+    of_both = {*dir(edgeformer), *dir(edgeformer.Bundle), *dir(edgeformer.Run)}
+    assert table and set(table) <= of_both
+
+
 def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
     run = edgeformer.open(str(OLD / "classifier-v1"))
     assert isinstance(run, edgeformer.Run) and isinstance(run.bundle, edgeformer.Bundle)

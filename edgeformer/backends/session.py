@@ -59,6 +59,10 @@ class Session(Protocol):
         """How the runtime says that it was told to compute, for the record; empty: it has nothing to say."""
         return {}
 
+    def most_tokens(self) -> int | None:
+        """Tokens of each text that one call takes, where that may be fewer than the model does; None: not known."""
+        return None
+
     def caveats(self) -> tuple[str, ...]:
         """What a reader of this session's figures must be told: nodes that something else computes."""
         return ()

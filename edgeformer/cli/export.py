@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -201,6 +200,7 @@ def _telling_what_is_left(bundle: Path) -> Iterator[None]:
     """
     from edgeformer.formats.files import sha256_of
     from edgeformer.formats.workspace import BUNDLE_FILE
+    from edgeformer.machine.signals import catching
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -209,19 +209,14 @@ def _telling_what_is_left(bundle: Path) -> Iterator[None]:
         return sha256_of(bundle / BUNDLE_FILE) if (bundle / BUNDLE_FILE).is_file() else None
 
     before = manifest()
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # Windows has two of them, POSIX three
-    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    previous = {number: signal.signal(number, stop) for number in signals}
     try:
-        yield
+        with catching(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
+            yield
     except KeyboardInterrupt:
         left = f"{bundle} is as it was before" if before is not None else f"there is no {bundle}"
         if manifest() != before:
             left = f"{bundle} was complete already"
         raise InterruptedRun(f"interrupted; {left}") from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
@@ -259,6 +254,7 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
+    from edgeformer.formats.files import whole
     from edgeformer.reporting.canvas import NO_PICTURE
     from edgeformer.reporting.tables import artifact_table
 
@@ -275,5 +271,5 @@ def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
     console.print(f"bundle {folder}", soft_wrap=True, markup=False)
     console.print(f"plot   {picture or NO_PICTURE}", soft_wrap=True, markup=False)
     leak = " --allow-leak" if bundle.leaks else ""
-    run = folder if bundle.wrapped is not None else folder.parent.name
+    run = folder if bundle.wrapped is not None else whole(folder).parent.name
     console.print(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}", markup=False)

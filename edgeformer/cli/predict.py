@@ -76,7 +76,7 @@ def command(
 ) -> None:
     """Classify texts with an exported artifact, or compare them with an embedding model (no torch needed).
 
-    A text with nothing in it gets an error in place of an answer, and the exit code is 3.
+    A text with nothing in it, or whose answer is no number, gets an error in place of an answer; the exit code is 3.
 
     Examples:
 

@@ -129,6 +129,15 @@ class Network(ABC):
             EdgeformerError: torch cannot export it.
         """
 
+    def trace_trimmed(self, model: Any, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
+        """As :meth:`trace`, without steps, of a model that :meth:`trim` made.
+
+        Args:
+            whole: of the model that it was made of, as it is now; None: these could not be traced. The graphs are the
+                same to the bit, whether something of them is used again or all is traced anew.
+        """
+        return self.trace(model, inputs, steps=False)
+
     def whole(self, model: Any) -> nn.Module:
         """The model as one module from inputs to the last exit's logits."""
         module: nn.Module = model

@@ -71,6 +71,7 @@ class Graphs:
         decode: of a model that writes text: a graph with caches.
         shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
         row_scales: in INT8, activations need a scale per position: some positions are far larger than others.
+        pieces: what was traced of them, by name, where that serves to make the graphs of a trimmed vocabulary.
     """
 
     exits: onnx_ir.Model
@@ -78,6 +79,7 @@ class Graphs:
     decode: onnx_ir.Model | None = None
     shared_weights: bool = False
     row_scales: bool = False
+    pieces: Mapping[str, onnx_ir.Model] = field(default_factory=dict)
 
 
 class Piece(nn.Module):

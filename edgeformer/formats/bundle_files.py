@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -43,6 +44,12 @@ class BundleFiles:
         artifacts = self._manifest.artifacts
         own = {a.file: a.sha256 for a in artifacts if a.file is not None and a.sha256 is not None}
         return {**self._manifest.files, **own}
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over names and checksums of those files: of what runs, whatever else the manifest says of it."""
+        listed = "".join(f"{sha256} {name}\n" for name, sha256 in sorted(self.checksums.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()
 
     def inspect(self, name: str) -> FileCheck:
         """Compare a file with the manifest.

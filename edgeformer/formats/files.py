@@ -35,12 +35,19 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def whole(path: Path) -> Path:
+    """The same path with all its parts: ``.`` and ``..`` have no name of their own, and nothing lies beside them."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links, and a link itself may be replaced
+
+
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole.
 
-    A process that is killed between the two renames leaves it aside: the next one puts it back.
+    A process that is killed between the two renames leaves it aside: the next one puts it back. Who works in the old
+    folder works in the new one afterwards.
     """
+    path, working = whole(path), _working_folder()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
     aside: Path | None = None
@@ -52,6 +59,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=ASIDE, dir=path.parent))
             path.replace(aside / path.name)
         temporary.replace(path)
+        if working is not None and working.is_relative_to(path) and working.is_dir():
+            os.chdir(working)
     finally:
         if aside is not None:
             if not path.exists() and (aside / path.name).exists():
@@ -107,6 +116,14 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _working_folder() -> Path | None:
+    """Of this process; None: it was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
 
 
 def _umask() -> int:

@@ -58,6 +58,10 @@ def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
         ) from None
 
 
+NEW_RUN = ".new-run."
+"""How the folder is called in which a new run is begun, until it appears under its own name."""
+
+
 def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
     """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
 

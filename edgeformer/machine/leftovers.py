@@ -6,12 +6,12 @@ import glob
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import ASIDE, TEMPORARY, replacing
+from edgeformer.formats.files import ASIDE, TEMPORARY, replacing, whole
 from edgeformer.machine.lock import LOCK_FILE, LockedError, claiming
 
 _SWAP_S = 5.0
@@ -28,7 +28,7 @@ def restore_folder(path: Path) -> None:
         ArtifactError: the folder around it cannot be written.
         OSError: it cannot be put back for another reason.
     """
-    deadline = time.monotonic() + _SWAP_S
+    path, deadline = whole(path), time.monotonic() + _SWAP_S
     while not path.exists() and any(_set_aside(path)):
         try:
             with claiming(path):
@@ -45,6 +45,7 @@ def remove_leftovers(path: Path) -> None:
     Raises:
         OSError: what was moved aside cannot be put back.
     """
+    path = whole(path)
     _put_back(path)
     for suffix in (ASIDE, TEMPORARY):
         for left in path.parent.glob(f".{glob.escape(path.name)}.*{suffix}"):
@@ -87,6 +88,33 @@ def replacing_alone(path: Path) -> Iterator[Path]:
             left.unlink()
         with replacing(path) as temporary:
             yield temporary
+
+
+def new_folder(prefix: str, free: Callable[[], Path], fill: Callable[[Path], None]) -> Path:
+    """Make a folder that appears complete, under a name that nobody has; returns it.
+
+    Args:
+        prefix: as of :func:`temporary_folder`; the folder is filled in such a one.
+        free: the folder to make, which is not there; asked again where another process was faster. It may refuse.
+        fill: makes what is in the folder that it is given, which is called as it will be.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent = free().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(parent, prefix) as around:
+        while True:
+            folder = free()
+            beginning = around / folder.name
+            beginning.mkdir()
+            fill(beginning)
+            try:
+                return beginning.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+                shutil.rmtree(beginning)  # another process was faster
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import whole
 
 LOCK_FILE = ".lock"
 _SAME_START_S = 2.0  # processes start at whole clock ticks, and a boot's moment is known to the second
@@ -67,7 +68,7 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
         LockedError: another process does; the message names it.
         ArtifactError: the folder around it cannot be written.
     """
-    return _held(path.with_name(f".{path.name}{LOCK_FILE}"), path, "is being replaced")
+    return _held(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
 
 
 @contextlib.contextmanager

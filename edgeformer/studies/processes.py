@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgeformer.machine.host import default_threads, usable_cores
+from edgeformer.machine.signals import catching
 
 
 def environment(jobs: int) -> dict[str, str]:
@@ -51,17 +50,9 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """SIGTERM, and a terminal that is gone, end the block as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
-    try:
+    with catching(("SIGTERM", "SIGHUP"), stop):
         yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

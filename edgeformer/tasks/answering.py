@@ -30,6 +30,7 @@ BATCH_ROWS, BATCH_TOKENS = 32, 4096
 """Of one call: on processors more rows are no faster, and need more memory."""
 EMPTY = "the text is empty"
 NOTHING_LEFT = "nothing is left of the text when it is cleaned"
+NO_NUMBER = "the model's answer is no number (overflow)"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Window:
     places: Int64s
     errors: dict[int, str]
 
-    def batches(self) -> list[Int64s]:
-        """Row numbers of each call: rows of similar length, the longest first."""
-        return cut_batches(self.encoded.lengths, BATCH_ROWS, BATCH_TOKENS) if len(self.encoded) else []
+    def batches(self, most: int = BATCH_ROWS) -> list[Int64s]:
+        """Row numbers of each call, ``most`` at most: rows of similar length, the longest first."""
+        return cut_batches(self.encoded.lengths, most, BATCH_TOKENS) if len(self.encoded) else []
 
 
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
@@ -89,10 +90,12 @@ class Answering:
         task: the model's.
         reader: how it reads.
         data: the model's, for labels and the longest text.
+        most_rows: of one call; None: as many as are worth while.
     """
 
-    def __init__(self, task: Task, reader: TextReader, data: DataSection) -> None:
+    def __init__(self, task: Task, reader: TextReader, data: DataSection, most_rows: int | None = None) -> None:
         self._task, self._reader, self._data = task, reader, data
+        self._most_rows = min(BATCH_ROWS, most_rows or BATCH_ROWS)
 
     def pairs_problem(self, *, pairs: bool) -> str | None:
         """See :func:`pairs_problem`."""
@@ -126,20 +129,23 @@ class Answering:
             window: the rows.
             batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
         """
-        chosen = window.batches() if batches is None else batches
+        chosen = window.batches(self._most_rows) if batches is None else batches
         return answer_batches(run, window.encoded, self._reader.pad, chosen)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
-        """What each text gets, in their order."""
-        if not window.errors:
+        """What each text gets, in their order: an answer with a number in it that is none says nothing."""
+        logits = outputs["logits"].reshape(len(window.places), -1) if len(window.places) else np.empty((0, 1))
+        finite = np.isfinite(logits).all(axis=1)
+        if not window.errors and finite.all():
             return [*self._task.predictions(window.texts, outputs, window.cut, self._data)]
-        answers: list[Any] = [None] * len(window.texts)
+        answers: list[Any] = [Unanswered(text, NO_NUMBER) for text in window.texts]
         for place, error in window.errors.items():
             answers[place] = Unanswered(window.texts[place], error)
-        places = window.places.tolist()
+        places = window.places[finite].tolist()
         if places:
             given = [window.texts[place] for place in places]
-            found = self._task.predictions(given, outputs, window.cut, self._data)
+            whole = {name: array[finite] for name, array in outputs.items()}
+            found = self._task.predictions(given, whole, window.cut[finite], self._data)
             for place, prediction in zip(places, found, strict=True):
                 answers[place] = prediction
         return answers

@@ -26,7 +26,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A text, or a pair, that a model was not asked about.
+    """A text, or a pair, that a model was not asked about, or has no answer to.
 
     Attributes:
         text: as it was given; of a pair both.

@@ -29,6 +29,8 @@ from edgeformer.machine.cuda_driver import Device
 CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 VERSION = "1.7.1"
 LONGEST = 64
+AT_ONCE = LONGEST
+"""Tokens that one call takes, of a text of up to LONGEST: an engine is built for the longest text of its recipe."""
 
 _ADDRESSES = count(1000)
 _MEMORY: dict[int, np.ndarray[Any, Any]] = {}
@@ -103,7 +105,7 @@ class StandInEngine:
         return "in" if name in self._inputs else "out"
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        sizes = {"batch": (1, 1, 16), "sequence": (1, 1, LONGEST), "past": (0, 8, LONGEST - 1)}
+        sizes = {"batch": (1, 1, 16), "sequence": (1, 1, AT_ONCE), "past": (0, 8, LONGEST - 1)}
         columns = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in self._axes(name)]
         return [tuple(column[which] for column in columns) for which in range(3)]
 

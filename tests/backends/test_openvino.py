@@ -112,7 +112,7 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     location = locate(str(run), run.parent)
     assert fastest_here(location) == {}
     choice = RuntimeChoice(
-        processor=cpu_name(), bundle=location.open_bundle().manifest.manifest_sha256, device="host", created="now",
+        processor=cpu_name(), bundle=location.open_bundle().contents.fingerprint, device="host", created="now",
         providers={"onnx-fp32": CPU},
     )  # fmt: skip
     location.reports.mkdir(exist_ok=True)
@@ -120,7 +120,10 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     assert fastest_here(location) == {"onnx-fp32": CPU}
     with opened(location, "onnx-fp32") as model:
         assert model.provider == CPU
-    for other in ({"processor": "another one"}, {"bundle": "another one"}):
+    bundle = location.open_bundle()
+    bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "what somebody says of it"}))
+    assert fastest_here(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
+    for other in ({"processor": "another one"}, {"bundle": "another one"}, {"bundle": None}):
         write_json(location.reports / FILE, choice.model_copy(update=other))
         assert fastest_here(location) == {}
 

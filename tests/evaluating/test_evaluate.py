@@ -81,6 +81,17 @@ def test_truncated_graph_is_refused(finished_run: Path, tmp_path: Path) -> None:
         evaluate(locate(str(tmp_path / "device"), tmp_path), EvaluateOptions())
 
 
+def test_what_was_scored_is_kept_when_a_later_artifact_fails(finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    (run / "evaluation.json").unlink(missing_ok=True)
+    graph = run / "bundle" / "onnx" / "model_fp16.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="model_fp16"):
+        evaluate(locate(str(run), tmp_path), EvaluateOptions(artifact="all"))
+    kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["artifact"] for row in kept} == {"onnx-fp32"}
+
+
 def test_predictions(finished_run: Path) -> None:
     location = locate(str(finished_run), finished_run.parent)
     artifact, found = predict(location, ["Wonderful!!! <br /> I loved it", "terrible, awful, boring " * 40])

@@ -21,9 +21,11 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.run import locate
+from edgeformer.stages.evaluating import guarantee
+from edgeformer.stages.evaluating.choice import choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions
 from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
-from edgeformer.stages.evaluating.predict import predict
+from edgeformer.stages.evaluating.predict import Confidence, predict
 from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -146,6 +148,16 @@ def test_a_bundle_alone_gets_thresholds_that_predict_uses(
     assert document["artifact"] == STEP and document["guarantee"]["thresholds"] == found.thresholds
 
 
+def test_in_the_bundle_itself(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    rows = ("--data", str(held_out(ROWS)), "--max-drop", "8%", "--risk", "10%", "--artifact", STEP)
+    edgeformer("exits", ".", *rows)
+    assert guarantee_of(bundle) is not None
+    assert not [path.name for path in (*bundle.glob("*.lock"), *bundle.parent.glob(".*"))]
+
+
 def test_predict_says_what_it_promises(
     bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +181,27 @@ def promised(doubtful: Path, held_out: Callable[[int], Path], tmp_path_factory: 
         locate(str(folder), folder.parent), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
     )
     return folder
+
+
+def test_texts_of_an_int8_artifact_are_answered_one_by_one_as_they_were_when_it_was_promised(
+    promised: Path, tmp_path: Path
+) -> None:
+    """Its activations are scaled by the whole call: beside others, or padded, a text gets another answer."""
+    folder = Path(shutil.copytree(promised, tmp_path / "device"))
+    opened, narrow = Bundle.open(folder), "onnx-int8-step"
+    opened.record(opened.artifact(narrow).model_copy(update={"guarantee": guarantee_of(folder)}))
+    location = locate(str(folder), tmp_path)
+    texts = [row.text for row in synthetic_reviews(12, seed=3)]
+
+    def answers(*texts: str, confidence: Confidence) -> list[dict[str, object]]:
+        return [one.as_dict() for one in predict(location, texts, narrow, confidence)[1]]
+
+    alone = [answers(text, confidence="auto")[0] for text in texts]
+    assert answers(*texts, confidence="auto") == alone
+    thresholds = guarantee_of(folder, narrow)
+    assert thresholds is not None
+    together = answers(*texts, confidence=thresholds.thresholds["1"])
+    assert together != alone, "nothing is promised of it, so that it may take them together"
 
 
 @pytest.fixture
@@ -264,6 +297,33 @@ def test_exits_that_cost_too_much_are_refused(
     assert guarantee_of(bundle) is None
 
 
+def test_nothing_is_written_where_one_of_the_artifacts_can_promise_nothing(
+    bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
+) -> None:
+    opened = Bundle.open(bundle)
+    other = opened.artifact(STEP).model_copy(update={"id": "onnx-fp32-step-too"})
+    seal(bundle, opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, other)}))
+    steps = [one.id for one in Bundle.open(bundle).built("step")]
+    assert steps[0] == STEP and steps[-1] == other.id
+    before = (bundle / "bundle.json").read_bytes()
+    promise = guarantee.promise
+    tried: list[Any] = []
+
+    def promise_at_first(*rows: Any) -> Any:
+        tried.append(rows)
+        return promise(*rows) if len(tried) == 1 else None
+
+    monkeypatch.setattr(guarantee, "promise", promise_at_first)
+    rows = ("--data", str(held_out(ROWS)), "--max-drop", "8%", "--risk", "10%")
+    assert "wherever a text leaves" in edgeformer("exits", str(bundle), *rows, code=2)
+    assert len(tried) == 2 and (bundle / "bundle.json").read_bytes() == before
+    monkeypatch.setattr(guarantee, "promise", promise)
+    both = [one for one in choose(locate(str(bundle), bundle.parent), "all") if one.id in (STEP, other.id)]
+    monkeypatch.setattr(guarantee, "choose", lambda *_: both)
+    edgeformer("exits", str(bundle), *rows)
+    assert guarantee_of(bundle) is not None and guarantee_of(bundle, other.id) is not None
+
+
 def test_without_a_promise_auto_is_refused(bundle: Path, edgeformer: Edgeformer) -> None:
     said = edgeformer("predict", str(bundle), "a film", "--confidence", "auto", code=2)
     assert "edgeformer exits" in said and "--confidence 0.95" in said
@@ -281,6 +341,7 @@ def test_without_a_promise_auto_is_refused(bundle: Path, edgeformer: Edgeformer)
         (("--max-drop", "0.01"), "per cent"),
         (("--split", "train"), "not trained on"),
         (("--artifact", "onnx-fp32"), "one graph"),
+        (("--runtime", "all"), "one of them answers; name it"),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], why: str, bundle: Path, edgeformer: Edgeformer) -> None:

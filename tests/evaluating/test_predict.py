@@ -15,8 +15,11 @@ import pytest
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.run import locate
 from edgeformer.stages.evaluating.predict import predict
+from tests.cli.in_process import in_process
 
 OLD = Path(__file__).parents[1] / "old_format"
+LONG = 12
+"""Tokens."""
 TEXTS = ["a fine film", "dull and long", "neither good nor bad, and much too long for its own good"]
 
 
@@ -54,6 +57,53 @@ def test_texts_are_encoded_once_and_run_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(OnnxSession, "run", counted)
     assert predict(location, TEXTS)[1] == expected
     assert encoded == [3] and ran == [3]
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that answer texts of more than LONG tokens with what is no number."""
+    real_run = OnnxSession.run
+
+    def run(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = real_run(session, inputs)
+        lengths = inputs["attention_mask"].sum(axis=1)
+        outputs["logits"][lengths > LONG] = np.nan, np.inf
+        return outputs
+
+    monkeypatch.setattr(OnnxSession, "run", run)
+
+
+@pytest.mark.usefixtures("overflowing")
+def test_what_is_no_number_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A label was given for it: the first one, with the probability NaN, which is no JSON either."""
+    run, texts = in_process(monkeypatch, capsys), ["a fine film", "long " * LONG, "", "dull"]
+    model = str(OLD / "classifier-v1")
+    why = "the model's answer is no number (overflow)"
+    errors = [None, why, "the text is empty", None]
+    document = json.loads(run("predict", model, *texts, "--json", code=3))
+    assert [one.get("error") for one in document["predictions"]] == errors
+    assert {one["label"] for one in document["predictions"] if "label" in one} <= {"positive", "negative"}
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    command = ("predict", model, "--file", str(file), "--output", str(tmp_path / "out.csv"), "--json")
+    assert json.loads(run(*command, code=3))["errors"] == 2
+    assert why in (tmp_path / "out.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("overflowing")
+def test_where_nothing_is_a_number_a_file_has_its_columns_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LONG", 0)
+    file, out = tmp_path / "texts.txt", tmp_path / "out.csv"
+    file.write_text("a fine film\n", encoding="utf-8")
+    in_process(monkeypatch, capsys)(
+        "predict", str(OLD / "classifier-v1"), "--file", str(file), "--output", str(out), code=3
+    )
+    head, row = out.read_text(encoding="utf-8").splitlines()
+    assert head.startswith("text,label,probability") and row.endswith("the model's answer is no number (overflow)")
 
 
 def test_more_texts_than_a_batch_keep_their_order() -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx_ir
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -14,11 +15,15 @@ from tokenizers import Tokenizer
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
+from edgeformer.families.encoder import graphs
 from edgeformer.families.encoder.model import EncoderClassifier
 from edgeformer.families.encoder.network import NETWORK
 from edgeformer.families.network import count_parameters
+from edgeformer.families.norms import half_for_export
+from edgeformer.families.tracing import GraphSpec, export_graph
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.stages.exporting.bundle_folder import trimmed_companions
+from edgeformer.stages.exporting.graph_files import write_graph
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
 
@@ -36,6 +41,10 @@ def trimmed(original: Tokenizer) -> Trimmed:
 
 @pytest.fixture(scope="module")
 def model(original: Tokenizer) -> EncoderClassifier:
+    return classifier(original)
+
+
+def classifier(original: Tokenizer) -> EncoderClassifier:
     torch.manual_seed(0)
     return EncoderClassifier(
         vocab_size=original.get_vocab_size(),
@@ -71,6 +80,33 @@ def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClass
     assert small.cos is model.cos
     assert not small.training
     assert torch.equal(small.tokens.weight, model.tokens.weight[torch.from_numpy(trimmed.kept)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_graphs_are_the_same_to_the_last_byte_although_only_the_table_is_traced_again(
+    original: Tokenizer, trimmed: Trimmed, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = classifier(original)
+    small = NETWORK.trim(built, torch.from_numpy(trimmed.kept))
+    for one in (built, small) if precision == "fp16" else ():
+        half_for_export(one)
+    names = ("input_ids", "attention_mask")
+    whole = NETWORK.trace(built, names, steps=True)
+    write_graph(whole.exits, tmp_path / "whole.onnx")
+    write_graph(NETWORK.trace(small, names, steps=False).exits, tmp_path / "anew.onnx")
+    again: list[str] = []
+
+    def counted(spec: GraphSpec) -> onnx_ir.Model:
+        again.append(",".join(spec.outputs))
+        return export_graph(spec)
+
+    monkeypatch.setattr(graphs, "export_graph", counted)
+    write_graph(NETWORK.trace_trimmed(small, names, whole).exits, tmp_path / "again.onnx")
+    assert again == ["state"], "embed alone"
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "anew.onnx").read_bytes()
+    before = (tmp_path / "whole.onnx").read_bytes()
+    write_graph(whole.exits, tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").read_bytes() == before, "what is used again is left as it was"
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeformer.backends import Builder, builder_named
+from edgeformer.backends import Builder, Unavailable, builder_named
 from edgeformer.backends.backend import BuildJob, Target
 from edgeformer.bundle import Bundle
+from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.stages.exporting.wrapped import export_wrapped
 from edgeformer.stages.verifying.verify import verify
@@ -47,7 +48,7 @@ def test_fp16_and_int8(bundle: Path) -> None:
         "onnx-int8": ("built", None),
     }
     opened = Bundle.open(bundle)
-    whole, half, eighth = opened.artifacts
+    whole, eighth, half = opened.artifacts
     assert sha256_of(bundle / "onnx/model.onnx") == before
     assert whole.sharing and half.sharing and eighth.sharing
     assert half.sharing.weight_bytes < 0.6 * whole.sharing.weight_bytes
@@ -64,7 +65,7 @@ def test_what_is_there_stays_reports_too(bundle: Path) -> None:
     (bundle / "reports").mkdir()
     (bundle / "reports/host.json").write_text("{}")
     half = sha256_of(bundle / "onnx/model_fp16.onnx")
-    assert list(export(bundle, int8=True)) == ["onnx-fp32", "onnx-fp16", "onnx-int8"]
+    assert list(export(bundle, int8=True)) == ["onnx-fp32", "onnx-int8", "onnx-fp16"]
     assert sha256_of(bundle / "onnx/model_fp16.onnx") == half and (bundle / "reports/host.json").is_file()
     notes = Bundle.open(bundle).manifest.notes
     assert [note.partition(":")[0] for note in notes] == ["golden inputs", "FP16", "INT8"]
@@ -106,6 +107,8 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
     [
         ({"exits": "all"}, "--exit: .* nobody knows loops"),
         ({"vocab_trim": True}, "--vocab-trim"),
+        ({"vocab_keep": 0}, "--vocab-keep"),
+        ({"vocab_max": 9}, "--vocab-max"),
         ({"build": ("tensorrt",)}, "which device"),
     ],
 )
@@ -128,6 +131,80 @@ def test_engines_get_the_shapes_of_the_inputs(bundle: Path, monkeypatch: pytest.
     monkeypatch.setattr(type(builder), "build", build)
     export(bundle, build=("tensorrt",), target="rtx4050")
     assert jobs[0].shapes["input_ids"] == ((1, 1), (1, 64), (16, 512)) and jobs[0].precision == "fp32"
+
+
+def no_plan(self: Builder, device: DeviceProfile) -> Unavailable:
+    return Unavailable("tensorrt-rtx", "no builder today")
+
+
+class TestEngines:
+    """Of a builder that writes a file for whichever device is named; what it builds can run nowhere."""
+
+    @pytest.fixture(autouse=True)
+    def builder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def build(self: Builder, target: Target, job: BuildJob) -> list[ArtifactManifest]:
+            file = f"engines/model.{target.device}.engine"
+            (job.bundle / file).unlink(missing_ok=True)
+            (job.bundle / file).write_text(f"for {target.device}")
+            entry = ArtifactManifest(id="tensorrt-rtx-fp32", file=file, format="tensorrt-rtx", precision="fp32",
+                                     status="built", sha256=sha256_of(job.bundle / file))  # fmt: skip
+            return [entry]
+
+        kind = type(builder_named("tensorrt"))
+        monkeypatch.setattr(kind, "plan", lambda self, device: Target("tensorrt-rtx", device.name, "8.9"))
+        monkeypatch.setattr(kind, "build", build)
+
+    def built(self, bundle: Path, device: str = "rtx4050", **options: object) -> ArtifactManifest:
+        export(bundle, build=("tensorrt",), target=device, **options)
+        return Bundle.open(bundle).artifact("tensorrt-rtx-fp32")
+
+    def test_one_that_cannot_be_built_again_stays(self, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.built(bundle)
+        monkeypatch.setattr(type(builder_named("tensorrt")), "plan", no_plan)
+        left = self.built(bundle)
+        assert (left.status, left.kept, left.file) == ("built", True, "engines/model.rtx4050.engine")
+        assert left.reason == "kept; it cannot be made again: no builder today"
+        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
+        export(bundle, fp16=True)
+        assert Bundle.open(bundle).artifact(left.id).reason is None, "nobody asked for it this time"
+
+    def test_one_whose_successor_is_rejected_leaves_no_file(
+        self, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = self.built(bundle)
+        failed = known.model_copy(update={"status": "rejected", "file": None, "sha256": None, "reason": "refused"})
+        monkeypatch.setattr(type(builder_named("tensorrt")), "build", lambda *_: [failed])
+        assert self.built(bundle).status == "rejected"
+        assert not (bundle / str(known.file)).exists()
+        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
+
+    def test_one_for_another_device_is_not_lost_unasked(self, bundle: Path) -> None:
+        before = self.built(bundle, "rtx4050")
+        with pytest.raises(
+            InputError, match=r"would lose tensorrt-rtx-fp32 .*another device than --target jetson-orin-nano"
+        ):
+            self.built(bundle, "jetson-orin-nano-8gb")
+        assert Bundle.open(bundle).artifact(before.id) == before and (bundle / str(before.file)).is_file()
+        after = self.built(bundle, "jetson-orin-nano-8gb", replace=True)
+        assert after.file == "engines/model.jetson-orin-nano-8gb.engine" and not (bundle / str(before.file)).exists()
+        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
+
+
+def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) -> None:
+    export(bundle, fp16=True)
+    assert list(export(bundle, int8=True, replace=True)) == ["onnx-fp32", "onnx-int8"]
+    assert not (bundle / "onnx/model_fp16.onnx").exists()
+    notes = Bundle.open(bundle).manifest.notes
+    assert [note.partition(":")[0] for note in notes] == ["golden inputs", "INT8"]
+    assert verify(Bundle.open(bundle)).exit_code == 0
+
+
+@pytest.mark.parametrize("flag", ["fp16", "int8", "int4"])
+def test_a_graph_that_is_narrow_already_gets_no_narrower(bundle: Path, tmp_path: Path, flag: str) -> None:
+    export(bundle, fp16=True)
+    wrap(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
+    with pytest.raises(InputError, match="its graph is FP16 already; give the FP32 one to wrap"):
+        export(tmp_path / "half", **{flag: True})
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +260,8 @@ class TestClassifiers:
         [
             ({"labels": ("a", "b", "c")}, "of 64 rows and 3 labels"),
             ({"labels": ("a",)}, "two labels or more"),
+            ({"labels": ("good", "good")}, "--labels good,good: gives a name twice; needs 2 different names"),
+            ({"labels": ("good", "", "bad")}, "--labels good,,bad: has a class without a name; name all 3"),
             ({"tokenizer": None}, "belong together"),
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],
@@ -204,6 +283,21 @@ def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
     assert (narrow["id"], narrow["file"], narrow["precision"]) == ("onnx-int4", "onnx/model_q4.onnx", "int4")
     assert narrow["sharing"]["stored_parameters"] <= base["sharing"]["stored_parameters"]
     assert sum(narrow["quantized"].values()) > 0
+
+
+def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``.`` has no name to put a lock or a new folder beside; and what one stands in is another folder afterwards."""
+    monkeypatch.chdir(bundle)
+    assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
+    assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
+    assert verify(Bundle.open(Path())).exit_code == 0
+    made = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
+    assert [artifact.id for artifact in made.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
+    (bundle / "onnx").mkdir(exist_ok=True)
+    monkeypatch.chdir(bundle / "onnx")
+    export(Path(".."), fp16=True)
+    assert Path("model_fp16.onnx").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "theirs"]
 
 
 def test_the_command(bundle: Path, tmp_path: Path) -> None:

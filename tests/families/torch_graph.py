@@ -28,6 +28,8 @@ class TorchGraph:
         shape = (rows, *(0 if axis in axes else size for axis, size in enumerate(example.shape) if axis))
         return example.new_zeros(shape).numpy()
 
+    def most_tokens(self) -> None: ...
+
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         arguments = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in self.inputs]
         for name, given in zip(self.inputs, arguments, strict=True):

@@ -23,8 +23,11 @@ from edgeformer.families import load_recipe
 from edgeformer.families.card import model_card
 from edgeformer.families.saving import load_model
 from edgeformer.formats.errors import ArtifactError, DataError, InputError
+from edgeformer.formats.manifest import RunManifest
+from edgeformer.formats.recipe import Recipe
 from edgeformer.run import locate, read_run
 from edgeformer.stages.generating.generate import GenerateOptions, generate
+from edgeformer.stages.importing import imported_run
 from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 from tests.families.crt_oracle import Oracle, public_weights, small_config
@@ -94,6 +97,29 @@ def test_what_the_run_holds(tmp_path: Path, weights: dict[str, Tensor], tokenize
     }
     assert {path.name for path in (run / "model").iterdir()} == names
     assert [path.name for path in run.parent.iterdir()] == ["theirs"]  # nothing temporary is left
+
+
+@pytest.mark.parametrize("name", ["theirs", None])
+def test_a_run_of_the_same_name_that_was_faster_stays(
+    tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster = tmp_path / "artifacts" / (name or "crt_imported-001")
+
+    def card(manifest: RunManifest, recipe: Recipe) -> str:
+        """While this import writes its model, another one is done."""
+        faster.mkdir(exist_ok=True)
+        (faster / "run.json").write_text("theirs", encoding="utf-8")
+        return model_card(manifest, recipe)
+
+    monkeypatch.setattr(imported_run, "model_card", card)
+    if name is not None:
+        with pytest.raises(InputError, match="exists already; choose another name"):
+            imported(tmp_path, weights, tokenizer, name=name)
+    else:
+        run = imported(tmp_path, weights, tokenizer)
+        assert run.name == read_run(run).run == "crt_imported-002"
+    assert (faster / "run.json").read_text(encoding="utf-8") == "theirs"
+    assert not list(faster.parent.glob(".*"))
 
 
 def test_golden_inputs_are_the_built_in_text(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from edgeformer.formats.errors import InputError
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
     """The decode graph: every token takes all loops, in one call.
 
-    A state is what that call takes (``input_ids`` and ``position_ids``), behind it ``logits``.
+    A state is what that call takes (``input_ids`` and ``position_ids``), behind it ``logits``: of the last call, where
+    the tokens took several.
 
     Args:
         graph: the opened decode graph; several engines may share it.
@@ -39,9 +40,11 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         kept = self._kept
         if kept is None:
             kept = {name: self._graph.empty(name, len(state["input_ids"])) for name in self._outputs}
-        found = self._graph.run({**state, **kept})
+        for call in calls_of(state, self._graph.most_tokens()):
+            found = self._graph.run({**call, **kept})
+            kept = {name: found[output] for name, output in self._outputs.items()}
         if keep:
-            self._kept = {name: found[output] for name, output in self._outputs.items()}
+            self._kept = kept
         return {"logits": found["logits"]}
 
     def joined(self, first: dict[str, Array], second: dict[str, Array]) -> dict[str, Array]:
@@ -62,6 +65,16 @@ def placed(ids: Array, start: int) -> dict[str, Array]:
     """Tokens int64 [B, n] with their places, the first of them at ``start``."""
     places = np.arange(start, start + ids.shape[-1], dtype=np.int64)
     return {"input_ids": ids, "position_ids": np.tile(places, (len(ids), 1))}
+
+
+def calls_of(state: Mapping[str, Array], most: int | None) -> Iterator[dict[str, Array]]:
+    """A state's arrays [B, n, …] as the calls that take them in order, of ``most`` tokens each; None: in one."""
+    tokens = next(array.shape[1] for array in state.values())
+    if most is None or tokens <= most:
+        yield {**state}
+        return
+    for start in range(0, tokens, most):
+        yield {name: array[:, start : start + most] for name, array in state.items()}
 
 
 def decode_windows(session: Graph, ids: Array, first: int) -> Array:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edgeformer.backends.decoder import LoopEngine
-from edgeformer.backends.onnxruntime.decode_graph import placed
+from edgeformer.backends.onnxruntime.decode_graph import calls_of, placed
 from edgeformer.backends.session import Array, Graph, Session
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.tasks.early_exit import exit_logits
@@ -111,22 +111,28 @@ class StepEngine(LoopEngine[Array]):
         self._kept: list[dict[str, Array] | None] = [None] * parts.loops
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
-        graph, kept = self._parts.embed, self._embedding
+        graph, kept, states = self._parts.embed, self._embedding, []
         if kept is None:
             kept = graph.empty("past_conv", len(ids))
-        found = graph.run({**placed(ids, start), "past_conv": kept})
+        for call in calls_of(placed(ids, start), graph.most_tokens()):
+            found = graph.run({**call, "past_conv": kept})
+            kept = found["present_conv"]
+            states.append(found["state"])
         if keep:
-            self._embedding = found["present_conv"]
-        return found["state"]
+            self._embedding = kept
+        return np.concatenate(states, axis=1)
 
     def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
-        graph, kept = self._parts.loop, self._kept[stretch]
+        graph, kept, states = self._parts.loop, self._kept[stretch], []
         if kept is None:
             kept = {name: graph.empty(name, len(state)) for name in _KEPT}
-        found = graph.run({"state": state, "loop": _told(stretch), **kept})
+        for call in calls_of({"state": state}, graph.most_tokens()):
+            found = graph.run({**call, "loop": _told(stretch), **kept})
+            kept = {name: found[name.replace("past", "present")] for name in _KEPT}
+            states.append(found["next_state"])
         if keep:
-            self._kept[stretch] = {name: found[name.replace("past", "present")] for name in _KEPT}
-        return found["next_state"]
+            self._kept[stretch] = kept
+        return np.concatenate(states, axis=1)
 
     def joined(self, first: Array, second: Array) -> Array:
         return np.concatenate((first, second), axis=1)

@@ -67,6 +67,11 @@ class TensorRTGraph(TensorRTSession):
         """Names of the engine's inputs."""
         return tuple(one.name for one in self._inputs)
 
+    def most_tokens(self) -> int | None:
+        """What the engine was built for. See :meth:`Session.most_tokens`."""
+        largest = [one.largest for one in self._inputs if not one.name.startswith(KEPT)]
+        return min((sizes[1] for sizes in largest if len(sizes) > 1), default=None)
+
     def empty(self, name: str, rows: int) -> Array:
         """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
         one = next(one for one in self._inputs if one.name == name)

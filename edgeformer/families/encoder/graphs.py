@@ -64,14 +64,20 @@ class EncoderExits(nn.Module):
         return (*logits, *states)
 
 
-def encoder_graphs(model: EncoderClassifier, *, steps: bool) -> Graphs:
-    """All exits in one graph, as :class:`EncoderExits` computes them; the parts of the step bundle where wanted."""
-    pieces = {name: export_graph(spec) for name, spec in _specs(model).items()}
+def encoder_graphs(model: EncoderClassifier, *, steps: bool, whole: Graphs | None = None) -> Graphs:
+    """All exits in one graph, as :class:`EncoderExits` computes them; the parts of the step bundle where wanted.
+
+    Args:
+        whole: graphs of the same weights with another table of tokens, which nothing but embed reads: all other pieces
+            are theirs. None: everything is traced.
+    """
+    known = {name: piece for name, piece in (whole.pieces if whole is not None else {}).items() if name != _EMBED}
+    pieces = {name: known[name] if name in known else export_graph(spec) for name, spec in _specs(model).items()}
     exits = _composed_exits(_Composing(model, pieces))
     if not steps:
-        return Graphs(exits)
+        return Graphs(exits, pieces=pieces)
     loop = _composed_loop(_Composing(model, pieces))
-    return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]})
+    return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
 
 
 def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:

@@ -94,6 +94,9 @@ class EncoderNetwork(Network):
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         return encoder_graphs(model, steps=steps)
 
+    def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
+        return encoder_graphs(model, steps=False, whole=whole)
+
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         """All other parameters are the same tensors, not copies."""
         shared = [*model.parameters(), *model.buffers()]

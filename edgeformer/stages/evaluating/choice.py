@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edgeformer.backends import OpenOptions, providers_asked
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -14,9 +14,14 @@ from edgeformer.own_weights import computed_by
 from edgeformer.run import TORCH, Location, Run
 from edgeformer.runtime_choice import fastest_here
 from edgeformer.tasks import TextReader
+from edgeformer.tasks.validation import most_rows
 
 _WHOLE_TEXTS = ("full", "exit", "step")
 """Roles of what can be scored: not the graphs with caches, which take a text token by token."""
+
+
+ONE_ANSWERS = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
+"""Why not all of them are taken for what one session does."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,19 @@ class Choice:
     def leaves_early(self) -> bool:
         """What it answers at several exits says how sure it is, so that a row or token could leave at any of them."""
         return len(self.exits) > 1 and self.owner.task.has_confidence
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that one call takes; None: any number."""
+        return most_rows(self.artifact) if self.artifact is not None else None
+
+    @property
+    def heeds_neighbours(self) -> bool:
+        """INT8 scales activations by the whole call: what a text answers depends on those beside it, and on padding.
+
+        So what is promised of early exit is shown by single texts, and holds for single texts.
+        """
+        return self.artifact is not None and self.artifact.precision == "int8"
 
     def reader(self) -> TextReader:
         """How it reads text. Raises ArtifactError or DataError."""

@@ -26,7 +26,7 @@ from edgeformer.tasks.running import score_batches
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is scored, and on which rows; a language model takes fewer than ``batch`` where its logits grow large.
+    """What is scored, and on which rows; fewer than ``batch`` at a time where an engine takes no more, or logits grow.
 
     Attributes:
         artifact: an id, ``torch`` or ``all``; None: the one that RUN names, else all of the bundle that run here.
@@ -82,12 +82,14 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         hint = f"edgeformer export {location.argument} --exit all"
         raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {hint}")
     scoring = Scoring(options, progress)
-    for choice in chosen:
-        scoring.score(choice)
     # What a named runtime scores is shown and not kept: evaluation.json has one row for an artifact and a set.
-    if location.run is not None and options.data is None and options.runtime is None:
-        with in_turn(location.run / EVALUATION_FILE):  # or what another process adds meanwhile would be lost
-            merge_rows(location.run, scoring.rows, scoring.early_exit)
+    kept_in = location.run if options.data is None and options.runtime is None else None
+    for choice in chosen:
+        known, left = len(scoring.rows), len(scoring.early_exit)
+        scoring.score(choice)
+        if kept_in is not None:  # now: the next artifact may fail, or take longer than its user waits
+            with in_turn(kept_in / EVALUATION_FILE):  # or what another process adds meanwhile would be lost
+                merge_rows(kept_in, scoring.rows[known:], scoring.early_exit[left:])
     return Evaluation(rows=tuple(scoring.rows), early_exit=tuple(scoring.early_exit))
 
 
@@ -172,7 +174,8 @@ class Scoring:
         texts, reader, task = self.texts(choice), choice.reader(), choice.owner.task
         wide = len(choice.exits) if every_exit else 1
         losses = choice.answers_with_losses
-        batches = task.call_batches(texts, self.options.batch, reader.vocabulary * wide, losses=losses)
+        most = min(self.options.batch, choice.most_rows or self.options.batch)
+        batches = task.call_batches(texts, most, reader.vocabulary * wide, losses=losses)
         what = f"Scoring {choice.id} on {self.name(choice)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, what, len(texts), "rows"), choice.session(every_exit=every_exit) as session:
             if choice.artifact is None and (losses or not every_exit):  # it goes over the set once or twice

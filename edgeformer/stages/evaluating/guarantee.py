@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.backends import ALL_RUNTIMES
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import DataError, InputError
@@ -18,7 +19,7 @@ from edgeformer.formats.measure_rules import PERCENTILE_NEEDS
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.choice import Choice, choose
+from edgeformer.stages.evaluating.choice import ONE_ANSWERS, Choice, choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, Scoring
 from edgeformer.tasks.early_exit import ExitNotes
 from edgeformer.tasks.risk_control import METHOD, Promise, promise, rows_needed, rows_that_would_do
@@ -72,22 +73,26 @@ def promise_exits(location: Location, options: GuaranteeOptions, progress: Progr
         DataError: the held-out rows are too few, or the exits too different, to promise anything that saves anything.
         ArtifactError: a damaged bundle.
     """
+    if options.rows.runtime == ALL_RUNTIMES:
+        raise InputError(ONE_ANSWERS)
     if options.rows.split == "train" and options.rows.data is None:
         raise InputError("--split train: the model knows these rows; a promise needs rows that it was not trained on")
     bundle = location.open_bundle()
     _check(location, bundle)
     asked = options.rows.artifact
-    chosen = [one for one in choose(location, asked or "all", options.rows.runtime) if len(one.exits) > 1]
-    chosen = [one for one in chosen if one.artifact is not None and one.artifact.role == "step"]
+    chosen: dict[str, Choice] = {}
+    for one in choose(location, asked or "all", options.rows.runtime):
+        if len(one.exits) > 1 and one.artifact is not None and one.artifact.role == "step":
+            chosen.setdefault(one.id, one)  # the first of a runtime's providers, as predict takes it
     if not chosen:
         raise InputError(f"--artifact {asked}: is one graph, which all texts go through; name a step artifact")
-    found = []
-    for choice in chosen:
+    entries = []
+    for choice in chosen.values():
         assert choice.artifact is not None
         guarantee = _promised(choice, options, progress)
-        bundle = bundle.record(choice.artifact.model_copy(update={"guarantee": guarantee}))
-        found.append(Promised(choice.id, guarantee))
-    return found
+        entries.append(choice.artifact.model_copy(update={"guarantee": guarantee}))
+    bundle.record(*entries)  # behind the last of them: where one can promise nothing, nothing is written
+    return [Promised(entry.id, entry.guarantee) for entry in entries if entry.guarantee is not None]
 
 
 def _check(location: Location, bundle: Bundle) -> None:
@@ -104,10 +109,7 @@ def _check(location: Location, bundle: Bundle) -> None:
 
 
 def _promised(choice: Choice, options: GuaranteeOptions, progress: Progress) -> ExitGuarantee:
-    assert choice.artifact is not None
-    # INT8 scales activations by the whole call: what a text answers depends on those beside it, so it is alone.
-    rows = options.rows if choice.artifact.precision != "int8" else _alone(options.rows)
-    scoring = Scoring(rows, progress)
+    scoring = Scoring(_alone(options.rows) if choice.heeds_neighbours else options.rows, progress)
     notes = scoring.notes(choice)[1]
     confidences, rights = notes.confidences(), notes.rights()
     found = promise(notes.exits, confidences, rights, options.max_drop, options.risk)

@@ -14,7 +14,7 @@ from edgeformer.data.rows import Text
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.guarantee import ExitGuarantee
 from edgeformer.run import TORCH, Location, Run
-from edgeformer.stages.evaluating.choice import Choice, choose
+from edgeformer.stages.evaluating.choice import ONE_ANSWERS, Choice, choose
 from edgeformer.tasks import calls
 from edgeformer.tasks.answering import Answering, pairs_problem
 from edgeformer.tasks.prediction import Answer
@@ -77,7 +77,8 @@ def predict(
 ) -> tuple[str, list[Answer]]:
     """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
 
-    An empty text has an :class:`~edgeformer.tasks.prediction.Unanswered` in place of a prediction.
+    An empty text, and one to which the model answers with what is no number, have an
+    :class:`~edgeformer.tasks.prediction.Unanswered` in place of a prediction.
 
     Args:
         location: the run, the bundle, or both.
@@ -124,7 +125,7 @@ def opened(
     if confidence is not None and artifact is None and location.artifact is None:
         artifact = _step(location, promised=confidence == "auto")
     if runtime == ALL_RUNTIMES:
-        raise InputError("--runtime all: one of them answers; name it")
+        raise InputError(ONE_ANSWERS)
     chosen = choose(location, artifact, runtime)[0]
     owner = chosen.owner
     guarantee = _guarantee(chosen, location) if confidence == "auto" else None
@@ -133,7 +134,8 @@ def opened(
         early = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
     elif confidence is not None:
         early = dict.fromkeys(chosen.exits[:-1], float(confidence))
-    answering = Answering(owner.task, chosen.reader(), owner.data)
+    most_rows = 1 if guarantee is not None and chosen.heeds_neighbours else chosen.most_rows
+    answering = Answering(owner.task, chosen.reader(), owner.data, most_rows)
     with chosen.session(early=early) as session:
         yield Model(chosen.id, session.provider, answering, session.run, guarantee)
 

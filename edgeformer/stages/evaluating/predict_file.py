@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
 from typing_extensions import Self
 
 from edgeformer.data.unlabelled import Unlabelled, windows
@@ -20,6 +21,7 @@ from edgeformer.stages.evaluating.predict import Model
 from edgeformer.tasks.answering import Answering, Window
 from edgeformer.tasks.calls import Run
 from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.prediction import Unanswered
 
 _EXAMPLE = "a text"
 
@@ -51,7 +53,9 @@ class Answered:
 def example_row(model: Model, *, pairs: bool) -> Row:
     """What an answer of this model looks like: the columns of a table, and a call that pays for every allocation."""
     window = model.answering.read([(_EXAMPLE, _EXAMPLE) if pairs else _EXAMPLE])
-    return model.answering.answers(window, model.answering.run(model.run, window))[0].as_dict()
+    outputs = model.answering.run(model.run, window)
+    shaped = {name: np.zeros_like(array) for name, array in outputs.items()}  # columns, whatever it answers
+    return model.answering.answers(window, shaped)[0].as_dict()
 
 
 def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: Progress = SILENT) -> Answered:
@@ -75,7 +79,7 @@ def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: P
             answers = model.answering.answers(window, outputs)
             writer.write([answer.as_dict() for answer in answers])
             rows += len(answers)
-            errors += len(window.errors)
+            errors += sum(isinstance(answer, Unanswered) for answer in answers)
             truncated += int(window.cut.sum())
             progress.advance(len(window.errors))
     if not rows:

@@ -44,11 +44,13 @@ class Asked:
     Attributes:
         exits: loops whose exits become graphs.
         targets: what the builders can build for here.
+        whole: precision of the graph that everything is made of.
     """
 
     options: ExportOptions
     exits: Sequence[int]
     targets: Sequence[Target]
+    whole: Precision = "fp32"
 
     def again(self, old: ArtifactManifest) -> bool:
         """Whether it will make this artifact anew."""
@@ -65,7 +67,7 @@ class Asked:
         return None
 
     def _same(self, old: ArtifactManifest, target: Target) -> bool:
-        asked = {target.precision or ("fp16" if self.options.fp16 else "fp32")}
+        asked = {target.precision or ("fp16" if self.options.fp16 else self.whole)}
         if target.device is not None and self.options.int8:
             asked.add("int8")  # engines have an INT8 of their own
         return old.format == target.format and old.precision in asked
@@ -122,21 +124,32 @@ class Previous:
             found.records = bundle.records
         except ArtifactError as error:
             found.lost[TARGETS_FILE] = str(error)
-        found.again = {artifact.id for artifact in bundle.artifacts if asked.again(artifact)}
-        foreign = _not_made_of(bundle, source, subject)
-        for artifact in bundle.artifacts:
-            built = artifact.status == "built"
-            problem = foreign or asked.displaced(artifact) or (found._damage(bundle, artifact) if built else None)
-            if problem is None:
-                told = {"kept": True, "reason": None if built else artifact.reason}
-                found.stays[artifact.id] = artifact.model_copy(update=told)
-            elif built:
-                found.lost[artifact.id] = problem
+        found._look(bundle, bundle.artifacts, asked, _not_made_of(bundle, source, subject))
         listed = {*bundle.contents.checksums, BUNDLE_FILE, TARGETS_FILE}
         for path in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
             if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
                 found.lost[path.as_posix()] = f"{BUNDLE_FILE} does not list it"
         return found
+
+    @classmethod
+    def beside(cls, bundle: Bundle, asked: Asked) -> Previous:
+        """Look at what was made of a wrapped graph, which is the bundle's first artifact and always stays."""
+        found = cls(bundle.folder, notes=bundle.manifest.notes, files=bundle.manifest.files)
+        found._look(bundle, bundle.artifacts[1:], asked, None)
+        return found
+
+    def _look(self, bundle: Bundle, artifacts: Iterable[ArtifactManifest], asked: Asked, foreign: str | None) -> None:
+        """Find what is made again, what stays and what would be lost; ``foreign``: why all of it would be."""
+        for artifact in artifacts:
+            built = artifact.status == "built"
+            problem = foreign or asked.displaced(artifact) or (self._damage(bundle, artifact) if built else None)
+            if asked.again(artifact):
+                self.again.add(artifact.id)
+            if problem is None:
+                told = {"kept": True, "reason": None if built else artifact.reason}
+                self.stays[artifact.id] = artifact.model_copy(update=told)
+            elif built:
+                self.lost[artifact.id] = problem
 
     def _damage(self, bundle: Bundle, artifact: ArtifactManifest) -> str | None:
         beside = (TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE, GOLDEN_FILE) if artifact.trimmed else ()
@@ -189,7 +202,7 @@ class Previous:
         """
         tried = {artifact.id: artifact for artifact in made if artifact.status != "unavailable"}
         absent = {artifact.id: artifact for artifact in made if artifact.status == "unavailable"}
-        taken = {name for artifact in (*tried.values(), *self.carried.values()) for name in _own(artifact)}
+        taken = {name for artifact in (*tried.values(), *self.carried.values()) for name in own_files(artifact)}
         kept = {}
         for id_, old in self.stays.items():
             if id_ in tried or (id_ in absent and old.status != "built"):
@@ -210,7 +223,7 @@ class Previous:
             InputError: a trimmed artifact does not fit the tokenizer that was made now.
         """
         for old in (artifact for artifact in artifacts if artifact.kept and artifact.id not in self.carried):
-            own = _own(old)
+            own = own_files(old)
             for name in self.needed.get(old.id, ()):
                 path = folder / name
                 if name in own or not path.exists():
@@ -234,7 +247,8 @@ def _graph_files(artifact: ArtifactManifest) -> set[str]:
     return {name for name in (artifact.file, *artifact.parts.values()) if name is not None}
 
 
-def _own(artifact: ArtifactManifest) -> set[str]:
+def own_files(artifact: ArtifactManifest) -> set[str]:
+    """Names of an artifact's files in the bundle: its graph or engine, the parts of one, weights that lie beside it."""
     return _graph_files(artifact) | ({artifact.weights_file} if artifact.weights_file is not None else set())
 
 

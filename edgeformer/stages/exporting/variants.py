@@ -118,7 +118,7 @@ def variants_of(
     if options.int4:
         yield Variant("int4"), subject, lambda: int4.quantized_graphs(graphs)
     if small is not None:
-        trimmed = _traced(small, "trimmed FP32", False, progress)
+        trimmed = _trimmed(small, "FP32", graphs, progress)
         if options.int8:
             yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, workplace)
         if options.int4:
@@ -127,12 +127,23 @@ def variants_of(
             yield Variant("fp32", True), small, lambda: trimmed
     if options.fp16:
         half_for_export(subject.model)
-        yield Variant("fp16"), subject, lambda: _traced(subject, "FP16", steps, progress)
+        half: list[Graphs] = []
+
+        def traced() -> Graphs:
+            half.append(_traced(subject, "FP16", steps, progress))
+            return half[0]
+
+        yield Variant("fp16"), subject, traced
         if small is not None:
             half_for_export(small.model)
-            yield Variant("fp16", True), small, lambda: _traced(small, "trimmed FP16", False, progress)
+            yield Variant("fp16", True), small, lambda: _trimmed(small, "FP16", next(iter(half), None), progress)
 
 
 def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:
     with bar(progress, f"Tracing the {name} graphs", None):
         return subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
+
+
+def _trimmed(small: Exportable, name: str, whole: Graphs | None, progress: Progress) -> Graphs:
+    with bar(progress, f"Tracing the trimmed {name} graphs", None):
+        return small.network.trace_trimmed(small.model, tuple(small.inputs), whole)

@@ -30,7 +30,7 @@ from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.half import halve, lifted
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
 from edgeformer.stages.exporting.portability import audit_portability
-from edgeformer.stages.exporting.previous import link
+from edgeformer.stages.exporting.previous import Asked, Previous, link, own_files
 from edgeformer.stages.exporting.reach import largest_values
 from edgeformer.stages.exporting.variants import ExportOptions, Variant
 from edgeformer.stages.exporting.wrapped_judging import describe_graph, judge_engine, judge_graph
@@ -69,15 +69,18 @@ def export_wrapped(folder: Path, options: ExportOptions | None = None, progress:
 
     Args:
         folder: of the bundle.
-        options: without exits or a trimmed vocabulary: nobody knows such things of a foreign graph.
+        options: without exits or a trimmed vocabulary: nobody knows such things of a foreign graph. With ``replace``
+            nothing stays but the graph that was wrapped.
 
     Raises:
         ArtifactError: the bundle is damaged.
-        InputError: options that a foreign graph has no use for; another process exports the same bundle.
+        InputError: options that a foreign graph has no use for; something in the bundle would be lost, and ``replace``
+            is not set; another process exports the same bundle.
     """
     options = options or ExportOptions()
-    given = {"--exit": options.exits, "--vocab-trim": options.vocab_trim, "--allow-leak": options.allow_leak}
-    if asked := [flag for flag, value in given.items() if value]:
+    sizes = {"--vocab-keep": options.vocab_keep is not None, "--vocab-max": options.vocab_max is not None}
+    given = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
+    if asked := [flag for flag, value in {**given, "--allow-leak": options.allow_leak}.items() if value]:
         raise InputError(f"{asked[0]}: {folder} holds a wrapped graph, of which nobody knows loops or words")
     with claiming(folder):
         remove_leftovers(folder)
@@ -86,18 +89,18 @@ def export_wrapped(folder: Path, options: ExportOptions | None = None, progress:
 
 def _export(bundle: Bundle, options: ExportOptions, progress: Progress) -> BundleManifest:
     base = bundle.artifacts[0]
-    if (options.fp16 or options.int8) and base.precision != "fp32":
+    if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
         raise InputError(f"{bundle.folder}: its graph is {base.precision.upper()} already; give the FP32 one to wrap")
-    for artifact in bundle.built():
-        bundle.check(artifact)
-    plans = _plans(options, bundle.folder)
+    bundle.check(base)
+    plans, previous = _plans(options, bundle.folder), Previous(bundle.folder)
+    if not options.replace:
+        targets = [target for _, target in plans if isinstance(target, Target)]
+        previous = Previous.beside(bundle, Asked(options, (), targets, base.precision))
+        previous.refuse_to_lose(but=previous.again)
     with replacing_folder(bundle.folder) as new:
         _bring(bundle, base, new)
         job = _Export(new, bundle, base, options, plans, [], progress)
-        made = _make(job)
-        tried = {artifact.id for artifact in made}
-        kept = [old.model_copy(update={"kept": True}) for old in bundle.artifacts[1:] if old.id not in tried]
-        return _sealed(job, [base, *kept, *made])
+        return _sealed(job, [base, *previous.with_made(_make(job))])
 
 
 def _bring(bundle: Bundle, base: ArtifactManifest, new: Path) -> None:
@@ -269,12 +272,16 @@ def _engine_shapes(bundle: Bundle) -> InputShapes:
 
 
 def _sealed(job: _Export, artifacts: Sequence[ArtifactManifest]) -> BundleManifest:
-    """bundle.json of the new folder; reports that lie in it are nobody's artifacts."""
-    listed = {file for artifact in artifacts for file in (artifact.file, artifact.weights_file) if file is not None}
+    """bundle.json of the new folder, without files of what was replaced; reports in it are nobody's artifacts."""
+    listed = set[str]().union(*map(own_files, artifacts))
+    for name in set[str]().union(*map(own_files, job.bundle.artifacts)) - listed:
+        (job.folder / name).unlink(missing_ok=True)
     before = set(job.bundle.manifest.files)
     names = [path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file()]
     graphs = {artifact.file for artifact in artifacts}
     said = {note.partition(":")[0] for note in job.notes}
+    said |= {"FP16", "INT8"} - {one.precision.upper() for one in artifacts}
+    said |= {old.id for old in job.bundle.artifacts[1:]} - {one.id for one in artifacts if one.kept}
     manifest = job.bundle.manifest
     notes = (*(note for note in manifest.notes if note.partition(":")[0] not in said), *job.notes)
     files = {name: sha256_of(job.folder / name) for name in sorted(names) if name in before | listed}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,8 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     Raises:
         InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
     """
-    folder = free_folder(options.artifacts, options.name, _NAME, or_else="")
+    free = partial(free_folder, options.artifacts, options.name, _NAME, or_else="")
+    free()  # before the work: the name may be taken
     weights = read_weights(path)
     config = config_of(weights, str(path))
     model = build_crt(config)
@@ -81,8 +83,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         leaks=causality.leaks or not model.causal,
         causality=causality,
     )
-    write_run(folder, found)
-    return folder
+    return write_run(free, found)
 
 
 def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:

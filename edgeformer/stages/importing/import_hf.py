@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     """
     source = open_source(name)
     called = _slug(name)
-    folder = free_folder(options.artifacts, options.name, called, or_else="")
+    free = partial(free_folder, options.artifacts, options.name, called, or_else="")
+    free()  # before the work: the name may be taken
     if options.target is not None:
         load_profile(options.target, own_profiles(options.artifacts))
     embeds = source.pooling is not None or not source.classifies
@@ -109,8 +111,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     for note in (*notes, *_notes(source, options, labels)):
         progress.message(note)
     found = Imported(recipe, model, attention, prepared, Path(name).name, source.weights_sha256(), golden)
-    write_run(folder, found)
-    return folder
+    return write_run(free, found)
 
 
 def _slug(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from edgeformer.data.tokenization import fingerprint
 from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.network import count_parameters
 from edgeformer.families.saving import MODEL_FOLDER, save_model
-from edgeformer.formats.files import replacing_folder, write_json, write_text
+from edgeformer.formats.files import write_json, write_text
 from edgeformer.formats.manifest import AttentionUse, Causality, RunManifest
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
+from edgeformer.formats.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE
 from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.machine.leftovers import new_folder
 from edgeformer.tasks import Prepared
 
 
@@ -47,16 +49,26 @@ class Imported:
     causality: Causality | None = None
 
 
-def write_run(folder: Path, imported: Imported) -> None:
-    """Write the run's folder, which appears when it is complete."""
-    recipe, manifest = imported.recipe, _manifest(folder.name, imported)
-    with replacing_folder(folder) as temporary:
-        (temporary / MODEL_FOLDER).mkdir()
-        save_model(temporary / MODEL_FOLDER, imported.model, recipe, imported.prepared)
-        write_text(temporary / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
+def write_run(free: Callable[[], Path], imported: Imported) -> Path:
+    """Write the run's folder, which appears when it is complete, and return it.
+
+    Args:
+        free: see :func:`~edgeformer.machine.leftovers.new_folder`.
+
+    Raises:
+        InputError: the name was free, and is taken by now.
+    """
+
+    def write(folder: Path) -> None:
+        recipe, manifest = imported.recipe, _manifest(folder.name, imported)
+        (folder / MODEL_FOLDER).mkdir()
+        save_model(folder / MODEL_FOLDER, imported.model, recipe, imported.prepared)
+        write_text(folder / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
         header = f"# Imported from {imported.origin}. Golden inputs: {imported.golden}.\n"
-        write_text(temporary / RECIPE_FILE, header + recipe.to_yaml())
-        write_json(temporary / RUN_FILE, manifest)
+        write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
+        write_json(folder / RUN_FILE, manifest)
+
+    return new_folder(NEW_RUN, free, write)
 
 
 def _manifest(name: str, imported: Imported) -> RunManifest:

@@ -11,6 +11,7 @@ from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.tasks.answering import Answering
 from edgeformer.tasks.calls import Run
+from edgeformer.tasks.validation import in_pieces, most_rows
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Served:
         artifact: its id.
         labels: the labels; empty: it has none.
         answering: how it answers.
-        run: its session's.
+        run: its session's, for any number of rows.
     """
 
     name: str
@@ -54,9 +55,10 @@ def served(bundle: Bundle, wanted: str | None) -> Generator[Served]:
     answering = Answering(task, bundle.reader(entry), bundle.data)
     labels = tuple(map(str, bundle.manifest.labels or ()))
     with bundle.session(entry) as session:
+        run = in_pieces(session.run, most_rows(entry))
         example = answering.read(["a text"])  # the first call pays for every allocation, before anybody waits
-        answering.run(session.run, example)
-        yield Served(bundle.name, entry.id, labels, answering, session.run)
+        answering.run(run, example)
+        yield Served(bundle.name, entry.id, labels, answering, run)
 
 
 def _entry(bundle: Bundle, wanted: str | None) -> ArtifactManifest:

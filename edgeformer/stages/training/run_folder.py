@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +21,9 @@ from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.scores import EVALUATION_FILE, Score, merge_rows
-from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE, free_folder, resume_command
+from edgeformer.formats.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.machine.host import code_version, describe_host, now
-from edgeformer.machine.leftovers import remove_abandoned, temporary_folder
+from edgeformer.machine.leftovers import new_folder, remove_abandoned
 from edgeformer.run import read_run, run_folders
 from edgeformer.stages.training.checkpoints import Checkpoints, remove
 from edgeformer.stages.training.loop import TrainingLoop
@@ -31,7 +31,6 @@ from edgeformer.stages.training.memory import measured_peak
 from edgeformer.stages.training.metrics_log import METRICS_FILE
 from edgeformer.stages.training.objective import Objective
 
-_NEW_RUN = ".new-run."
 _HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
 
 
@@ -69,7 +68,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes began to write. Only whoever holds the run's lock may ask for it."""
-    remove_abandoned(folder.parent, _NEW_RUN)
+    remove_abandoned(folder.parent, NEW_RUN)
     Checkpoints(folder).remove_leftovers()
     names = (RUN_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE, MODEL_FOLDER)
     for path in [path for name in names for end in ("tmp*", "old") for path in folder.glob(f".{name}.*.{end}")]:
@@ -105,21 +104,8 @@ class RunRecord:
 
         It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
         """
-        artifacts.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(artifacts, _NEW_RUN) as around:
-            while True:
-                folder = free_folder(artifacts, name, self._recipe.name)
-                beginning = around / folder.name
-                beginning.mkdir()
-                self._begin(beginning, memory)
-                try:
-                    beginning.rename(folder)
-                    break
-                except OSError:
-                    if not folder.exists():
-                        raise
-                    shutil.rmtree(beginning)  # another process was faster
-        self.is_in(folder)
+        free = partial(free_folder, artifacts, name, self._recipe.name)
+        self.is_in(new_folder(NEW_RUN, free, lambda folder: self._begin(folder, memory)))
 
     def _begin(self, folder: Path, memory: MemoryUse) -> None:
         recipe, objective = self._recipe, self._objective

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from edgeformer.formats.progress import SILENT, Lasting, Progress
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import free_folder, resume_command
 from edgeformer.machine.lock import locked
+from edgeformer.machine.signals import catching
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.loop import TrainingLoop
@@ -178,7 +178,7 @@ class StopSignals:
     """Ctrl-C, and what systems send to a process that shall end or whose terminal is gone, end training cleanly.
 
     They stop at once (KeyboardInterrupt), but while :meth:`deferred` the first one is a flag that the loop looks at
-    after each step. Outside the main thread signals cannot be caught; then nothing of this happens.
+    after each step. Those that are ignored stay so: see :func:`~edgeformer.machine.signals.catching`.
     """
 
     repeated = False
@@ -187,20 +187,14 @@ class StopSignals:
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
         self._first = 0.0
-        self._before: dict[int, Any] = {}
+        self._catching = catching(("SIGINT", "SIGTERM", "SIGHUP"), self._on_signal)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            numbers = [signal.SIGINT, signal.SIGTERM]
-            # nohup has it ignored; Windows knows none.
-            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
-            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        self._catching.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self._catching.__exit__(*error)
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.repeated and self._stop is not None and time.monotonic() - self._first < _SAME_SIGNAL_S:

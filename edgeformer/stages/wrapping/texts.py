@@ -40,6 +40,11 @@ def require_classifier(graph: ForeignGraph, options: WrapOptions) -> TextReader:
     """
     if options.tokenizer is None or len(options.labels) < 2:
         raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
+    given = ",".join(options.labels)
+    if not all(label.strip() for label in options.labels):
+        raise InputError(f"--labels {given}: has a class without a name; name all {len(options.labels)}")
+    if len(set(options.labels)) != len(options.labels):
+        raise InputError(f"--labels {given}: gives a name twice; needs {len(options.labels)} different names")
     if options.inputs is not None or options.ranges or options.shapes:
         raise InputError("--inputs, --range and --shape are for graphs without a tokenizer; texts are cut as they are")
     outline, remedy = graph.outline, "without --tokenizer and --labels it can be wrapped all the same"
@@ -55,7 +60,6 @@ def require_classifier(graph: ForeignGraph, options: WrapOptions) -> TextReader:
         names = ", ".join(port.name for port in outline.outputs)
         raise InputError(f"{graph.path}: a classifier has an output `logits`, this one has {names}; {remedy}")
     if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != len(options.labels):
-        given = ", ".join(options.labels)
         raise InputError(f"--labels {given}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
     tokenizer = tokenizer_from_file(options.tokenizer)
     vocabulary, rows = tokens_of(tokenizer), outline.tables.get("input_ids")
