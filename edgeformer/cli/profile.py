@@ -82,6 +82,10 @@ def command(
             metavar="X", help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8."
         ),
     ] = None,
+    min_f1: Annotated[
+        float | None,
+        typer.Option("--min-f1", metavar="X", help="--search, several labels at once: lowest micro F1, e.g. 0.8."),
+    ] = None,
     min_cosine: Annotated[
         float | None,
         typer.Option(metavar="X", help="--search, wrapped ONNX files: lowest cosine with FP32's outputs, e.g. 0.999."),
@@ -178,7 +182,7 @@ def command(
 
     limits = limits_asked(max_latency, max_vram, max_size, max_energy)
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
-    bounds |= {"similarity": min_similarity, "cosine": min_cosine}
+    bounds |= {"similarity": min_similarity, "f1": min_f1, "cosine": min_cosine}
     shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
     gating = gate.Gating(against, shares, junit, summary)
     if judge is not None:

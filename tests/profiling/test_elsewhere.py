@@ -14,6 +14,7 @@ from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.stages.profiling.elsewhere import judge_report
 from edgeformer.stages.profiling.request import ProfileOptions
+from edgeformer.tasks import all_tasks
 from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
@@ -178,7 +179,7 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
     assert json.loads(failed)["verdict"]["status"] == "fail"
     assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
-    searching = [(f"--{name}", "0") for name in ("min-accuracy", "max-perplexity", "min-similarity", "min-cosine")]
+    searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
     searching += [("--minimize", "size"), ("--allow-leak",)]
     for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
         assert f"{option[0]}: --judge measures nothing" in edgeformer(*command, *option, code=2)
