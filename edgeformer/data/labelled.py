@@ -92,7 +92,7 @@ class Fingerprint:
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     """Map each row's label to its class index; of several labels (a tuple) to a number with the bits of their indices.
 
-    A label is matched by name, then read as an index; never as an index where a name is a number itself: of labels
+    A label is matched by name, then read as an index; never where a name is the number of another class: of labels
     called "1" … "5" a "4" would be the fourth in one row and the fifth in another.
 
     Raises:
@@ -140,9 +140,9 @@ def _index(row: Row, by_name: dict[str, int]) -> int:
     if row.label is not None:
         if name in by_name:
             return by_name[name]
-        if _is_number(name) and int(name) < len(by_name) and not any(map(_is_number, by_name)):
+        if _is_number(name) and int(name) < len(by_name) and not _misleading(by_name):
             return int(name)
-    numbers = "" if any(map(_is_number, by_name)) else f" (or their numbers 0 to {len(by_name) - 1})"
+    numbers = "" if _misleading(by_name) else f" (or their numbers 0 to {len(by_name) - 1})"
     problem = "has no label" if row.label is None else f"label {_shown(name)} is not in the set"
     raise DataError(f"{row.where}: {problem}; allowed: {', '.join(by_name)}{numbers}; change the row, or data.labels")
 
@@ -150,3 +150,8 @@ def _index(row: Row, by_name: dict[str, int]) -> int:
 def _is_number(name: str) -> bool:
     # isdecimal alone lets other scripts' digits through; those are names.
     return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _misleading(by_name: dict[str, int]) -> bool:
+    """Whether a class is called by another one's number."""
+    return any(_is_number(name) and int(name) < len(by_name) and int(name) != index for name, index in by_name.items())
