@@ -110,5 +110,5 @@ def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
         return " ".join(environment.from_string(study.finding).render(functions).split())
     except _Missing as missing:
         return f"Nothing is said yet: {missing}."
-    except (TemplateError, TypeError, ZeroDivisionError) as error:
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RecipeError(f"{study.name}: finding: {error}") from None

@@ -42,6 +42,12 @@ def test_a_finding_says_what_the_rows_say() -> None:
     assert finding_of(ranked, [row("wide", 3.0, None), small]) == "small (2.0000 ± 0.1000), wide (3.0000)"
 
 
+@pytest.mark.parametrize("text", ["{{ of('wide', 'test', 'lo' ~ 'ss2') }}", "{{ '%d' | format('x') }}", "{{ 1 / 0 }}"])
+def test_a_finding_that_cannot_be_filled_says_so(text: str) -> None:
+    with pytest.raises(RecipeError, match="made: finding: "):
+        finding_of(told(text), [row("wide", 1.0, 0.1)])
+
+
 def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
     rows = [
         StudyRow(run=name, label=name, at="test", cells={"speedup": Cell(mean=mean, n=3, low=0.7, high=1.3)}, origin="")
