@@ -65,7 +65,10 @@ def setting(recipe: str, overrides: tuple[str, ...], key: str) -> Number:
 
     place: Any = load_recipe(recipe, [*overrides])
     for step in key.split("."):
-        place = place.get(step) if isinstance(place, dict) else getattr(place, step, None)
+        if isinstance(place, list | tuple) and step.isdigit():
+            place = place[int(step)] if int(step) < len(place) else None
+        else:
+            place = place.get(step) if isinstance(place, dict) else getattr(place, step, None)
     if not isinstance(place, int | float):
         raise InputError(f"recipe {recipe}: no number at {key}")
     return place

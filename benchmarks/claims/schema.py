@@ -101,10 +101,13 @@ Source = Annotated[Counted | Json | Study | Quoted | Setting | Planned | Each | 
 
 
 class Within(Frozen):
-    """Ours lies within this much of what is published (or of its range); ``share`` is of the published figure."""
+    """Ours lies within this much of what is published (or of its range), on either side.
+
+    ``absolute``  for all figures, or figure → how much; ``share`` is of the published figure
+    """
 
     kind: Literal["within"]
-    absolute: float = 0.0
+    absolute: float | dict[str, float] = 0.0
     share: float = 0.0
 
 
@@ -117,10 +120,14 @@ class Reached(Frozen):
 
 
 class Direction(Frozen):
-    """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of."""
+    """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of.
+
+    ``noise``  two standard errors of the difference. Where the published one is not larger, nothing was shown that
+               could be reproduced, whatever ours is.
+    """
 
     kind: Literal["direction"]
-    noise: float
+    noise: float | dict[str, float]
 
 
 class Untestable(Frozen):
@@ -156,6 +163,7 @@ class Claim(Frozen):
     ``ours``       how our figures of the same names are found; "$figure" stands for the name
     ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
     ``note``       what a reader of the verdict must know
+    ``check``      no text says it: two of its own figures are compared. Counted apart from what is claimed
     """
 
     text: str
@@ -167,6 +175,7 @@ class Claim(Frozen):
     rule: Rule
     without: str = ""
     note: str = ""
+    check: bool = False
     result: Result | None = None
 
     @field_validator("text")
@@ -185,6 +194,14 @@ class Claim(Frozen):
         if not published:
             raise ValueError("needs at least one figure")
         return published
+
+    @model_validator(mode="after")
+    def _tolerances(self) -> "Claim":
+        given = {"absolute": getattr(self.rule, "absolute", None), "noise": getattr(self.rule, "noise", None)}
+        for key, value in given.items():
+            if isinstance(value, dict) and value.keys() != self.published.keys():
+                raise ValueError(f"rule.{key}: must have {', '.join(self.published)}, as `published`")
+        return self
 
     @model_validator(mode="after")
     def _testable(self) -> "Claim":

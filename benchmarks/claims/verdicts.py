@@ -20,10 +20,25 @@ def judge(claim: Claim, finder: Finder) -> Result:
         return Result(ours={}, origin=[], verdict="not testable as published", why=claim.without)
     if missing:
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
-    failed = [name for name, value in ours.items() if not holds(claim.rule, value, claim.published[name])]
-    names = f"{', '.join(failed)}: " if failed and len(ours) > 1 else ""
-    why = f"{names}not {asked(claim.rule)}" if failed else asked(claim.rule)
+    return _compared(claim, ours, origin)
+
+
+def _compared(claim: Claim, ours: dict[str, Number], origin: list[str]) -> Result:
+    """The verdict on figures that are all there. Those whose published difference is noise decide nothing."""
+    noise = [name for name in ours if shows_nothing(claim.rule, name, claim.published[name])]
+    too_small = f"{_named(noise, ours)}the published difference is itself within two standard errors" if noise else ""
+    if noise and len(noise) == len(ours):
+        why = f"{too_small}, {amounts(claim.rule.noise)}" if isinstance(claim.rule, Direction) else too_small
+        return Result(ours=ours, origin=origin, verdict="not testable as published", why=why)
+    faults = {name: fault(claim.rule, name, ours[name], claim.published[name]) for name in ours if name not in noise}
+    failed = [f"{_named([name], ours)}{reason}" for name, reason in faults.items() if reason]
+    why = f"{', '.join(failed)}; asked was: {asked(claim.rule)}" if failed else asked(claim.rule)
+    why = f"{why}; {too_small}" if noise else why
     return Result(ours=ours, origin=origin, verdict="not reproduced" if failed else "reproduced", why=why)
+
+
+def _named(names: list[str], ours: dict[str, Number]) -> str:
+    return f"{', '.join(names)}: " if len(ours) > 1 else ""
 
 
 def find_all(claim: Claim, finder: Finder) -> tuple[dict[str, Found], str]:
@@ -43,18 +58,32 @@ def ends(published: Published) -> tuple[Number, Number]:
     return (published[0], published[1]) if isinstance(published, list) else (published, published)
 
 
-def holds(rule: Rule, ours: Number, published: Published) -> bool:
-    """Whether ours supports what is published."""
+def of_figure(amount: float | dict[str, float], name: str) -> float:
+    """A rule's amount for one figure."""
+    return amount[name] if isinstance(amount, dict) else amount
+
+
+def shows_nothing(rule: Rule, name: str, published: Published) -> bool:
+    """Whether a published difference is no larger than its own noise."""
+    return isinstance(rule, Direction) and abs(ends(published)[0]) <= of_figure(rule.noise, name)
+
+
+def fault(rule: Rule, name: str, ours: Number, published: Published) -> str:
+    """Why ours does not support what is published; empty: it does."""
     low, high = ends(published)
     match rule:
         case Within(absolute=absolute, share=share):
-            return low - max(absolute, share * abs(low)) <= ours <= high + max(absolute, share * abs(high))
+            most = of_figure(absolute, name)
+            below, above = ours < low - max(most, share * abs(low)), ours > high + max(most, share * abs(high))
+            return "is lower" if below else "is higher" if above else ""
         case Reached(absolute=absolute, lower=True):
-            return ours <= high + absolute
+            return "is higher" if ours > high + absolute else ""
         case Reached(absolute=absolute):
-            return ours >= low - absolute
+            return "is lower" if ours < low - absolute else ""
         case Direction(noise=noise):
-            return abs(ours) > noise and (ours > 0) == (low > 0)
+            if abs(ours) <= of_figure(noise, name):
+                return "is within the noise"
+            return "" if (ours > 0) == (low > 0) else "has the other sign"
     raise TypeError(rule)
 
 
@@ -62,7 +91,7 @@ def asked(rule: Rule) -> str:
     """What the rule asks of ours, seen from the published figure: ``within 0.005 of it``."""
     match rule:
         case Within(absolute=absolute, share=share) if absolute or share:
-            return f"within {figure(absolute)} of it" if absolute else f"within {100 * share:g} % of it"
+            return f"within {amounts(absolute)} of it" if absolute else f"within {100 * share:g} % of it"
         case Within():
             return "exactly that"
         case Reached(absolute=absolute, lower=lower):
@@ -70,8 +99,18 @@ def asked(rule: Rule) -> str:
                 f", give or take {figure(absolute)}" if absolute else ""
             )
         case Direction(noise=noise):
-            return "of the same sign" + (f", beyond the noise of {figure(noise)}" if noise else "")
+            return "of the same sign" + (f", beyond the noise of {amounts(noise)}" if noise else "")
     raise TypeError(rule)
+
+
+def amounts(given: float | dict[str, float]) -> str:
+    """One for all figures, or that of each: figures that share one stand together."""
+    if not isinstance(given, dict):
+        return figure(given)
+    alike: dict[float, list[str]] = {}
+    for name, amount in given.items():
+        alike.setdefault(amount, []).append(name)
+    return " and ".join(f"{figure(amount)} ({', '.join(names)})" for amount, names in alike.items())
 
 
 def rounded(value: Number) -> Number:

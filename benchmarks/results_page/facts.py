@@ -9,8 +9,8 @@ from benchmarks.results_page.tables import result
 
 
 def standard_error(score: dict[str, float]) -> float:
-    """Of an accuracy."""
-    return math.sqrt(score["accuracy"] * (1 - score["accuracy"]) / score["n"])
+    """Of the difference of two accuracies of about this one, on sets of this size."""
+    return math.sqrt(2 * score["accuracy"] * (1 - score["accuracy"]) / score["n"])
 
 
 def facts() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from edgeformer.formats.escaping import markdown
 from edgeformer.formats.study import FigureSpec, load_study
 from edgeformer.formats.study_result import StudyTable
 from edgeformer.reporting import canvas, study_figures
-from edgeformer.reporting.study_tables import study_markdown, study_remarks
+from edgeformer.reporting.study_tables import study_markdown, study_picks, study_remarks, study_sources
 from edgeformer.studies.finding import finding_of
 
+STANDS_IN = "in place of the hub's"
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
 
 
@@ -41,13 +43,23 @@ def _section(document: dict[str, Any], pictures: Path) -> str:
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
         study_markdown(table).rstrip("\n"),
+        f"The paper's figures: {markdown(source)}." if (source := study_sources(table)) else "",
         markdown(finding_of(study, table.rows)) if study.finding else "",
+        "\n".join(study_picks(table)),
         f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
         f"Times: {table.times}." if table.times else "",
         *(f"![{table.title}]({pictures.name}/{table.study}/{name})" for name in names),
-        "\n".join(f"- {markdown(remark)}" for remark in study_remarks(table)),
+        "\n".join(f"- {markdown(remark)}" for remark in (*other_data(table), *study_remarks(table))),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def other_data(table: StudyTable) -> list[str]:
+    """What files of this machine stood in for, where they hold other rows than the hub's data set."""
+    notes = dict.fromkeys(note for row in table.data.values() for note in row if STANDS_IN in note)
+    rows = {note: [row for row, own in table.data.items() if note in own] for note in notes}
+    same = re.compile(r": the same [\d,]+ rows$")
+    return [f"{', '.join(of)}: {note}" for note, of in rows.items() if not same.search(note)]
 
 
 def _pictures(folder: Path, table: StudyTable, figures: Sequence[FigureSpec]) -> list[str]:

@@ -104,6 +104,7 @@ class Cell(Frozen):
     mean: float | None = None
     sd: float | None = Field(None, description="of the sample (n − 1); None: one seed")
     n: int = 0
+    values: Annotated[tuple[float, ...], Field(strict=False)] = Field((), description="of each seed, in order")
     low: float | None = Field(None, description="speedup: the least of all rounds")
     high: float | None = None
     published: float | None = None

@@ -130,7 +130,7 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
     if table.finding:
         parts.append(f"## What the figures say\n\n{markdown(table.finding)}")
     if table.picks:
-        parts.append("## Recommended, by these figures\n\n" + "\n".join(_picked(table)))
+        parts.append("## Recommended, by these figures\n\n" + "\n".join(study_picks(table)))
     notes = [f"- {markdown(note)}" for note in study_remarks(table)]
     parts += ["## Notes\n\n" + "\n".join(notes)] if notes else []
     parts.append("## Data\n\n" + "\n".join(_data(table)))
@@ -140,18 +140,23 @@ def study_page(table: StudyTable, figures: Sequence[str]) -> str:
 
 def _legend(table: StudyTable) -> str:
     lines = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
-    sources = dict.fromkeys(row.source for row in table.rows if row.source)
     if any(row.keys for row in table.rows):
         lines.append("- Ours: mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")
-    if sources:
-        lines.append(f"- **paper**: {markdown('; '.join(sources))}; **Δ**: ours − paper")
+    if sources := study_sources(table):
+        lines.append(f"- **paper**: {markdown(sources)}; **Δ**: ours − paper")
     lines += [f"- Times: {markdown(table.times)}"] if table.times else []
     hosts = "; ".join(table.hosts)
     lines += [f"- Training: {table.minutes:,.1f} minutes in all ({markdown(hosts)})"] if hosts else []
     return "\n".join(lines)
 
 
-def _picked(table: StudyTable) -> list[str]:
+def study_sources(table: StudyTable) -> str:
+    """Where the published values are from; empty: there are none."""
+    return "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
+
+
+def study_picks(table: StudyTable) -> list[str]:
+    """A line of Markdown for each recommendation, with the paper's."""
     return [
         f"- **{markdown(pick.title)}**: {markdown(pick.reason)}"
         + (f". The paper: {markdown(pick.paper)}" if pick.paper else "")

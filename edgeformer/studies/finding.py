@@ -8,13 +8,13 @@ from math import sqrt
 from jinja2 import TemplateError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
-from edgeformer.formats.errors import RecipeError
+from edgeformer.formats.errors import RecipeError, needs_extra
 from edgeformer.formats.study import Study, measure
 from edgeformer.formats.study_result import Cell, StudyRow
 from edgeformer.reporting.study_tables import ours
 
-_BEYOND = 2.0
-"""Standard errors by which two means must differ to be called different."""
+_CHANCE = 0.05
+"""Two means are called different where Welch's t test gives chance less than this."""
 
 
 class _Missing(Exception):
@@ -39,11 +39,39 @@ class _Rows:
         return ours(self._rows[run, str(at)], figure)
 
     def clear(self, first: str, second: str, at: object, figure: str) -> bool:
-        """Whether two runs differ by more than two standard errors of the difference; never where seeds do not say."""
+        """Whether two runs differ beyond what their seeds explain (Welch's t test); never where seeds do not say.
+
+        Three seeds have few degrees of freedom: the means must lie 2.8 to 4.3 standard errors apart, not two.
+        """
         one, two = (self._cell(run, at, figure) for run in (first, second))
         if one.mean is None or two.mean is None or one.sd is None or two.sd is None:  # one seed, or times in turns
             return False
-        return abs(one.mean - two.mean) > _BEYOND * sqrt(one.sd**2 / one.n + two.sd**2 / two.n)
+        if not one.sd and not two.sd:
+            return one.mean != two.mean
+        with needs_extra("train", "the test of a finding"):
+            from scipy.stats import ttest_ind_from_stats
+
+        test = ttest_ind_from_stats(one.mean, one.sd, one.n, two.mean, two.sd, two.n, equal_var=False)
+        return bool(test.pvalue < _CHANCE)
+
+    def apart(self, run: str, first: object, second: object, figure: str) -> bool:
+        """Whether two lines of a run differ, seed by seed, beyond chance (t test of pairs); never with one seed."""
+        one, two = (self._cell(run, at, figure).values for at in (first, second))
+        if len(one) != len(two) or len(one) < 2:
+            return False
+        with needs_extra("train", "the test of a finding"):
+            from scipy.stats import ttest_rel
+
+        return bool(ttest_rel(one, two).pvalue < _CHANCE)
+
+    def chance(self, first: str, second: str, at: object, share: str) -> float:
+        """The standard error of the difference of two shares of a test set's rows, in the share's unit.
+
+        Both answer the same rows, which makes the true error smaller where they tend to be right and wrong together.
+        """
+        means = [self.of(run, at, share) for run in (first, second)]
+        rows = [self.of(run, at, "rows") for run in (first, second)]
+        return sqrt(sum(mean * (1 - mean) / n for mean, n in zip(means, rows, strict=True)))
 
     def ranked(self, *asked: object) -> list[str]:
         """Runs, then the line and the figure: the runs again, the best first, as their rows are labelled."""
@@ -60,8 +88,8 @@ class _Rows:
         return cell
 
 
-_ASKED = {"of": 1, "said": 1, "clear": 2, "ranked": None}
-"""Questions, and how many runs each names before the line and the figure; None: any number."""
+_ASKED = {"of": (1, 1), "said": (1, 1), "clear": (2, 1), "apart": (1, 2), "chance": (2, 1), "ranked": (None, 1)}
+"""Questions, and how many runs each names, then how many lines, before the figure; None: any number."""
 
 
 def check_finding(study: Study, place: object) -> None:
@@ -85,10 +113,11 @@ def check_finding(study: Study, place: object) -> None:
         if name not in _ASKED:
             raise RecipeError(f"{place}: finding: no function {name!r}; there are {', '.join(_ASKED)}")
         given = [node.value if isinstance(node, nodes.Const) else None for node in call.args]
-        runs = _ASKED[name]
-        if len(given) != (len(given) if runs is None else runs + 2) or len(given) < 3:
-            raise RecipeError(f"{place}: finding: {name} takes {runs or 'some'} of the runs, the line and the figure")
-        for run in given[:-2]:
+        runs, lines = _ASKED[name]
+        if len(given) < 2 + lines or (runs is not None and len(given) != runs + lines + 1):
+            wanted = f"{runs or 'some'} of the runs, {'the line' if lines == 1 else 'two lines'} and the figure"
+            raise RecipeError(f"{place}: finding: {name} takes {wanted}")
+        for run in given[: -1 - lines]:
             if run is not None and run not in study.runs:
                 raise RecipeError(f"{place}: finding: no run {run!r}; there are {', '.join(study.runs)}")
         try:

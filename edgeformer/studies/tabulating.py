@@ -161,6 +161,7 @@ def _cells(seeds: Sequence[Mapping[str, float]], table: TableSpec, printed: Mapp
             mean=mean(values) if values else None,
             sd=stdev(values) if len(values) > 1 else None,
             n=len(values),
+            values=tuple(values) if len(values) > 1 else (),
             published=printed.get(name),
         )
     return cells

@@ -37,6 +37,8 @@ def test_a_finding_says_what_the_rows_say() -> None:
     assert finding_of(found, [row("wide", 1.0, 1.9), small]) == "No difference: 2.0 times."
     assert finding_of(found, [row("wide", 1.0, None, 1), small]).startswith("No difference")
     assert finding_of(found, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
+    # 2.5 standard errors, and only four degrees of freedom: chance gives that once in 15 times.
+    assert finding_of(found, [row("wide", 1.8, 0.1), row("small", 2.0, 0.1)]).startswith("No difference")
     assert finding_of(told(""), []) == ""
     ranked = told("{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}")
     assert finding_of(ranked, [row("wide", 3.0, None), small]) == "small (2.0000 ± 0.1000), wide (3.0000)"
@@ -46,6 +48,29 @@ def test_a_finding_says_what_the_rows_say() -> None:
 def test_a_finding_that_cannot_be_filled_says_so(text: str) -> None:
     with pytest.raises(RecipeError, match="made: finding: "):
         finding_of(told(text), [row("wide", 1.0, 0.1)])
+
+
+def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
+    """Seeds that differ by more than the lines do hide nothing: each is compared with itself."""
+
+    def line(at: str, *values: float) -> StudyRow:
+        return row("wide", sum(values) / len(values), 0.1).model_copy(
+            update={"at": at, "cells": {"loss": Cell(mean=1.0, n=len(values), values=values)}}
+        )
+
+    asked = told("{{ apart('wide', '2', '4', 'loss') }}")
+    assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 0.9, 1.91, 2.89)]) == "True"
+    assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 1.1, 1.9, 2.9)]) == "False"
+    assert finding_of(asked, [line("2", 1.0), line("4", 0.9)]) == "False"
+
+
+def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:
+    rows = [
+        StudyRow(run=name, label=name, at="test", cells={"accuracy": Cell(mean=0.8), "rows": Cell(mean=n)}, origin="")
+        for name, n in (("wide", 100.0), ("small", 400.0))
+    ]
+    text = "{{ '%.4f' | format(chance('wide', 'small', 'test', 'accuracy')) }}"
+    assert finding_of(told(text), rows) == "0.0447"
 
 
 def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
@@ -63,7 +88,8 @@ def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
         ("{{ of('wider', 'test', 'loss') }}", "no run 'wider'; there are wide, small"),
         ("{{ of('wide', 'test', 'los') }}", "no figure 'los'"),
         ("{{ clear('wide', 'test', 'loss') }}", "clear takes 2 of the runs"),
-        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear, ranked"),
+        ("{{ apart('wide', '2', 'loss') }}", "apart takes 1 of the runs, two lines and the figure"),
+        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear, apart, chance, ranked"),
     ],
 )
 def test_a_finding_that_asks_for_what_there_is_not_is_refused_before_training(text: str, said: str) -> None:
