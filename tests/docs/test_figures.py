@@ -36,7 +36,6 @@ def test_no_table_is_typed() -> None:
 STATED = {
     "Measured on 2026-11-21 on two cores of an AMD EPYC (Zen 3: AVX2, no bf16), torch 2.13, float32": "the host",
     "its Table 6": "of the paper",
-    "below about 0.004 on the random split": "a little more than one standard error",
     "its own 8k BPE tokenizer on WikiText-2": "a setting",
     "at this length of 128": "a setting",
     "max(0.80, 0.92 · 0.98^step)": "the paper's",
