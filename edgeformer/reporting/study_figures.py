@@ -127,10 +127,11 @@ def _name_bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: st
 
 def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
     """A bar per row, with what was published as a tick across."""
-    colours, places = _colours(rows), measure(y).places
+    places, models = measure(y).places, [*dict.fromkeys(row.label for row in rows)]
     names = [_named(row, rows) for row in rows]
     values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
-    own: dict[str, Any] = {"color": [colours[row.run] for row in rows], "height": 0.62}
+    # One colour for a model in all groups: that is what the eye compares.
+    own: dict[str, Any] = {"color": [PALETTE[models.index(row.label) % len(PALETTE)] for row in rows], "height": 0.62}
     places_of = range(len(rows))  # names alone would put rows of one name onto each other
     bars = axis.barh(places_of, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
     axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
