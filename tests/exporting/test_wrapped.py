@@ -22,6 +22,7 @@ from edgeformer.stages.verifying.verify import verify
 from edgeformer.stages.wrapping.wrap import WrapOptions, wrap
 from tests.backends.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
 from tests.cli.run_cli import edgeformer
+from tests.fakes.install import installed
 from tests.wrapping import graphs
 from tests.wrapping.graphs import save, save_beside
 
@@ -110,6 +111,8 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
         ({"build": ("tensorrt",)}, "which device"),
+        ({"target": "rtx4050"}, "--target: says what is built for; add --trt"),
+        ({"target": "rtx4050", "fp16": True}, "--target: says what is built for; add --trt"),
     ],
 )
 def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], says: str) -> None:
@@ -117,6 +120,14 @@ def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], sa
     with pytest.raises(InputError, match=says):
         export(bundle, **options)
     assert sha256_of(bundle / "bundle.json") == before
+
+
+def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> None:
+    with (
+        installed("reference_backend"),
+        pytest.raises(InputError, match="--target: reference: what it builds is the same"),
+    ):
+        export(bundle, build=("reference",), target="rtx4050")
 
 
 def test_engines_get_the_shapes_of_the_inputs(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
