@@ -419,7 +419,7 @@ def test_without_a_calibration_the_profile_has_what_the_report_knows(run: Path, 
         write_contribution(open_claim(path, tmp_path / "p"), verification("contradicted"), tmp_path / "no.yaml")
 
 
-@pytest.mark.parametrize("name", ["box.txt", "host.yaml", "a b.yaml", "there.yaml"])
+@pytest.mark.parametrize("name", ["box.txt", "host.yaml", "a b.yaml", "there.yaml", "there.yaml/box.yaml"])
 def test_files_that_are_no_place_for_a_profile(tmp_path: Path, name: str) -> None:
     (tmp_path / "there.yaml").touch()
     with pytest.raises(InputError, match="--write-profile"):
@@ -451,3 +451,4 @@ def test_the_commands(
     assert "cannot be read" in edgeformer("verify-claim", "absent.zip", code=2)
     assert "is no claim" in edgeformer("verify-claim", report, code=2).replace("\n", " ")
     assert "cannot be read" in edgeformer("claim", "absent.json", code=2)
+    assert f"-o {tmp_path}: is a folder" in edgeformer("claim", report, "-o", str(tmp_path), code=2).replace("\n", " ")
