@@ -437,8 +437,16 @@ def test_the_commands(
     packed, report = str(tmp_path / "mine.claim.zip"), str(run / "reports" / "host.json")
     assert "the bundle's checksums, no calibration" in edgeformer("claim", report, "-o", packed)
     assert json.loads(edgeformer("claim", report, "-o", packed, "--json"))["claim"]["run"] == "tiny"
+    said = edgeformer("verify-claim", packed, "--no-measure").replace("\n", " ")
+    rows = read_report(Path(report)).rows
+    memory, energy = (
+        sum(vars(row)[name].status == "measured" for row in rows) for name in ("memory_bytes", "energy_mj")
+    )
+    assert memory and f"the report states memory of {memory} rows, which was not measured again" in said
+    assert ("the report states energy" in said) is (energy > 0)
     assert "Nothing was measured again." in edgeformer("verify-claim", packed, "--no-measure")
     found = json.loads(edgeformer("verify-claim", packed, "--json", code=UNDECIDED))
+    assert found["not_again"]["memory"] == memory and any("not measured again" in note for note in found["notes"])
     assert found["exit_code"] == UNDECIDED and {case["status"] for case in found["cases"]} == {"not comparable"}
     assert "profile box.yaml" in edgeformer("verify-claim", packed, "--no-measure", "--write-profile", "box.yaml")
     assert load_profile(str(tmp_path / "box.yaml")).name == "box"
