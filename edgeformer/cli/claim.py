@@ -47,10 +47,13 @@ def command(
       edgeformer claim artifacts/my-run/reports/host.json --with-bundle -o my-machine.claim.zip
     """
     from edgeformer.formats.documents import own_profiles
+    from edgeformer.formats.workspace import require_writable
     from edgeformer.reporting.claim import print_claim
     from edgeformer.run import locate
     from edgeformer.stages.profiling.claiming.make import make_claim
 
+    if output is not None:
+        require_writable("-o", output)
     named = locate(bundle, artifacts).open_bundle() if bundle is not None else None
     made = make_claim(report, output, own_profiles(artifacts), whole=with_bundle, bundle=named)
     if as_json:

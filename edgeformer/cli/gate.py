@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,14 +88,16 @@ def run_gate(
         typer.Exit: 3, something is worse than allowed; 4, not everything could be decided.
     """
     from edgeformer.cli.progress import show_progress
+    from edgeformer.formats.workspace import require_writable
     from edgeformer.reporting.gate import append_summary, print_gate, write_junit
     from edgeformer.run import locate
     from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
 
     assert gating.against is not None
     artifacts, as_json = where
-    _require_writable("--junit", gating.junit)
-    _require_writable("--summary", gating.summary)
+    for option, written in (("--junit", gating.junit), ("--summary", gating.summary)):
+        if written is not None:
+            require_writable(option, written)
     path = Path(gating.against)
     baseline = named_baseline(path) if path.suffix == ".json" else locate(gating.against, artifacts).open_bundle()
     gate = gate_bundles(location, baseline, profile, (options, gating.options()), show_progress())
@@ -110,18 +111,6 @@ def run_gate(
         append_summary(gate, gating.summary)
     if gate.exit_code:
         raise typer.Exit(gate.exit_code)
-
-
-def _require_writable(option: str, path: Path | None) -> None:
-    """Raises InputError for a file that cannot be written: asked before minutes of measuring."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"{option} {path}: is a folder; name a file in it")
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    there = path if path.exists() else folder
-    if not folder.is_dir() or not os.access(there, os.W_OK):
-        raise InputError(f"{option} {path}: {there} cannot be written; name another file, or allow it")
 
 
 def _share(text: str, name: str) -> Any:

@@ -102,6 +102,7 @@ def answer_file(
 def _output_format(options: FileOptions, *, as_json: bool) -> str:
     """How the answers are written: table, jsonl, csv, parquet, or json for one document. Raises InputError."""
     from edgeformer.formats.row_files import FORMATS, format_named
+    from edgeformer.formats.workspace import require_writable
 
     allowed = (_TABLE, *FORMATS)
     for option, value, known in (
@@ -110,8 +111,8 @@ def _output_format(options: FileOptions, *, as_json: bool) -> str:
         if value is not None and value not in known:
             raise InputError(f"{option} {value}: is none of {', '.join(known)}")
     target = options.target
-    if target is not None and target.is_dir():
-        raise InputError(f"--output {target}: is a folder; name a file in it")
+    if target is not None:
+        require_writable("--output", target)
     if target is not None and (target.is_symlink() or (target.exists() and not target.is_file())):
         raise InputError(
             f"--output {target}: is a link or a device, and would be replaced by a file; name a file, or leave "

@@ -79,6 +79,10 @@ class ClaimVerification(Frozen):
     measured: bool = Field(description="whether anything was to be measured here")
     bundle: str | None = Field(description="that was measured; None: none is at hand")
     cases: tuple[ClaimCase, ...] = Field(strict=False)
+    not_again: dict[str, int] = Field(
+        default_factory=dict,
+        description="figures that the report states and that are never measured again → of how many rows",
+    )
     notes: tuple[str, ...] = Field((), strict=False)
 
     @property

@@ -71,9 +71,7 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
     Raises:
         InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
     """
-    there = next(folder for folder in (artifacts, *artifacts.absolute().parents) if folder.exists())
-    if not os.access(there, os.W_OK):
-        raise InputError(f"--artifacts {artifacts}: {there} cannot be written; choose another folder, or allow it")
+    _require_room(f"--artifacts {artifacts}", artifacts, "choose another folder")
     if name is None:
         for number in range(1, 10_000):
             folder = artifacts / f"{recipe}-{number:03d}"
@@ -86,6 +84,25 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
     if folder.exists():
         raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
     return folder
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Ask, before minutes of work, whether a file can be written: in a folder that is there or can be made.
+
+    Raises:
+        InputError: it cannot; the message begins with ``option``, which named it.
+    """
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; name a file in it")
+    if not os.access(path, os.W_OK):
+        _require_room(f"{option} {path}", path, "name another file")
+
+
+def _require_room(named: str, path: Path, instead: str) -> None:
+    """Raises InputError where ``path`` is no folder that can be written, and cannot become anything in one."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"{named}: {there} cannot be written; {instead}, or allow it")
 
 
 def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeformer.formats.caution import cautions
 from edgeformer.formats.report import Report
 from edgeformer.reporting.canvas import FAINT, INK, NO_PICTURE, PALETTE, PAPER, RED, bare, can_draw, drawing
-from edgeformer.reporting.panels import memory_peaks, plain, timed_rows
+from edgeformer.reporting.panels import memory_peaks, timed_rows
 from edgeformer.reporting.trade_panels import TradePanel, drawn_candidates, named_below, no_roofline
 from edgeformer.reporting.words import has_estimates
 
@@ -119,7 +119,7 @@ def draw_report(report: Report, path: Path) -> Path | None:
     shown = {"latency": measured, "estimates": guesses, "sizes": True, "search": report.search is not None}
     names = [name for name, wanted in shown.items() if wanted]
     height = max(4.2, 1.4 + 0.27 * max(measured, guesses))
-    with drawing(path, plain(title), len(names), (5.8 * len(names), height)) as axes:
+    with drawing(path, title, len(names), (5.8 * len(names), height)) as axes:
         for axis, name in zip(axes, names, strict=True):
             _DRAW[name](TradePanel(axis, report))
     return path

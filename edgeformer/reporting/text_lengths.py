@@ -32,7 +32,7 @@ def draw_text_lengths(run: Path) -> Path | None:
         return None
     path = run / "plots" / "text_lengths.png"
     title = " · ".join((manifest.run, "words of a text, once cleaned", *cautions(manifest)))
-    with drawing(path, plain(title), len(sets), (3.6 * len(sets) + 0.6, 4.0)) as axes:
+    with drawing(path, title, len(sets), (3.6 * len(sets) + 0.6, 4.0)) as axes:
         for axis, (name, lengths) in zip(axes, sets, strict=True):
             _draw(axis, lengths)
             axis.set_title("\n".join(_lines(manifest.data, name, lengths)), fontsize=8.5, va="bottom")

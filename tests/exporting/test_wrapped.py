@@ -9,19 +9,17 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeformer.backends import Builder, Unavailable, builder_named
-from edgeformer.backends.backend import BuildJob, Target
 from edgeformer.bundle import Bundle
-from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import BundleManifest
 from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.stages.exporting.wrapped import export_wrapped
 from edgeformer.stages.verifying.verify import verify
 from edgeformer.stages.wrapping.wrap import WrapOptions, wrap
 from tests.backends.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
 from tests.cli.run_cli import edgeformer
+from tests.fakes.install import installed
 from tests.wrapping import graphs
 from tests.wrapping.graphs import save, save_beside
 
@@ -110,6 +108,8 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
         ({"build": ("tensorrt",)}, "which device"),
+        ({"target": "rtx4050"}, "--target: says what is built for; add --trt"),
+        ({"target": "rtx4050", "fp16": True}, "--target: says what is built for; add --trt"),
     ],
 )
 def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], says: str) -> None:
@@ -119,75 +119,12 @@ def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], sa
     assert sha256_of(bundle / "bundle.json") == before
 
 
-def test_engines_get_the_shapes_of_the_inputs(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[BuildJob] = []
-
-    def build(self: Builder, target: Target, job: BuildJob) -> list[object]:
-        jobs.append(job)
-        return []
-
-    builder = builder_named("tensorrt")
-    monkeypatch.setattr(type(builder), "plan", lambda self, device: Target("tensorrt-rtx", device.name, "8.9"))
-    monkeypatch.setattr(type(builder), "build", build)
-    export(bundle, build=("tensorrt",), target="rtx4050")
-    assert jobs[0].shapes["input_ids"] == ((1, 1), (1, 64), (16, 512)) and jobs[0].precision == "fp32"
-
-
-def no_plan(self: Builder, device: DeviceProfile) -> Unavailable:
-    return Unavailable("tensorrt-rtx", "no builder today")
-
-
-class TestEngines:
-    """Of a builder that writes a file for whichever device is named; what it builds can run nowhere."""
-
-    @pytest.fixture(autouse=True)
-    def builder(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def build(self: Builder, target: Target, job: BuildJob) -> list[ArtifactManifest]:
-            file = f"engines/model.{target.device}.engine"
-            (job.bundle / file).unlink(missing_ok=True)
-            (job.bundle / file).write_text(f"for {target.device}")
-            entry = ArtifactManifest(id="tensorrt-rtx-fp32", file=file, format="tensorrt-rtx", precision="fp32",
-                                     status="built", sha256=sha256_of(job.bundle / file))  # fmt: skip
-            return [entry]
-
-        kind = type(builder_named("tensorrt"))
-        monkeypatch.setattr(kind, "plan", lambda self, device: Target("tensorrt-rtx", device.name, "8.9"))
-        monkeypatch.setattr(kind, "build", build)
-
-    def built(self, bundle: Path, device: str = "rtx4050", **options: object) -> ArtifactManifest:
-        export(bundle, build=("tensorrt",), target=device, **options)
-        return Bundle.open(bundle).artifact("tensorrt-rtx-fp32")
-
-    def test_one_that_cannot_be_built_again_stays(self, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.built(bundle)
-        monkeypatch.setattr(type(builder_named("tensorrt")), "plan", no_plan)
-        left = self.built(bundle)
-        assert (left.status, left.kept, left.file) == ("built", True, "engines/model.rtx4050.engine")
-        assert left.reason == "kept; it cannot be made again: no builder today"
-        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
-        export(bundle, fp16=True)
-        assert Bundle.open(bundle).artifact(left.id).reason is None, "nobody asked for it this time"
-
-    def test_one_whose_successor_is_rejected_leaves_no_file(
-        self, bundle: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        known = self.built(bundle)
-        failed = known.model_copy(update={"status": "rejected", "file": None, "sha256": None, "reason": "refused"})
-        monkeypatch.setattr(type(builder_named("tensorrt")), "build", lambda *_: [failed])
-        assert self.built(bundle).status == "rejected"
-        assert not (bundle / str(known.file)).exists()
-        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
-
-    def test_one_for_another_device_is_not_lost_unasked(self, bundle: Path) -> None:
-        before = self.built(bundle, "rtx4050")
-        with pytest.raises(
-            InputError, match=r"would lose tensorrt-rtx-fp32 .*another device than --target jetson-orin-nano"
-        ):
-            self.built(bundle, "jetson-orin-nano-8gb")
-        assert Bundle.open(bundle).artifact(before.id) == before and (bundle / str(before.file)).is_file()
-        after = self.built(bundle, "jetson-orin-nano-8gb", replace=True)
-        assert after.file == "engines/model.jetson-orin-nano-8gb.engine" and not (bundle / str(before.file)).exists()
-        assert {check.status for check in verify(Bundle.open(bundle)).files} == {"intact"}
+def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> None:
+    with (
+        installed("reference_backend"),
+        pytest.raises(InputError, match="--target: reference: what it builds is the same"),
+    ):
+        export(bundle, build=("reference",), target="rtx4050")
 
 
 def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) -> None:

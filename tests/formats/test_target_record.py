@@ -8,7 +8,7 @@ import pytest
 
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Parity
 from edgeformer.formats.target_record import TargetRecord, TargetRecords, completed, files_sha256
-from tests.profiling.test_search import accuracy, artifact, bundle
+from tests.profiling.search_cases import accuracy, artifact, bundle
 
 CARD = "NVIDIA GeForce RTX 4050 Laptop GPU"
 OPEN = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="not here")

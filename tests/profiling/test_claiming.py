@@ -419,7 +419,7 @@ def test_without_a_calibration_the_profile_has_what_the_report_knows(run: Path, 
         write_contribution(open_claim(path, tmp_path / "p"), verification("contradicted"), tmp_path / "no.yaml")
 
 
-@pytest.mark.parametrize("name", ["box.txt", "host.yaml", "a b.yaml", "there.yaml"])
+@pytest.mark.parametrize("name", ["box.txt", "host.yaml", "a b.yaml", "there.yaml", "there.yaml/box.yaml"])
 def test_files_that_are_no_place_for_a_profile(tmp_path: Path, name: str) -> None:
     (tmp_path / "there.yaml").touch()
     with pytest.raises(InputError, match="--write-profile"):
@@ -437,8 +437,16 @@ def test_the_commands(
     packed, report = str(tmp_path / "mine.claim.zip"), str(run / "reports" / "host.json")
     assert "the bundle's checksums, no calibration" in edgeformer("claim", report, "-o", packed)
     assert json.loads(edgeformer("claim", report, "-o", packed, "--json"))["claim"]["run"] == "tiny"
+    said = edgeformer("verify-claim", packed, "--no-measure").replace("\n", " ")
+    rows = read_report(Path(report)).rows
+    memory, energy = (
+        sum(vars(row)[name].status == "measured" for row in rows) for name in ("memory_bytes", "energy_mj")
+    )
+    assert memory and f"the report states memory of {memory} rows, which was not measured again" in said
+    assert ("the report states energy" in said) is (energy > 0)
     assert "Nothing was measured again." in edgeformer("verify-claim", packed, "--no-measure")
     found = json.loads(edgeformer("verify-claim", packed, "--json", code=UNDECIDED))
+    assert found["not_again"]["memory"] == memory and any("not measured again" in note for note in found["notes"])
     assert found["exit_code"] == UNDECIDED and {case["status"] for case in found["cases"]} == {"not comparable"}
     assert "profile box.yaml" in edgeformer("verify-claim", packed, "--no-measure", "--write-profile", "box.yaml")
     assert load_profile(str(tmp_path / "box.yaml")).name == "box"
@@ -451,3 +459,4 @@ def test_the_commands(
     assert "cannot be read" in edgeformer("verify-claim", "absent.zip", code=2)
     assert "is no claim" in edgeformer("verify-claim", report, code=2).replace("\n", " ")
     assert "cannot be read" in edgeformer("claim", "absent.json", code=2)
+    assert f"-o {tmp_path}: is a folder" in edgeformer("claim", report, "-o", str(tmp_path), code=2).replace("\n", " ")

@@ -1,130 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Parity
-from edgeformer.formats.report import Energy, Latency, Memory, Row, Search
-from edgeformer.formats.scores import ExitScore
+from edgeformer.formats.report import Energy, Latency
 from edgeformer.formats.target_record import TargetRecord
 from edgeformer.stages.profiling.choosing import SearchOptions
 from edgeformer.stages.profiling.profile import rows_there
-from edgeformer.stages.profiling.search import search
-from edgeformer.stages.profiling.verdict import Evidence, Limits
-from edgeformer.tasks.classification.scoring import ClassificationScore
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
-
-FREE = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128)
-CPU = "CPUExecutionProvider"
-
-
-def accuracy(value: float) -> ClassificationScore:
-    return ClassificationScore(n=1000, accuracy=value, precision=value, recall=value, f1=value, loss=0.3)
-
-
-def perplexity(value: float) -> LanguageScore:
-    return LanguageScore(n=1000, loss=3.0, perplexity=value, exits={"8": ExitScore(loss=3.0, perplexity=value)})
-
-
-def artifact(name: str, size: int = 500, **changes: Any) -> ArtifactManifest:
-    entry = ArtifactManifest(
-        id=name,
-        file=f"onnx/{name}.onnx",
-        format="onnx",
-        precision="fp32",
-        status="built",
-        size_bytes=size,
-        validation=accuracy(0.9),
-    )
-    return entry.model_copy(update=changes)
-
-
-def bundle(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
-    manifest = BundleManifest(
-        run="tiny",
-        task="classification",
-        created="2026-11-21T00:00:00.000+00:00",
-        max_length=128,
-        max_positions=512,
-        pad_id=0,
-        parameters=100,
-        synthetic=False,
-        data=DataConfig.model_validate(
-            {
-                "parts": {"train": [{"kind": "synthetic-reviews", "rows": 10}]},
-                "split": "random-split",
-                "labels": ["negative", "positive"],
-            },
-            strict=False,
-        ),
-        data_fingerprints={},
-        files={},
-        artifacts=artifacts,
-        code_version="1",
-    )
-    return manifest.model_copy(update=changes)
-
-
-def row(name: str, p50: float = 4.0, size: int = 500, peak: int = 1000, **changes: Any) -> Row:
-    measured = Row(
-        artifact=name,
-        precision="fp32",
-        provider=CPU,
-        where="host",
-        phase="steady",
-        batch=1,
-        seq=128,
-        latency_ms=Latency(status="measured", p50=p50, n=100, stable=True),
-        memory_bytes=Memory(status="measured", peak=peak),
-        size_bytes=size,
-        energy_mj=Energy(status="unavailable", reason="no counter"),
-        threads=2,
-    )
-    return measured.model_copy(update=changes)
-
-
-def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
-    return row(
-        name,
-        size=size,
-        where="device",
-        provider="CUDAExecutionProvider",
-        threads=None,
-        latency_ms=Latency(status="estimated", low=low, high=high, p50=(low * high) ** 0.5),
-        memory_bytes=Memory(status="estimated", low=1000, high=2000),
-    )
-
-
-def run(
-    manifest: BundleManifest,
-    rows: list[Row],
-    limits: Limits = FREE,
-    options: SearchOptions | None = None,
-    kind: Literal["cuda", "cpu"] = "cpu",
-    on_target: bool = True,
-    records: Mapping[str, TargetRecord] = MappingProxyType({}),
-) -> Search:
-    known: list[Evidence] = []
-    for one in manifest.artifacts:
-        own = [row for row in rows if row.artifact == one.id]
-        of_device = rows_there(own, kind) if on_target else [row for row in own if row.where == "device"]
-        if own:
-            known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
-    return search(manifest, rows, known, limits, options or SearchOptions(), records)
-
-
-def picked(found: Search) -> tuple[str, int | None] | None:
-    if found.pick is None:
-        return None
-    return found.candidates[found.pick].artifact, found.candidates[found.pick].threads
+from edgeformer.stages.profiling.verdict import Limits
+from tests.profiling.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
 
 
 def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_with_the_reason() -> None:
@@ -392,85 +280,3 @@ def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -
         "exit after loop 4: edgeformer export tiny --exit all",
         "decoding with caches: edgeformer export tiny --exit all",
     )
-
-
-Case = tuple[float, float, int, int, float]
-"""accuracy, p50, bytes of the file, bytes of memory, stated energy"""
-
-# Few values, so that equal and nearly equal ones are common.
-CASES = st.lists(
-    st.tuples(
-        st.sampled_from([0.80, 0.90, 0.91, 0.95]),
-        st.sampled_from([1.0, 1.02, 1.03, 2.0, 5.0]),
-        st.sampled_from([100, 200, 400]),
-        st.sampled_from([1000, 1010, 2000]),
-        st.sampled_from([0.5, 1.0, 3.0]),
-    ),
-    min_size=1,
-    max_size=7,
-)
-
-
-def brute_force(cases: list[Case], limits: Limits, bound: float | None, minimize: str) -> tuple[set[int], set[int]]:
-    """Positions that may be picked, and the Pareto front, straight from the definitions."""
-    column = {"latency": 1, "size": 2, "memory": 3, "energy": 4}[minimize]
-    allowed = []
-    for position, (score, p50, size, peak, energy) in enumerate(cases):
-        if bound is not None and score < bound:
-            continue
-        if limits.latency_ms is not None and p50 > limits.latency_ms:
-            continue
-        if limits.size_bytes is not None and size > limits.size_bytes:
-            continue
-        if limits.memory_bytes is not None and peak > limits.memory_bytes:
-            continue
-        if limits.energy_mj is not None and energy > limits.energy_mj:
-            continue
-        allowed.append(position)
-    front = set()
-    for position, mine in enumerate(cases):
-        beaten = False
-        for other in cases:
-            no_worse = other[0] >= mine[0] and other[1] <= mine[1] and other[2] <= mine[2]
-            better = other[0] > mine[0] or other[1] < mine[1] or other[2] < mine[2]
-            beaten = beaten or (no_worse and better)
-        if not beaten:
-            front.add(position)
-    if not allowed:
-        return set(), front
-    least = min(cases[position][column] for position in allowed)
-    near = [p for p in allowed if cases[p][column] <= least * (1.025 if minimize != "size" else 1)]
-    smallest = min(cases[position][2] for position in near)
-    return {position for position in near if cases[position][2] == smallest}, front
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    cases=CASES,
-    bound=st.sampled_from([None, 0.85, 0.90, 0.93]),
-    minimize=st.sampled_from(["latency", "size", "memory", "energy"]),
-    bounds=st.tuples(
-        st.sampled_from([None, 1.02, 4.0]),
-        st.sampled_from([None, 100, 300]),
-        st.sampled_from([None, 1005]),
-        st.sampled_from([None, 1.0]),
-    ),
-)
-def test_the_pick_and_the_front_are_those_of_a_brute_force(
-    cases: list[Case],
-    bound: float | None,
-    minimize: Literal["latency", "size", "memory", "energy"],
-    bounds: tuple[float | None, int | None, int | None, float | None],
-) -> None:
-    latency, size, memory, energy = bounds
-    limits = Limits(size_bytes=size, latency_ms=latency, memory_bytes=memory, batch=1, seq=128, energy_mj=energy)
-    manifest = bundle(*(artifact(f"a{n}", validation=accuracy(case[0])) for n, case in enumerate(cases)))
-    rows = [
-        row(f"a{n}", case[1], case[2], case[3], energy_mj=Energy(status="measured", value=case[4]))
-        for n, case in enumerate(cases)
-    ]
-    found = run(manifest, rows, limits, SearchOptions({} if bound is None else {"accuracy": bound}, minimize))
-    expected, front = brute_force(cases, limits, bound, minimize)
-    assert (found.pick is None) == (not expected)
-    assert found.pick is None or found.pick in expected
-    assert {position for position, candidate in enumerate(found.candidates) if candidate.on_front} == front

@@ -22,7 +22,7 @@ from edgeformer.run import locate
 from edgeformer.stages.evaluating.predict import predict
 from edgeformer.stages.profiling.measure import drifted, summarise, windows_agree
 from edgeformer.stages.publishing.publish import PageOptions, publish
-from edgeformer.tasks.answering import Answering
+from edgeformer.tasks.answering import NO_NUMBER, Answering
 from edgeformer.tasks.calls import make_buffers
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
@@ -103,16 +103,16 @@ def decided(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return bundle, folder / "site"
 
 
-def stretch(file: Path) -> None:
-    """``logits`` become 300 × (``logits`` - middle)."""
+def stretch(file: Path, factor: float = 300, prefix: str = "stretch") -> None:
+    """``logits`` become ``factor`` × (``logits`` - middle); ``prefix``: of the names of what computes it."""
     model = onnx.load(file)
     middle = np.array([MIDDLE, -MIDDLE], dtype=np.float32)
-    constants = {"stretch_middle": middle, "stretch_factor": np.array(300, dtype=np.float32)}
+    constants = {f"{prefix}_middle": middle, f"{prefix}_factor": np.array(factor, dtype=np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     for node in model.graph.node:
-        node.output[:] = ["stretch_before" if name == "logits" else name for name in node.output]
-    model.graph.node.append(helper.make_node("Sub", ["stretch_before", "stretch_middle"], ["stretch_moved"]))
-    model.graph.node.append(helper.make_node("Mul", ["stretch_moved", "stretch_factor"], ["logits"]))
+        node.output[:] = [f"{prefix}_before" if name == "logits" else name for name in node.output]
+    model.graph.node.append(helper.make_node("Sub", [f"{prefix}_before", f"{prefix}_middle"], [f"{prefix}_moved"]))
+    model.graph.node.append(helper.make_node("Mul", [f"{prefix}_moved", f"{prefix}_factor"], ["logits"]))
     onnx.save(model, file)
 
 
@@ -146,6 +146,25 @@ def test_every_other_artifact_answers_alike(site: Path, tab: Tab) -> None:
             right: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(right.probabilities, abs=1e-4)
         assert "no label" in answer(tab, "onnx-fp32", "  ")["said"]
+
+
+def test_an_answer_that_overflows_is_said_to_be_no_number(
+    decided: tuple[Path, Path], libraries: Path, tab: Tab, tmp_path: Path
+) -> None:
+    """300 times the difference of two logits, another 10³⁸ times."""
+    bundle = Path(shutil.copytree(decided[0], tmp_path / "bundle"))
+    manifest = Bundle.open(bundle).manifest
+    entry = manifest.artifacts[0]
+    graph = bundle / str(entry.file)
+    stretch(graph, factor=3e38, prefix="again")
+    made = entry.model_copy(update={"sha256": sha256_of(graph)})
+    seal(bundle, manifest.model_copy(update={"artifacts": (made, *manifest.artifacts[1:])}))
+    assert vars(predict(locate(str(bundle), bundle), ["good"], entry.id)[1][0])["error"] == NO_NUMBER
+    publish(Bundle.open(bundle), tmp_path / "site", PageOptions(libraries, (entry.id,), ("wasm",)))
+    with served(tmp_path / "site") as address:
+        tab.open(address)
+        found = answer(tab, entry.id, "good")
+    assert found["said"] == NO_NUMBER and found["probabilities"] == {}
 
 
 def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_leak_is_in_every_title(
     run = copy_of(finished_language_run, tmp_path / "run", leaks=True)
     draw_learning_curve(run)
     assert len(figures) == 2
-    assert all(LEAKS in figure.get_suptitle() for figure in figures.values())
+    assert all(LEAKS in " ".join(figure.get_suptitle().split()) for figure in figures.values())
 
 
 def test_a_run_without_metrics_has_no_curve(finished_language_run: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from edgeformer.reporting.compare_reports import compare_reports
 from edgeformer.reporting.panels import Panel
 from edgeformer.reporting.report_tables import print_report, print_search
 from edgeformer.reporting.trade_panels import TradePanel
-from tests.profiling.test_search import artifact, bundle
+from tests.profiling.search_cases import artifact, bundle
 from tests.reporting.made_reports import LATENCY, SIZE, estimated, made_report, made_row, made_search, measured
 
 NAMES = [f"onnx-{precision}-{part}" for precision in ("fp32", "fp16", "int8") for part in ("full", "exit10", "step")]

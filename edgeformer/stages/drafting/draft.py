@@ -26,6 +26,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import replacing
 from edgeformer.formats.manifest import DataFinding
 from edgeformer.formats.progress import SILENT, Progress, bar
+from edgeformer.formats.workspace import require_writable
 from edgeformer.stages.drafting.sizes import Sizes, fine_tuned, from_scratch
 
 _WIDTH = 100
@@ -79,8 +80,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("._-")[:60] or "own-data"
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"--name {name!r}: letters, digits, dots, dashes and underscores, a letter or digit first")
-    if out.is_dir():
-        raise InputError(f"-o {out}: is a folder; name a file in it")
+    require_writable("-o", out)
     if out.exists() and not options.force:
         raise InputError(f"{out}: is there already; give another name with -o, or replace it with --force")
     if data.is_dir():

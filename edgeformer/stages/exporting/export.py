@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from edgeformer.backends import Builder, BuildJob, Unavailable, all_builders, builder_named
+from edgeformer.backends import Builder, BuildJob, Unavailable, all_builders
 from edgeformer.backends.backend import ENGINES_FOLDER, Target
 from edgeformer.bundle import seal
 from edgeformer.data.trimming import Keeping
 from edgeformer.families.saving import MODEL_FOLDER
 from edgeformer.families.tracing import Graphs
-from edgeformer.formats.documents import load_profile, own_profiles
+from edgeformer.formats.documents import own_profiles
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
@@ -24,6 +24,7 @@ from edgeformer.formats.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_F
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
 from edgeformer.run import Run
+from edgeformer.stages.exporting.building import Plans, builders_asked, plans_of
 from edgeformer.stages.exporting.bundle_folder import (
     TrimmedSubject,
     bundle_manifest,
@@ -59,7 +60,7 @@ class _Export:
     subject: Exportable
     trimmed: TrimmedSubject | None
     validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
-    plans: tuple[tuple[Builder, Target | Unavailable], ...]
+    plans: Plans
     rows: Calibration
     largest: float
     baseline: Baseline
@@ -83,9 +84,7 @@ def export(run: Path, options: ExportOptions | None = None, progress: Progress =
     for flag, value in (("--vocab-keep", options.vocab_keep), ("--vocab-max", options.vocab_max)):
         if value is not None and not options.vocab_trim:
             raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
-    builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
-    if options.target is not None and not builders:
-        raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
+    builders = builders_asked(options)
     opened = Run.open(run)
     opened.require_finished()
     with claiming(run / BUNDLE_FOLDER):
@@ -105,7 +104,7 @@ def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], pr
     reader = TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)
     rows = training_rows(opened.settled, subject.task, reader, manifest.data.fingerprints.get("train"))
     builders = (*builders, *_joining(options, builders, rows))
-    plans = _plans(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
+    plans = plans_of(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
     source, previous = made_from(run), Previous(run / BUNDLE_FOLDER)
     if not options.replace:
         asked = Asked(options, exits, [target for _, target in plans if isinstance(target, Target)])
@@ -218,22 +217,6 @@ def _joining(options: ExportOptions, named: Sequence[Builder], rows: Calibration
         asked = builder.joins is not None and wanted.get(builder.joins) and builder not in named
         if asked and isinstance(builder.plan(None), Target):
             yield builder
-
-
-def _plans(
-    builders: Sequence[Builder], options: ExportOptions, usual: str | None, profiles: Path
-) -> tuple[tuple[Builder, Target | Unavailable], ...]:
-    """What each builder can build for here: the device that was named, or else the recipe's ``usual`` one.
-
-    Raises:
-        InputError: one needs a device, and none is named.
-    """
-    needing = next((builder for builder in builders if builder.needs_device), None)
-    name = options.target or (usual if needing is not None else None)
-    if name is None and needing is not None:
-        raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    device = load_profile(name, profiles) if name is not None else None
-    return tuple((builder, builder.plan(device)) for builder in builders)
 
 
 def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:

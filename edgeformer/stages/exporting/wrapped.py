@@ -12,11 +12,11 @@ from typing import Any
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeformer.backends import Builder, BuildJob, Unavailable, builder_named
+from edgeformer.backends import Builder, BuildJob, Unavailable
 from edgeformer.backends.backend import ENGINES_FOLDER, InputShapes, Target
 from edgeformer.backends.session import Array, Session
 from edgeformer.bundle import Bundle, seal
-from edgeformer.formats.documents import load_profile, own_profiles
+from edgeformer.formats.documents import own_profiles
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.files import replacing_folder, sha256_of
 from edgeformer.formats.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
@@ -26,6 +26,7 @@ from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.leftovers import remove_leftovers
 from edgeformer.machine.lock import claiming
 from edgeformer.stages.exporting import int4
+from edgeformer.stages.exporting.building import Plans, builders_asked, plans_of
 from edgeformer.stages.exporting.graph_files import weights_file, write_graph
 from edgeformer.stages.exporting.half import halve, lifted
 from edgeformer.stages.exporting.int8 import quantize, quantized_nodes
@@ -52,7 +53,7 @@ class _Export:
     bundle: Bundle
     base: ArtifactManifest
     options: ExportOptions
-    plans: tuple[tuple[Builder, Target | Unavailable], ...]
+    plans: Plans
     notes: list[str]
     progress: Progress
 
@@ -82,17 +83,19 @@ def export_wrapped(folder: Path, options: ExportOptions | None = None, progress:
     given = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
     if asked := [flag for flag, value in {**given, "--allow-leak": options.allow_leak}.items() if value]:
         raise InputError(f"{asked[0]}: {folder} holds a wrapped graph, of which nobody knows loops or words")
+    builders = builders_asked(options)
     with claiming(folder):
         remove_leftovers(folder)
-        return _export(Bundle.open(folder), options, progress)
+        return _export(Bundle.open(folder), options, builders, progress)
 
 
-def _export(bundle: Bundle, options: ExportOptions, progress: Progress) -> BundleManifest:
+def _export(bundle: Bundle, options: ExportOptions, builders: Sequence[Builder], progress: Progress) -> BundleManifest:
     base = bundle.artifacts[0]
     if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
         raise InputError(f"{bundle.folder}: its graph is {base.precision.upper()} already; give the FP32 one to wrap")
     bundle.check(base)
-    plans, previous = _plans(options, bundle.folder), Previous(bundle.folder)
+    profiles = options.profiles or own_profiles(bundle.folder.parent)
+    plans, previous = plans_of(builders, options, None, profiles), Previous(bundle.folder)
     if not options.replace:
         targets = [target for _, target in plans if isinstance(target, Target)]
         previous = Previous.beside(bundle, Asked(options, (), targets, base.precision))
@@ -114,17 +117,6 @@ def _bring(bundle: Bundle, base: ArtifactManifest, new: Path) -> None:
             shutil.copyfile(path, target)
         elif path.is_file() and path.name != BUNDLE_FILE:
             link(path, target)
-
-
-def _plans(options: ExportOptions, folder: Path) -> tuple[tuple[Builder, Target | Unavailable], ...]:
-    """What each builder can build for here. Raises InputError where one needs a device, and none is named."""
-    builders = [builder_named(name) for name in dict.fromkeys(options.build)]
-    needing = next((builder for builder in builders if builder.needs_device), None)
-    if options.target is None and needing is not None:
-        raise InputError(f"{needing.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)")
-    profiles = options.profiles or own_profiles(folder.parent)
-    device = load_profile(options.target, profiles) if options.target is not None else None
-    return tuple((builder, builder.plan(device)) for builder in builders)
 
 
 def _make(job: _Export) -> list[ArtifactManifest]:

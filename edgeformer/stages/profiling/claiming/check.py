@@ -28,6 +28,12 @@ from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec
 
 _NO_BUNDLE = "the claim holds its bundle's checksums only; name the bundle itself with --bundle"
 
+_SIGNATURE = "a checksum is no signature: it says that the file is whole, not who made it"
+_TIMES_ALONE = (
+    "the report states {1} of {0} rows, which was not measured again and is neither confirmed nor contradicted: only "
+    "times are. To see it here, profile the bundle on this machine and run edgeformer compare on the two reports"
+)
+
 
 @dataclass(frozen=True)
 class ClaimOptions:
@@ -165,8 +171,19 @@ def verify_claim(
         measured=options.measure,
         bundle=None if bundle is None else "inside the claim" if inside else str(bundle.folder),
         cases=tuple(cases),
-        notes=("a checksum is no signature: it says that the file is whole, not who made it",),
+        not_again=(not_again := _not_again(opened.report)),
+        notes=(_SIGNATURE, *(_TIMES_ALONE.format(rows, what) for what, rows in not_again.items())),
     ), opened
+
+
+def _not_again(report: Report) -> dict[str, int]:
+    """What the report states beside times → of how many rows that were measured there."""
+    here = [row for row in report.rows if row.where == "host"]
+    counts = {
+        "memory": sum(row.memory_bytes.status == "measured" for row in here),
+        "energy": sum(row.energy_mj.status == "measured" for row in here),
+    }
+    return {what: rows for what, rows in counts.items() if rows}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import save_profile
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.report import Report
+from edgeformer.formats.workspace import require_writable
 from edgeformer.stages.profiling.claiming.check import OpenedClaim
 
 _OWN_NAMES = ("host",)
@@ -35,6 +36,7 @@ def require_free(path: Path) -> None:
         )
     if path.exists():
         raise InputError(f"--write-profile {path}: exists already; choose another file")
+    require_writable("--write-profile", path)
 
 
 def write_contribution(opened: OpenedClaim, found: ClaimVerification, path: Path) -> DeviceProfile:

@@ -31,11 +31,15 @@ export function encode(reader, text, pair = null) {
   return { ids, total: all.length, lastRead: reader.tokenizer.decode(kept.slice(-6)) };
 }
 
+/** As `edgeformer predict` and `serve` say it. */
+const NO_NUMBER = "the model's answer is no number (overflow)";
+
 /**
- * Logits of one text as probabilities.
+ * Logits of one text as probabilities; throws where one of them is no number.
  * @param {boolean} several each label is there or not by itself; else exactly one is
  */
 export function probabilities(logits, several) {
+  if (!Array.from(logits).every(Number.isFinite)) throw new Error(NO_NUMBER);
   if (several) return Array.from(logits, (logit) => 1 / (1 + Math.exp(-logit)));
   const highest = Math.max(...logits);
   const powers = Array.from(logits, (logit) => Math.exp(logit - highest));
