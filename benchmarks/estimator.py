@@ -1,17 +1,18 @@
 """How far are estimated times from measured ones, for models that the estimator has never seen?
 
-Makes models of several families with random weights, times each in FP32 and INT8, at several shapes and numbers of
-threads, beside a reference probe (the machine's speed at that moment), and the same again half an hour later. Then each
-model is left out once, and estimated by what the others taught. Nothing else may use the processor meanwhile.
+Makes models of several families with random weights, and times each in FP32 and INT8, at several shapes and numbers of
+threads, beside a reference probe (the machine's speed at that moment): in sweeps over everything, each time by a fresh
+process, in two passes with a pause between them. Then each model is left out once, and estimated by what the others
+taught. Nothing else may use the processor meanwhile.
 
 Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
-           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 30] [--minutes]
-           [--one-pass] [--processor-time]
+           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 10] [--dry-run]
+           [--one-pass]
 
 What is measured is kept in --work; the same command goes on where it stopped. --foreign: a folder in which the wheels
-of magika and rapidocr-onnxruntime were unpacked, whose ONNX files are then cases, too. --minutes: only says how long it
-will take. --processor-time: a trial on a busy machine, one thread, no result to keep. `python -m benchmarks.estimates`
-makes docs/estimator.md of the newest record. Exit code 1 when the record misses what is wanted.
+of magika and rapidocr-onnxruntime were unpacked, whose ONNX files are then cases, too. --dry-run: only says what would
+be measured, and how long it will take. `python -m benchmarks.estimates` makes docs/estimator.md of the newest record.
+Exit code 1 when the record misses what is wanted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.estimates.measuring import Plan, wait_until_old
+from benchmarks.estimates.measuring import PASSES, Plan
 from benchmarks.estimates.models import foreign_models, own_models
 from benchmarks.estimates.record import rows_of, speeds, summary
 from edgeformer.backends import library_versions
@@ -36,18 +37,14 @@ def told(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(plan: Plan, passes: int, pause_s: float) -> None:
+def measure(plan: Plan) -> None:
     """Everything that is not there yet."""
     for threads in plan.threads:
         plan.probed(threads)
-    for number in range(1, passes + 1):
-        if number > 1:
-            wait_until_old(plan.work / f"pass{number - 1}", pause_s)
-        for one in plan.measure(number):
-            left = plan.minutes(passes, pause_s)
-            refused = f", {len(one.refused)} refused" if one.refused else ""
-            what = f"{one.model} {one.artifact.id}, {one.threads} threads: {len(one.items)} cases{refused}"
-            told(f"pass {number}: {what}; about {left:.0f} minutes left")
+    for sweep, one in plan.measure():
+        refused = f", {len(one.refused)} refused" if one.refused else ""
+        what = f"{one.model} {one.artifact.id}, {one.threads} threads: {len(one.items)} cases{refused}"
+        told(f"sweep {sweep + 1} of {len(plan.sweeps)}: {what}; about {plan.minutes():.0f} minutes left")
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -55,14 +52,13 @@ def record(plan: Plan) -> dict[str, Any]:
     models, rows = {model.name: model for model in plan.models}, list[dict[str, Any]]()
     every = []
     for threads in plan.threads:
-        passes = plan.stored(1, threads), plan.stored(2, threads)
-        rows += rows_of(load_profile("host"), plan.probed(threads), passes, models, told)
-        every += [*passes[0], *passes[1]]
+        timed = plan.timed(threads)
+        rows += rows_of(load_profile("host"), threads, plan.probed(threads), timed, models, told)
+        every += timed
     families = dict.fromkeys(row["family"] for row in rows)
     return {
         "format": "left-out-models", "measured": now(), "code_version": code_version(), "host": describe_host(),
-        "versions": library_versions(), "processor_time": plan.processor_time, "speeds": speeds(every),
-        "summary": summary(rows),
+        "versions": library_versions(), "speeds": speeds(every), "summary": summary(rows),
         "families": {family: summary([row for row in rows if row["family"] == family]) for family in families},
         "precisions": {name: summary([row for row in rows if row["precision"] == name])
                        for name in dict.fromkeys(row["precision"] for row in rows)},
@@ -77,23 +73,20 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--foreign", type=Path)
     parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--pause", type=float, default=30.0, help="minutes between the two passes")
+    parser.add_argument("--pause", type=float, default=10.0, help="minutes between the two passes")
     parser.add_argument("--one-pass", action="store_true")
-    parser.add_argument("--minutes", action="store_true")
-    parser.add_argument("--processor-time", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     models = [*own_models(), *(foreign_models(asked.foreign) if asked.foreign else [])]
     chosen = [model for model in models if asked.only is None or model.name in asked.only.split(",")]
     threads = tuple(map(int, asked.threads.split(",")))
-    if asked.processor_time and threads != (1,):
-        parser.error("--processor-time: threads that wait count as work; say --threads 1")
-    plan = Plan(asked.work.resolve(), chosen, threads, asked.processor_time)
-    passes, pause_s = 1 if asked.one_pass else 2, 60 * asked.pause
-    if asked.minutes:
-        print(f"about {plan.minutes(passes, pause_s):.0f} minutes")
+    plan = Plan(asked.work.resolve(), chosen, threads, 1 if asked.one_pass else PASSES, 60 * asked.pause)
+    told(f"about {plan.minutes():.0f} minutes")
+    if asked.dry_run:
+        print("\n".join(plan.listed()))
         return 0
-    measure(plan, passes, pause_s)
+    measure(plan)
     found = record(plan)
     print(json.dumps(found["summary"], indent=2))
     if asked.json is not None:

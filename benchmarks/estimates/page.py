@@ -58,13 +58,11 @@ def left_out(record: dict[str, Any]) -> list[str]:
         told += f"; **this machine has two speeds** ({both[0]:.0f} and {both[1]:.0f} µs)"
     families = [("all", whole), *record["precisions"].items(), *record["families"].items()]
     header = ["", "cases", "median error", "worst", "within ±15 %", "ranges that held", "widest range", "Kendall τ"]
-    trial = ["**A trial in processor time on a busy machine: no record.**"] if record["processor_time"] else []
     return [
-        *trial,
         f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores; {told}.\n"
         "Each model was left out once: its estimates come from the other models alone, its ranges from how far those "
-        "are off each other.\nEvery time was taken beside a probe of the machine's speed, and is as it would be at the "
-        "usual one.",
+        "are off each other.\nEvery time is the median over fresh processes, of sweeps over all models; each was "
+        "taken beside a probe of the machine's speed, and is as it would be at the usual one.",
         _outcome(whole),
         "## By precision and family",
         _table(header, [_line(name, found) for name, found in families]),
@@ -72,7 +70,7 @@ def left_out(record: dict[str, Any]) -> list[str]:
         "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
         _table(_LABELS, [[f"{value:+.2f}" for value in whole["quantiles_log2"]]]),
         "## Every case",
-        "p50 in ms at the usual speed; *again*: the same case in the second pass.",
+        "p50 in ms at the usual speed, over both passes; *again*: in the second pass alone.",
         _cases(record["cases"]),
     ]
 

@@ -6,19 +6,27 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from benchmarks.estimates.measuring import Stored
 from benchmarks.estimates.models import Model
 from edgeformer.formats.device import DeviceProfile, Speed
+from edgeformer.formats.report import Latency
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate_listed
 from edgeformer.stages.profiling.estimating.held_out import left_out, with_left_out
 from edgeformer.stages.profiling.estimating.host_facts import host_facts
-from edgeformer.stages.profiling.estimating.listing import Listing
 from edgeformer.stages.profiling.estimating.probe import HostRates
-from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, counted, speeds_of
+from edgeformer.stages.profiling.estimating.profiled import (
+    Timed,
+    TimedCall,
+    at_one_speed,
+    by_process,
+    counted,
+    speeds_of,
+)
 from edgeformer.stages.profiling.estimating.reference import two_speeds, typical
+from edgeformer.stages.profiling.estimating.sweeps import SWEEPS
 from edgeformer.stages.profiling.estimating.teaching import fit
 
 Row = dict[str, Any]
@@ -29,8 +37,9 @@ _CLOSE = math.log2(1.15)
 
 def rows_of(
     base: DeviceProfile,
+    threads: int,
     probed: HostRates,
-    passes: tuple[Sequence[Stored], Sequence[Stored]],
+    timed: Sequence[Timed],
     models: Mapping[str, Model],
     tell: Callable[[str], None],
 ) -> list[Row]:
@@ -38,53 +47,68 @@ def rows_of(
 
     Args:
         base: the shipped profile of a host.
+        threads: of one operator.
         probed: with as many threads.
-        passes: the first is estimated, and taught by the others; the second repeats it later.
+        timed: in all sweeps of both passes: what is estimated, and taught by the others.
         models: by name.
         tell: what is going on.
     """
-    first, second = passes
-    threads = first[0].threads
-    device = host_facts(base, threads, probed, [one.timed for one in first])
-    calls, held = at_one_speed(counted([one.timed for one in first]))
-    again = _again(second, held)
+    device = host_facts(base, threads, probed, timed)
+    calls = counted(timed)
+    held = typical(speeds_of(calls))
     rows: list[Row] = []
-    for name in dict.fromkeys(one.model for one in first):
+    for name in dict.fromkeys(call.run for call in calls):
         tell(f"{threads} threads: {name} by the other models")
         others = [call for call in calls if call.run != name]
         taught = fit(device, probed, others, speed=held)
         inner = left_out(device, probed, others, held)
         taught = with_left_out(taught, inner) if inner else taught
-        measured = {(call.artifact.id, call.item): call for call in calls if call.run == name}
-        for one in (one for one in first if one.model == name):
+        own = [one for one in timed if one.run == name]
+        truth, passes = _times(counted(own), held), [_times(_part(own, number), held) for number in (0, 1)]
+        for one in own:
             case = Case(one.artifact, one.artifact, taught)
-            for item in one.items:
-                latency = estimate_listed(case, Listing({item.item: item}), item.item).latency_ms
-                key = (one.model, one.artifact.id, item.item)
-                call = measured[one.artifact.id, item.item]
+            for item in one.listing.items.values():
+                latency = estimate_listed(case, one.listing, item.item).latency_ms
+                key = (one.artifact.id, item.item)
                 if latency.low is not None:
-                    rows.append(_row(models[name], call, threads, latency, again.get(key)))
+                    halves = [times.get(key) for times in passes]
+                    rows.append(_row(models[name], truth[key], threads, latency, halves))
     return rows
 
 
-def _again(second: Sequence[Stored], held: Speed | None) -> dict[tuple[Any, ...], TimedCall]:
-    calls, _ = at_one_speed(counted([one.timed for one in second]), held)
-    return {(call.run, call.artifact.id, call.item): call for call in calls}
+def _part(timed: Sequence[Timed], number: int) -> list[TimedCall]:
+    """Calls as one pass alone saw them."""
+    processes = range(number * SWEEPS, (number + 1) * SWEEPS)
+    found = []
+    for call in counted(timed):
+        rounds = tuple(seen for seen in call.rounds if seen.process in processes)
+        if rounds:
+            found.append(replace(call, rounds=rounds))
+    return found
 
 
-def _row(model: Model, call: TimedCall, threads: int, latency: Any, again: TimedCall | None) -> Row:
+def _times(calls: Sequence[TimedCall], held: Speed) -> dict[tuple[Any, ...], TimedCall]:
+    """(artifact, item) → the call at one speed."""
+    return {(call.artifact.id, call.item): call for call in at_one_speed(calls, held)[0]}
+
+
+def _row(model: Model, call: TimedCall, threads: int, latency: Latency, passes: Sequence[TimedCall | None]) -> Row:
     phase, batch, seq = call.item
-    raw_ms = statistics.median(one.us for one in call.rounds) / 1000
     row: Row = {
         "model": model.name, "family": model.family, "theirs": model.theirs, "artifact": call.artifact.id,
         "precision": call.artifact.precision, "threads": threads, "phase": phase, "batch": batch, "seq": seq,
-        "measured_ms": call.call_us / 1000, "raw_ms": raw_ms, "estimated_ms": latency.p50,
-        "low_ms": latency.low, "high_ms": latency.high, "log2": math.log2(latency.p50 * 1000 / call.call_us),
+        "measured_ms": call.call_us / 1000, "raw_ms": _raw_ms(call), "estimated_ms": latency.p50,
+        "low_ms": latency.low, "high_ms": latency.high, "log2": math.log2((latency.p50 or 0.0) * 1000 / call.call_us),
     }  # fmt: skip
-    if again is not None:
-        row["again_ms"] = again.call_us / 1000
-        row["raw_again_ms"] = statistics.median(one.us for one in again.rounds) / 1000
+    for name, one in zip(("first", "again"), passes, strict=True):
+        if one is not None:
+            row |= {f"{name}_ms": one.call_us / 1000, f"raw_{name}_ms": _raw_ms(one)}
     return row
+
+
+def _raw_ms(call: TimedCall) -> float:
+    """As it was taken, whatever the machine's speed was."""
+    return statistics.median(by_process(call).values()) / 1000
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -98,8 +122,8 @@ def summary(rows: Sequence[Row]) -> Row:
         "within_15_percent": sum(value <= _CLOSE for value in off) / len(off), "ranges_held": sum(held) / len(held),
         "median_width": statistics.median(widths), "widest": widths[-1],
         "quantiles_log2": [round(value, 4) for value in _quantiles(sorted(row["log2"] for row in rows))],
-        "tau": median_tau(rows), "repeatability": _repeat(rows, "measured_ms", "again_ms"),
-        "repeatability_raw": _repeat(rows, "raw_ms", "raw_again_ms"),
+        "tau": median_tau(rows), "repeatability": _repeat(rows, "first_ms", "again_ms"),
+        "repeatability_raw": _repeat(rows, "raw_first_ms", "raw_again_ms"),
     }  # fmt: skip
     worst_median = max(MEDIAN, 1.5 * (found["repeatability"] or 0.0))
     found["wanted"] = {
@@ -141,9 +165,9 @@ def kendall(rows: Sequence[Row]) -> float | None:
     return sum(signs) / len(signs) if signs else None
 
 
-def speeds(passes: Sequence[Stored]) -> Row:
+def speeds(timed: Sequence[Timed]) -> Row:
     """The machine's speed over all measurements, and whether it has two."""
-    seen = speeds_of(counted([one.timed for one in passes]))
+    seen = speeds_of(counted(timed))
     both, usual = two_speeds(seen), typical(seen)
     logs = sorted(speed.product_us for speed in seen)
     return {

@@ -24,7 +24,7 @@ from edgeformer.stages.profiling.estimating import host_facts as facts
 from edgeformer.stages.profiling.estimating import teaching
 from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.fit import memory_ratio
-from edgeformer.stages.profiling.estimating.listing import ROUNDS, ItemNodes, Listing, ListSpec
+from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
@@ -249,21 +249,27 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
     told = Told()
     calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
     assert host.threads == [3]
-    for spec, precision in zip(host.specs, ("fp32", "int8", "fp16"), strict=True):
+    one, back = ("fp32", "int8", "fp16"), ("fp16", "int8", "fp32")
+    assert [spec.nodes for spec in host.specs] == [True] * 3 + [False] * 6, "nodes are listed once"
+    for spec, precision in zip(host.specs, (*one, *back, *one), strict=True):
         assert spec.checked.artifact.id == precision and spec.checked.file == bundle / "onnx" / f"{precision}.onnx"
         assert spec.items == tuple(("steady", batch, seq) for batch, seq in SORTED), "from small to large"
-        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(200 / 3))
+        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(200 / 9))
     bars = [("measuring this host's rates", None, "")]
-    bars += [(f"timing {name}", 4 * (ROUNDS + 1), "step") for name in ("fp32", "int8", "fp16")]
+    bars += [
+        (f"timing tiny's {name}, sweep {sweep} of 3", 8, "step")
+        for sweep, names in enumerate((one, back, one), 1)
+        for name in names
+    ]
     assert told.bars == [made for one in bars for made in (one, ("finished",))]
-    assert told.steps == [0, 4, 4, 4] and told.messages == []
+    assert told.steps == [0] + [4] * 9 and told.messages == []
 
 
 def test_threads_that_are_asked_for_are_used(bundle: Path, host: SimpleNamespace) -> None:
     alone = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=1)
     assert host.threads == [1] and {spec.threads for spec in host.specs} == {1}
     assert alone.calibration is not None and alone.calibration.threads == 1
-    assert host.specs[0].budget_s == pytest.approx(200 / 3)
+    assert host.specs[0].budget_s == pytest.approx(200 / 9)
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=2)
     assert found.calibration is not None and found.calibration.threads == 2
     assert found.cores is not None and found.cores.value == 2

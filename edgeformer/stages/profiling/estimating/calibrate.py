@@ -15,9 +15,10 @@ from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.machine.host import default_threads
 from edgeformer.stages.profiling.estimating.held_out import left_out, with_left_out
 from edgeformer.stages.profiling.estimating.host_facts import host_facts
-from edgeformer.stages.profiling.estimating.listing import ROUNDS, ListSpec, run_listing
+from edgeformer.stages.profiling.estimating.listing import Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.probe import run_probe
 from edgeformer.stages.profiling.estimating.profiled import Timed, counted
+from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together
 from edgeformer.stages.profiling.estimating.teaching import PRECISIONS, fit
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 from edgeformer.stages.profiling.request import find_target
@@ -84,7 +85,7 @@ def calibrate(
     count, shown = threads or default_threads(), progress or Silent()
     with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
-    timed = [_time(subject, count, _BUDGET_S / len(subjects), shown) for subject in subjects]
+    timed = _timed(subjects, count, shown)
     device = host_facts(base, count, probed, timed)
     calls = counted(timed)
     fitted = fit(device, probed, calls)
@@ -137,13 +138,23 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str]) -> list[CheckedArtifa
     return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
 
 
-def _time(subject: _Subject, threads: int, budget_s: float, shown: Progress) -> Timed:
-    checked, items = subject.checked, subject.items
-    spec = ListSpec(checked=checked, items=items, threads=threads, timed=True, budget_s=budget_s)
-    name = checked.artifact.id
-    # Every item is timed in some rounds, and then listed.
-    with bar(shown, f"timing {name}", len(items) * (ROUNDS + 1), "step"):
-        listing = run_listing(spec, shown.advance)
-    for item, reason in listing.refused.items():
-        shown.message(f"{name} at {item[1]}×{item[2]}: not timed: {reason}")
-    return Timed(subject.run, checked.artifact, listing)
+def _timed(subjects: Sequence[_Subject], threads: int, shown: Progress) -> list[Timed]:
+    """Every subject by a fresh process in each sweep; its nodes are listed in the first."""
+    listings: list[dict[int, Listing]] = [{} for _ in subjects]
+    budget_s = _BUDGET_S / len(subjects) / SWEEPS
+    for sweep in range(SWEEPS):
+        for place in in_turn(range(len(subjects)), sweep):
+            subject, nodes = subjects[place], sweep == 0
+            spec = ListSpec(
+                checked=subject.checked, items=subject.items, threads=threads, timed=True, nodes=nodes,
+                budget_s=budget_s,
+            )  # fmt: skip
+            name = f"{subject.run}'s {subject.checked.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
+            # Every item is timed, and then listed or said.
+            with bar(shown, f"timing {name}", 2 * len(subject.items), "step"):
+                listings[place][sweep] = run_listing(spec, shown.advance)
+    found = [Timed(one.run, one.checked.artifact, together(of)) for one, of in zip(subjects, listings, strict=True)]
+    for one in found:
+        for item, reason in one.listing.refused.items():
+            shown.message(f"{one.artifact.id} at {item[1]}×{item[2]}: not timed: {reason}")
+    return found

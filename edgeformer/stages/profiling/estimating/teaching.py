@@ -96,7 +96,10 @@ def _taught(
     """
     if sum(call.artifact.precision == "fp32" for call in calls) < _FEWEST_SHAPES:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
-    nodes = [sample for call in calls for sample in _samples(call, rates[call.artifact.precision])]
+    believed = [call for call in calls if call.believed]
+    if not any(call.artifact.precision == "fp32" for call in believed):
+        raise EdgeformerError("the nodes of no FP32 call add up to it: something else used the processor meanwhile")
+    nodes = [sample for call in believed for sample in _samples(call, rates[call.artifact.precision])]
     classes, operators = fit_operators([*probes, *nodes], rates, ratio)
     whole = [
         CallSample(call.artifact.precision, call.works, call.call_us, call.weight_bytes, call.counts) for call in calls
