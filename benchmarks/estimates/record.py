@@ -11,16 +11,15 @@ from itertools import combinations
 from typing import Any
 
 from benchmarks.estimates.models import Model
-from edgeformer.formats.device import DeviceProfile, Speed
+from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.report import Latency
 from edgeformer.stages.profiling.estimating.estimate import Case, estimate_listed
-from edgeformer.stages.profiling.estimating.held_out import left_out, with_left_out
+from edgeformer.stages.profiling.estimating.held_out import as_taught, left_out, with_left_out
 from edgeformer.stages.profiling.estimating.host_facts import host_facts
 from edgeformer.stages.profiling.estimating.probe import HostRates
 from edgeformer.stages.profiling.estimating.profiled import (
     Timed,
     TimedCall,
-    at_one_speed,
     by_process,
     counted,
     speeds_of,
@@ -64,7 +63,7 @@ def rows_of(
         inner = left_out(device, probed, others, held)
         taught = with_left_out(taught, inner) if inner else taught
         own = [one for one in timed if one.run == name]
-        truth, passes = _times(counted(own), held), [_times(_part(own, number), held) for number in (0, 1)]
+        truth, *passes = (_times(taught, part) for part in (counted(own), _part(own, 0), _part(own, 1)))
         for one in own:
             case = Case(one.artifact, one.artifact, taught)
             for item in one.listing.items.values():
@@ -87,9 +86,9 @@ def _part(timed: Sequence[Timed], number: int) -> list[TimedCall]:
     return found
 
 
-def _times(calls: Sequence[TimedCall], held: Speed) -> dict[tuple[Any, ...], TimedCall]:
-    """(artifact, item) → the call at one speed."""
-    return {(call.artifact.id, call.item): call for call in at_one_speed(calls, held)[0]}
+def _times(taught: DeviceProfile, calls: Sequence[TimedCall]) -> dict[tuple[Any, ...], TimedCall]:
+    """(artifact, item) → the call at the speed that the estimates hold for."""
+    return {(call.artifact.id, call.item): call for call in as_taught(taught, calls)}
 
 
 def _row(model: Model, call: TimedCall, threads: int, latency: Latency, passes: Sequence[TimedCall | None]) -> Row:

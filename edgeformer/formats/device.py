@@ -104,6 +104,16 @@ class Speed(Frozen):
     copy_us: Positive
 
 
+class Response(Frozen):
+    """How a call's time follows the machine's speed: what the reference takes now over what it took, to these powers.
+
+    Fitted to calls that several processes timed; 0: not at all, as far as those tell.
+    """
+
+    of_product: NotNegative = 0.0
+    of_copy: NotNegative = 0.0
+
+
 class FittedCase(Frozen):
     """A shape of an artifact that was measured to fit or to validate; times are as they would be at the calibration's
     speed."""
@@ -138,6 +148,7 @@ class Calibration(Frozen):
     processor: str
     threads: int
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
+    response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")
     other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
-from edgeformer.formats.device import Speed
+from edgeformer.formats.device import Response, Speed
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.estimating.jobs import Round
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, profiler_us, without_profiler
-from edgeformer.stages.profiling.estimating.reference import Reference, between, slowness, two_speeds, typical
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, Reference, between, slowness, two_speeds, typical
 from edgeformer.stages.profiling.estimating.sweeps import in_turn, together
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
@@ -22,7 +22,7 @@ FAST, SLOW = Speed(product_us=450.0, copy_us=300.0), Speed(product_us=600.0, cop
 ADD = NodeWork("elementwise", "Add", 0.0, 0.0, 100.0)
 
 
-def test_the_reference_takes_a_few_milliseconds_and_tells_the_speed() -> None:
+def test_the_reference_takes_some_milliseconds_and_tells_the_speed() -> None:
     reference = Reference()
     began = time.perf_counter()
     speeds = [reference.speed() for _ in range(3)]
@@ -31,10 +31,14 @@ def test_the_reference_takes_a_few_milliseconds_and_tells_the_speed() -> None:
     assert all(speed.product_us > 10 and speed.copy_us > 10 for speed in speeds)
 
 
+BOTH = Response(of_product=0.75, of_copy=0.25)
+
+
 def test_slowness_is_how_many_times_longer_things_take() -> None:
-    assert slowness(SLOW, FAST) == pytest.approx(4 / 3) and slowness(FAST, SLOW) == pytest.approx(3 / 4)
-    assert slowness(FAST, FAST) == 1.0
-    assert 1.0 < slowness(Speed(product_us=450.0, copy_us=600.0), FAST) < 1.25, "the product counts more"
+    assert slowness(SLOW, FAST, BOTH) == pytest.approx(4 / 3) and slowness(FAST, SLOW, BOTH) == pytest.approx(3 / 4)
+    assert slowness(FAST, FAST, BOTH) == 1.0 and slowness(SLOW, FAST, UNMOVED) == 1.0
+    twice = Speed(product_us=450.0, copy_us=600.0)
+    assert slowness(twice, FAST, BOTH) == pytest.approx(2**0.25)
     assert between(FAST, SLOW).product_us == pytest.approx((450 * 600) ** 0.5)
     assert typical([FAST, FAST, SLOW]) == FAST
     with pytest.raises(ValueError, match="no speed"):
@@ -84,12 +88,12 @@ def swept(*rounds: tuple[Speed, float], run: str = "r", seq: int = 8) -> TimedCa
 
 
 def test_times_of_a_slow_process_are_brought_to_the_usual_speed() -> None:
-    calls, speed = at_one_speed([swept((FAST, 30.0), (SLOW, 40.0), (FAST, 31.0))])
+    calls, speed = at_one_speed([swept((FAST, 30.0), (SLOW, 40.0), (FAST, 31.0))], None, BOTH)
     assert speed == FAST and calls[0].call_us == pytest.approx(30.0), "40 µs at the slow speed are 30 at the fast one"
-    slow, held = at_one_speed([swept((SLOW, 40.0), (SLOW, 40.0), (FAST, 30.0))], SLOW)
+    slow, held = at_one_speed([swept((SLOW, 40.0), (SLOW, 40.0), (FAST, 30.0))], SLOW, BOTH)
     assert held == SLOW and slow[0].call_us == pytest.approx(40.0)
-    assert at_one_speed(slow, SLOW)[0] == slow, "times that were brought to a speed stay there"
-    faster = at_one_speed(slow, FAST)[0][0]
+    assert at_one_speed(slow, SLOW, BOTH)[0] == slow, "times that were brought to a speed stay there"
+    faster = at_one_speed(slow, FAST, BOTH)[0][0]
     assert faster.durations_us[0] == pytest.approx(3.0), "nodes as their call"
     nobody = replace(call(FAST, 30.0), rounds=())
     assert at_one_speed([nobody]) == ([nobody], None)
@@ -99,7 +103,7 @@ def test_a_process_has_one_speed_the_median_of_its_probes() -> None:
     """A probe that was disturbed changes nothing of the time beside it."""
     disturbed = Speed(product_us=900.0, copy_us=600.0)
     rounds = [swept((FAST, 30.0), seq=8), swept((disturbed, 60.0), seq=16), swept((FAST, 90.0), seq=24)]
-    calls, _ = at_one_speed(rounds, FAST)
+    calls, _ = at_one_speed(rounds, FAST, BOTH)
     assert [one.call_us for one in calls] == [30.0, 60.0, 90.0]
 
 

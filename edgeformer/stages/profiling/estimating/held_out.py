@@ -11,7 +11,8 @@ import numpy as np
 from edgeformer.formats.device import DeviceProfile, EstimateError, FittedCase, Speed
 from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.probe import HostRates
-from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed
+from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, speeds_of
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, typical
 from edgeformer.stages.profiling.estimating.teaching import case_of, fit
 
 FEWEST_MODELS = 3
@@ -32,17 +33,30 @@ def left_out(
         calls: of several models.
         speed: that all times are brought to; None: the usual one.
     """
-    even, held = at_one_speed(calls, speed)
-    runs = list(dict.fromkeys(call.run for call in even))
+    runs = list(dict.fromkeys(call.run for call in calls))
     if len(runs) < FEWEST_MODELS:
         return []
+    seen = speeds_of(calls)
+    held = speed or (typical(seen) if seen else None)
     cases: list[FittedCase] = []
     for run in runs:
-        taught = fit(device, probed, [call for call in even if call.run != run], speed=held)
+        taught = fit(device, probed, [call for call in calls if call.run != run], speed=held)
         assert taught.calibration is not None
         known = taught.calibration.efficiencies
-        cases += [case_of(taught, call) for call in even if call.run == run and call.artifact.precision in known]
+        own = as_taught(taught, [call for call in calls if call.run == run])
+        cases += [case_of(taught, call) for call in own if call.artifact.precision in known]
     return cases
+
+
+def as_taught(taught: DeviceProfile, calls: Sequence[TimedCall]) -> list[TimedCall]:
+    """Times as they would be at the speed of a calibration, by what its own calls show of the way to it.
+
+    Args:
+        taught: a calibrated profile.
+        calls: others than it was fitted on.
+    """
+    assert taught.calibration is not None
+    return at_one_speed(calls, taught.calibration.speed, taught.calibration.response or UNMOVED)[0]
 
 
 def error_of(device: DeviceProfile, cases: Sequence[FittedCase]) -> EstimateError:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
-from edgeformer.formats.device import Speed
+from edgeformer.formats.device import Response, Speed
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, Round
-from edgeformer.stages.profiling.estimating.reference import slowness, typical
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, slowness, typical
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
 from edgeformer.stages.profiling.messages import Item
 
@@ -100,7 +100,9 @@ def speeds_of(calls: Sequence[TimedCall]) -> list[Speed]:
     return [seen.speed for call in calls for seen in call.rounds]
 
 
-def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tuple[list[TimedCall], Speed | None]:
+def at_one_speed(
+    calls: Sequence[TimedCall], speed: Speed | None = None, response: Response = UNMOVED
+) -> tuple[list[TimedCall], Speed | None]:
     """All times as they would be at one speed, and that speed.
 
     A process is brought to it as a whole: the median of its probes says more of its speed than the two around a round
@@ -109,6 +111,7 @@ def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tupl
     Args:
         calls: timed by processes that each had their own speed.
         speed: wanted; None: the median of all moments.
+        response: how the calls' times follow it.
 
     Returns:
         Times as they are and None where nobody looked at the speed.
@@ -123,7 +126,7 @@ def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tupl
         if not took:
             return call
         own = processes[call.run, call.artifact.id]
-        call_us = median(us / slowness(own[process], wanted) for process, us in took.items())
+        call_us = median(us / slowness(own[process], wanted, response) for process, us in took.items())
         factor = call_us / call.call_us
         return replace(call, durations_us=tuple(us * factor for us in call.durations_us), call_us=call_us)
 

@@ -94,8 +94,12 @@ def speed_words(calibration: Calibration) -> str:
     )
     if other is None:
         return held
-    slower = other.product_us / speed.product_us
-    return f"{held}; this machine has two speeds, and at the other everything takes about {slower:.2f} times as long"
+    product, copy = other.product_us / speed.product_us, other.copy_us / speed.copy_us
+    both = f"{held}; this machine has two speeds, and at the other"
+    if calibration.response is None:
+        return f"{both} everything takes about {product:.2f} times as long"
+    slower = product**calibration.response.of_product * copy**calibration.response.of_copy
+    return f"{both} a call takes about {slower:.2f} times as long"
 
 
 def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:

@@ -19,6 +19,7 @@ from edgeformer.stages.profiling.estimating.probe import HostRates
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, speeds_of, without_profiler
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
 from edgeformer.stages.profiling.estimating.reference import two_speeds
+from edgeformer.stages.profiling.estimating.response import fit_response
 from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_nodes_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
@@ -46,14 +47,16 @@ def fit(
         EdgeformerError: too little was timed.
     """
     speeds = two_speeds(speeds_of(calls))
-    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None))
+    response = fit_response(calls)
+    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
     rates = {name: rates_of(device, name) for name in PRECISIONS}
     probes = _probe_samples(rates["fp32"], probed)
     ratio = memory_ratio(probes, rates["fp32"])
     threads = device.cores.value if device.cores is not None else 1
     bare = Calibration(
         created=now(), processor=cpu_name(), threads=threads, provider=default_provider("cpu"),
-        versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, efficiencies={},
+        versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, response=response,
+        efficiencies={},
     )  # fmt: skip
     met = _taught(bare, without_profiler(alike, probed.call_us), rates, probes, ratio)
     fitted = device.model_copy(update={"calibration": met})
