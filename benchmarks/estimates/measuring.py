@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -22,7 +23,7 @@ from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.probe import HostRates, run_probe
 from edgeformer.stages.profiling.estimating.profiled import Timed
-from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together
+from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together, undisturbed
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 
 SHAPES: tuple[Shape, ...] = ((1, 8), (1, 16), (1, 64), (1, 128), (8, 16), (8, 64))
@@ -47,6 +48,7 @@ class Stored(Frozen):
     measured: str
     items: tuple[ItemNodes, ...] = Field(strict=False)
     refused: dict[str, str] = Field({})
+    disturbed: str | None = Field(None, description="by what else used the machine, in the second try too")
 
     @property
     def listing(self) -> Listing:
@@ -73,11 +75,11 @@ class Subject:
         spec = ListSpec(
             checked=self.checked, items=self.items, threads=self.threads, timed=True, nodes=nodes, budget_s=_BUDGET_S
         )
-        listing = run_listing(spec)
+        listing = undisturbed(partial(run_listing, spec))
         refused = {f"{item[1]}×{item[2]}": reason for item, reason in listing.refused.items()}
         return Stored(
             model=self.model, artifact=self.checked.artifact, threads=self.threads, measured=now(),
-            items=tuple(listing.items.values()), refused=refused,
+            items=tuple(listing.items.values()), refused=refused, disturbed=listing.disturbed,
         )  # fmt: skip
 
 

@@ -150,6 +150,7 @@ class Calibration(Frozen):
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
     response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")
     other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
+    disturbed: str | None = Field(None, description="what else used the machine while times were taken")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")

@@ -196,15 +196,16 @@ class Told:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The processes that measure, which answer at once; what they were asked, and what was fitted to."""
-    seen = SimpleNamespace(specs=[], threads=[], refused={}, nodes=[], ratio=None)
+    seen = SimpleNamespace(specs=[], threads=[], refused={}, nodes=[], ratio=None, disturbed={})
 
     def run_probe(threads: int) -> HostRates:
         seen.threads.append(threads)
-        return PROBED
+        return PROBED.model_copy(update={"disturbed": seen.disturbed.get("probe")})
 
     def run_listing(spec: ListSpec, tick: Callable[[], None]) -> Listing:
         seen.specs.append(spec)
         precision, found = spec.checked.artifact.precision, Listing()
+        found.disturbed = next(seen.disturbed.get(precision, iter(())), None)
         for item in spec.items:
             tick()
             if item[1:] in seen.refused.get(precision, ()):
@@ -310,6 +311,32 @@ def test_what_was_measured_becomes_a_calibration(bundle: Path, host: SimpleNames
         us = fitted_us(works, rates_of(found, case.precision), calibration, case.precision, weights)
         assert case.estimated_ms == pytest.approx(us / 1000)
         assert case.estimated_ms == pytest.approx(case.measured_ms, rel=0.25)
+
+
+def facts_of(found: DeviceProfile) -> list[bool]:
+    known = (found.peaks.fp32, found.bandwidth_bytes_per_s, found.launch_overhead_us, found.cache_bytes)
+    return [fact.verified for fact in known if fact is not None]
+
+
+def test_a_process_that_was_disturbed_is_repeated_once(bundle: Path, host: SimpleNamespace) -> None:
+    told = Told()
+    host.disturbed = {"int8": iter(["other processes used 1.4 cores"])}
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
+    assert [spec.checked.artifact.id for spec in host.specs[:4]] == ["fp32", "int8", "int8", "fp16"]
+    assert found.calibration is not None and found.calibration.disturbed is None
+    assert facts_of(found) == [True] * 4 and told.messages == []
+
+
+def test_what_was_disturbed_twice_is_no_verified_fact_and_says_so(bundle: Path, host: SimpleNamespace) -> None:
+    told = Told()
+    host.disturbed = {"int8": iter(["other processes used 1.4 cores"] * 2)}
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
+    says = "1 of 10 measuring processes were disturbed: other processes used 1.4 cores"
+    assert found.calibration is not None and found.calibration.disturbed == says
+    assert facts_of(found) == [False] * 4 and found.peaks.fp32 is not None and says in found.peaks.fp32.source
+    assert told.messages == [f"these times are no facts: {says}; calibrate again when nothing else runs"]
+    host.disturbed = {"probe": "the hypervisor took 0.9 cores away"}
+    assert facts_of(calibrate(bundle, load_profile("host"), shapes=SHAPES)) == [False] * 4
 
 
 def test_shapes_that_could_not_be_timed_are_named_and_four_must_be_left(bundle: Path, host: SimpleNamespace) -> None:

@@ -11,6 +11,8 @@ import pytest
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode
 from edgeformer.formats.device import Response, Speed
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.stages.profiling.conditions import CpuReading
+from edgeformer.stages.profiling.estimating import timing
 from edgeformer.stages.profiling.estimating.jobs import Round
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, profiler_us, without_profiler
@@ -131,6 +133,20 @@ def test_an_artifact_takes_the_median_over_the_processes_and_has_the_nodes_of_th
     assert [(seen.process, seen.us) for seen in short.rounds] == [(0, 13.0), (1, 10.0), (3, 9.0)]
     late = together({0: listing(13.0, 6.5, seqs=(8,)), 1: listing(10.0)})
     assert set(late.items) == {("steady", 1, 8)} and late.refused == {("steady", 1, 16): "no time"}
+
+
+@pytest.mark.parametrize(("busy_s", "disturbed"), [(1.0, False), (1.15, False), (1.9, True)])
+def test_what_other_processes_do_beside_a_measurement_is_seen(
+    monkeypatch: pytest.MonkeyPatch, busy_s: float, disturbed: bool
+) -> None:
+    """One second, in which this process used one core."""
+    before, after = (
+        CpuReading(at_s=second, busy_s=second * busy_s, own_s=second, stolen_s=0.0, throttled=None)
+        for second in (0.0, 1.0)
+    )
+    monkeypatch.setattr(timing, "read_cpu", lambda: after)
+    found = timing.beside(before)
+    assert found.disturbed is disturbed and ("other processes used 0.9 cores" in found.doubts) is disturbed
 
 
 def test_nodes_that_cannot_be_those_of_their_call_are_not_believed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edgeformer.bundle import Bundle
@@ -18,7 +19,7 @@ from edgeformer.stages.profiling.estimating.host_facts import host_facts
 from edgeformer.stages.profiling.estimating.listing import Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.probe import run_probe
 from edgeformer.stages.profiling.estimating.profiled import Timed, counted
-from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together
+from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together, undisturbed
 from edgeformer.stages.profiling.estimating.teaching import PRECISIONS, fit
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 from edgeformer.stages.profiling.request import find_target
@@ -85,12 +86,17 @@ def calibrate(
     count, shown = threads or default_threads(), progress or Silent()
     with bar(shown, "measuring this host's rates", None):
         probed = run_probe(count)
-    timed = _timed(subjects, count, shown)
-    device = host_facts(base, count, probed, timed)
+    timed, noted = _timed(subjects, count, shown)
+    disturbed = _words([probed.disturbed, *noted])
+    if disturbed is not None:
+        shown.message(f"these times are no facts: {disturbed}; calibrate again when nothing else runs")
+    device = host_facts(base, count, probed, timed, disturbed)
     calls = counted(timed)
     fitted = fit(device, probed, calls)
     assert fitted.calibration is not None
-    cases = left_out(device, probed, calls, fitted.calibration.speed)
+    known = fitted.calibration.model_copy(update={"disturbed": disturbed})
+    cases = left_out(device, probed, calls, known.speed)
+    fitted = fitted.model_copy(update={"calibration": known})
     return with_left_out(fitted, cases) if cases else fitted
 
 
@@ -138,8 +144,14 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str]) -> list[CheckedArtifa
     return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
 
 
-def _timed(subjects: Sequence[_Subject], threads: int, shown: Progress) -> list[Timed]:
-    """Every subject by a fresh process in each sweep; its nodes are listed in the first."""
+def _words(noted: Sequence[str | None]) -> str | None:
+    """Of how many processes were disturbed, after each was given a second try, and by what at the last."""
+    found = [doubts for doubts in noted if doubts is not None]
+    return f"{len(found)} of {len(noted)} measuring processes were disturbed: {found[-1]}" if found else None
+
+
+def _timed(subjects: Sequence[_Subject], threads: int, shown: Progress) -> tuple[list[Timed], list[str | None]]:
+    """Every subject by a process in each sweep, its nodes listed in the first; and what disturbed each of them."""
     listings: list[dict[int, Listing]] = [{} for _ in subjects]
     budget_s = _BUDGET_S / len(subjects) / SWEEPS
     for sweep in range(SWEEPS):
@@ -152,9 +164,9 @@ def _timed(subjects: Sequence[_Subject], threads: int, shown: Progress) -> list[
             name = f"{subject.run}'s {subject.checked.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
             # Every item is timed, and then listed or said.
             with bar(shown, f"timing {name}", 2 * len(subject.items), "step"):
-                listings[place][sweep] = run_listing(spec, shown.advance)
+                listings[place][sweep] = undisturbed(partial(run_listing, spec, shown.advance))
     found = [Timed(one.run, one.checked.artifact, together(of)) for one, of in zip(subjects, listings, strict=True)]
     for one in found:
         for item, reason in one.listing.refused.items():
             shown.message(f"{one.artifact.id} at {item[1]}×{item[2]}: not timed: {reason}")
-    return found
+    return found, [listing.disturbed for of in listings for listing in of.values()]

@@ -125,7 +125,7 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
         called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
         low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
         taught = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-        reason = "; ".join(filter(None, (taught, why, speed_words(calibration))))
+        reason = "; ".join(filter(None, (taught, calibration.disturbed, why, speed_words(calibration))))
     else:
         fused = backend_of(case.artifact).fuses(case.artifact)
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))

@@ -26,12 +26,24 @@ _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
 _EXPLAINED, _CLEARLY = 0.05, 0.5
 
 
-def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
-    """``base``, which keeps its name, title and budgets, with the facts of this host."""
+def host_facts(
+    base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed], disturbed: str | None = None
+) -> DeviceProfile:
+    """``base``, which keeps its name, title and budgets, with the facts of this host.
+
+    Args:
+        base: of a host.
+        threads: that were used.
+        rates: measured.
+        timed: artifacts.
+        disturbed: what else used the machine meanwhile: then nothing of this counts as verified.
+    """
     when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+    when += f"; {disturbed}" if disturbed else ""
+    quiet = disturbed is None
 
     def measured(value: float, what: str) -> Fact[float]:
-        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=True)
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=quiet)
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
     int8 = [
@@ -50,7 +62,7 @@ def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Seque
             ),
             "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
             "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
-            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=True),
+            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=quiet),
             "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
         }
     )

@@ -26,6 +26,14 @@ class Tick(Frozen):
     kind: Literal["tick"] = "tick"
 
 
+class Beside(Frozen):
+    """What else the machine did while a process measured; ``disturbed``: so much that it could not be had again."""
+
+    kind: Literal["beside"] = "beside"
+    disturbed: bool
+    doubts: str = ""
+
+
 class ListSpec(Job):
     """One artifact and the items to list; ``timed``: also time whole calls, and where ``nodes`` are wanted, those."""
 

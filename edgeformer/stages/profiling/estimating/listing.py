@@ -22,7 +22,7 @@ from edgeformer.formats.base import Frozen
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.estimating.jobs import ListSpec, Round, Tick
+from edgeformer.stages.profiling.estimating.jobs import Beside, ListSpec, Round, Tick
 from edgeformer.stages.profiling.estimating.timing import Timer
 from edgeformer.stages.profiling.messages import Item, Refusal
 from edgeformer.stages.profiling.process import End, run_job
@@ -55,17 +55,21 @@ class ItemNodes(Frozen):
     rounds: tuple[Round, ...] = Field((), strict=False, description="what was timed, as it was")
 
 
-_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(
-    Annotated[ItemNodes | Refusal | Tick | End, Field(discriminator="kind")]
+_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | Beside | End] = TypeAdapter(
+    Annotated[ItemNodes | Refusal | Tick | Beside | End, Field(discriminator="kind")]
 )
 
 
 @dataclass
 class Listing:
-    """What a child has answered about one artifact."""
+    """What a child has answered about one artifact.
+
+    ``disturbed``: what else used the machine while calls were timed, where that was too much.
+    """
 
     items: dict[Item, ItemNodes] = field(default_factory=dict)
     refused: dict[Item, str] = field(default_factory=dict)
+    disturbed: str | None = None
 
 
 def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
@@ -77,12 +81,15 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
     """
     listing = Listing()
 
-    def take(message: ItemNodes | Refusal | Tick) -> None:
+    def take(message: ItemNodes | Refusal | Tick | Beside) -> None:
         if isinstance(message, ItemNodes):
             listing.items[message.item] = message
         elif isinstance(message, Refusal):
             listing.refused[message.item] = message.reason
-        heard()
+        elif isinstance(message, Beside) and message.disturbed:
+            listing.disturbed = message.doubts
+        if not isinstance(message, Beside):
+            heard()
 
     ending = run_job(spec, _MESSAGES, _LONGEST_S, take)
     for item in spec.items:

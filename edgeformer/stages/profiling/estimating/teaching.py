@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgeformer.backends import default_provider, library_versions
-from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Speed
+from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Response, Speed
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name, now
 from edgeformer.stages.profiling.estimating.fit import (
@@ -18,7 +18,7 @@ from edgeformer.stages.profiling.estimating.fit import (
 from edgeformer.stages.profiling.estimating.probe import HostRates
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, speeds_of, without_profiler
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
-from edgeformer.stages.profiling.estimating.reference import two_speeds
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, slowness, two_speeds
 from edgeformer.stages.profiling.estimating.response import fit_response
 from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_nodes_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
@@ -50,7 +50,7 @@ def fit(
     response = fit_response(calls)
     alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
     rates = {name: rates_of(device, name) for name in PRECISIONS}
-    probes = _probe_samples(rates["fp32"], probed)
+    probes = _probe_samples(rates["fp32"], probed, held, response)
     ratio = memory_ratio(probes, rates["fp32"])
     threads = device.cores.value if device.cores is not None else 1
     bare = Calibration(
@@ -119,7 +119,10 @@ def _samples(call: TimedCall, rates: Rates) -> list[NodeSample]:
     ]
 
 
-def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
+def _probe_samples(
+    rates: Rates, probed: HostRates, held: Speed | None = None, response: Response = UNMOVED
+) -> list[NodeSample]:
+    """The probe's products as they would be at the speed ``held``."""
     samples: list[NodeSample] = []
     for time in probed.products:
         weight = 4.0 * time.width**2
@@ -127,5 +130,7 @@ def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
         moved = 8.0 * time.rows * time.width
         work = NodeWork("gemm", "MatMul", 2.0 * time.rows * time.width**2, weight, moved, time.rows, time.width)
         amount = amounts(work, beyond, rates.cache_bytes)
-        samples.append(NodeSample("fp32", work, amount, time.duration_us, time.duration_us / _PROBE_WEIGHT))
+        slow = slowness(time.speed, held, response) if time.speed is not None and held is not None else 1.0
+        us = time.duration_us / slow
+        samples.append(NodeSample("fp32", work, amount, us, us / _PROBE_WEIGHT))
     return samples

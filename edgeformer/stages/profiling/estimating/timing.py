@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from edgeformer.backends import default_provider
+from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.estimating.jobs import ListSpec, Round, Tick
+from edgeformer.stages.profiling.conditions import CpuReading, read_cpu, used_between
+from edgeformer.stages.profiling.estimating.jobs import Beside, ListSpec, Round, Tick
 from edgeformer.stages.profiling.estimating.reference import Reference, between
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.measuring import Buffers, opened
@@ -35,6 +37,7 @@ class Timer:
         self._reference = Reference()
         self.rounds: dict[Item, Round] = {}
         ending = time.perf_counter() + spec.budget_s
+        before = read_cpu()
         with contextlib.ExitStack() as stack:
             stack.callback(self._reference.close)
             calls = _Calls(spec, stack)
@@ -43,6 +46,7 @@ class Timer:
                     break
                 self.rounds[item] = self._round(calls.of(item))
                 send(Tick())
+            send(beside(before))
 
     def of(self, item: Item) -> dict[str, Any]:
         """What is sent of an item."""
@@ -57,6 +61,12 @@ class Timer:
         before = self._reference.speed()
         times_us = time_calls(call, _ROUND_S, _LEAST_CALLS)
         return Round(us=statistics.median(times_us), speed=between(before, self._reference.speed()))
+
+
+def beside(before: CpuReading) -> Beside:
+    """What other processes did since a reading. The reference has a thread of its own, so threads are not counted."""
+    used = used_between(before, read_cpu())
+    return Beside(disturbed=used.disturbed(usable_cores(), None), doubts="; ".join(used.warnings()))
 
 
 class _Calls:
