@@ -158,6 +158,25 @@ class Plan:
                 found.append(Timed(stored[0].model, stored[0].artifact, listing))
         return found
 
+    def missing(self) -> list[dict[str, str]]:
+        """Cases that could not be timed, and why."""
+        return [
+            {"model": one.model, "artifact": one.artifact.id, "threads": str(one.threads), "shape": shape, "why": why}
+            for one in self._stored(0)
+            for shape, why in one.refused.items()
+        ]
+
+    def disturbed(self) -> float:
+        """The share of processes beside which something else used the machine, in their second try too."""
+        every = [one.disturbed is not None for sweep in self.sweeps for one in self._stored(sweep)]
+        return sum(every) / len(every)
+
+    def _stored(self, sweep: int) -> list[Stored]:
+        names = {model.name for model in self.models}
+        files = sorted(self.folder(sweep).glob("*.json"))
+        found = [Stored.model_validate_json(file.read_bytes(), strict=False) for file in files]
+        return [one for one in found if one.model in names and one.threads in self.threads]
+
     def probed(self, threads: int) -> HostRates:
         """The host's rates, measured once."""
         file = self._probe(threads)

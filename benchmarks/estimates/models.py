@@ -46,6 +46,11 @@ class Model:
     make: Callable[[Path], object]
     artifacts: int = 2
 
+    @property
+    def kind(self) -> str:
+        """Families that have much in common: imported encoders of all makes are one."""
+        return "imported" if self.family.startswith("imported ") else self.family.split(",")[0]
+
     def folder(self, work: Path) -> Path:
         """Of its bundle, which may not be there."""
         return work / "models" / self.name / "bundle"

@@ -18,7 +18,7 @@ from edgeformer.stages.profiling.estimating.fit import Floats, nnls
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, by_process, process_speeds
 from edgeformer.stages.profiling.estimating.reference import UNMOVED
 
-_SETS = ((0,), (1,), (0, 1))
+_SETS: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1))
 # What a correction must take off the deviations of calls that it was not fitted on; less is chance.
 _WORTH = 0.95
 
@@ -37,11 +37,10 @@ def fit_response(calls: Sequence[TimedCall]) -> Response:
         parts = _parts(calls, by_run=False)
     if len(parts) < 2:
         return UNMOVED
-    least, best = _WORTH * _left(parts, ()), ()
-    for columns in _SETS:
-        left = _left(parts, columns)
-        if left < least:
-            least, best = left, columns
+    left = {columns: _left(parts, columns) for columns in _SETS}
+    best = min(_SETS, key=lambda columns: left[columns])
+    if left[best] >= _WORTH * _left(parts, ()):
+        return UNMOVED
     product, copy = _exponents(parts, best)
     return Response(of_product=product, of_copy=copy)
 
