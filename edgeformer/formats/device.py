@@ -137,7 +137,9 @@ class EstimateError(Frozen):
     median_log2: float
     worst_log2: float
     models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
-    spread_log2: NotNegative | None = Field(None, description="what 97.5 % of the cases stay within: half of a range")
+    spread_log2: NotNegative | None = Field(
+        None, description="half of a range: what 95 % of a model's cases stay within, of the worst model"
+    )
     created: str
 
 

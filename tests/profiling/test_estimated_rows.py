@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,20 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
         row.latency_ms.reason
     )
     assert row.threads == 2
+
+
+def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> None:
+    """A pooling may take 1.5 times less or 4 times more: the middle of that is no estimate of anything."""
+    pool = replace(ADD, op="MaxPool")
+    items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
+    plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
+    case = Case(artifact(), artifact(), calibrated((0.1, 0.5), "fp32"))
+    doubted, sure = (
+        estimate_listed(case, Listing(items={ITEM: one}), ITEM).latency_ms for one in (items, plain)
+    )  # fmt: skip
+    assert doubted.p50 == pytest.approx(sure.p50) and doubted.warnings and not sure.warnings
+    assert doubted.low is not None and sure.low is not None and doubted.low < sure.low
+    assert doubted.high is not None and sure.high is not None and doubted.high > sure.high
 
 
 @pytest.mark.parametrize(

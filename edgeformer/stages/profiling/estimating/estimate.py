@@ -14,6 +14,7 @@ from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.footprint import estimate_memory
+from edgeformer.stages.profiling.estimating.held_out import PERCENT
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.operators import CONTROL, MOST_UNKNOWN, trust_of, unchecked_words
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of, refused_calibration, speed_words
@@ -121,14 +122,17 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     if calibration is not None and precision in calibration.efficiencies:
         log2, why = _uncertainty(case, listed.item[0], calibration)
         seen = calibration.operators.get(precision, {})
-        nodes = widened_us(works, fitted_nodes_us(works, rates, calibration, precision, weight_bytes), seen)
+        each = fitted_nodes_us(works, rates, calibration, precision, weight_bytes)
+        nodes = widened_us(works, each, seen)
         called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
+        middle = (called + sum(each)) / 1000  # what is doubted may be much slower: the ends are not alike
         low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
         taught = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         reason = "; ".join(filter(None, (taught, calibration.disturbed, why, speed_words(calibration))))
     else:
         fused = backend_of(case.artifact).fuses(case.artifact)
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
+        middle = (low * high) ** 0.5
         reason = (
             "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
             "peaks, the high end overlaps nothing and reaches about a third of them"
@@ -136,7 +140,7 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     doubts = _doubts(works, listed, seen)
     return Latency(
         status="estimated",
-        p50=(low * high) ** 0.5,
+        p50=middle,
         low=low,
         high=high,
         reason="; ".join((reason, *doubts)),
@@ -182,7 +186,7 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
     found, kind = max(error.worst_log2, 2 * error.median_log2), "worst error"
     of = "other cases"
     if error.spread_log2 is not None:
-        found, kind = error.spread_log2, "97.5 % quantile of the errors"
+        found, kind = error.spread_log2, f"largest of the {PERCENT} % quantiles of the errors"
         of = f"cases of {error.models} models, each left out once"
     checked = {(one.precision, one.phase) for one in calibration.validated_on}
     precision = case.artifact.precision

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,9 +18,8 @@ from edgeformer.stages.profiling.estimating.teaching import case_of, fit
 
 FEWEST_MODELS = 3
 """Fewer say nothing of a model that was never seen."""
-_WITHIN = 0.975
-"""Share of the left-out cases that a range must hold: more than the 95 % that is promised of models to come, because a
-new one may differ more from these than they do from each other."""
+PERCENT = 95
+"""Of a model's cases that a range must hold, whichever of the known models the next one is like."""
 
 
 def left_out(
@@ -67,21 +67,27 @@ def error_of(device: DeviceProfile, cases: Sequence[FittedCase]) -> EstimateErro
         cases: at least one, with estimates.
     """
     assert device.calibration is not None
-    off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
+    by_model: dict[str, list[float]] = defaultdict(list)
+    for case in cases:
+        if case.estimated_ms:
+            by_model[case.run].append(abs(math.log2(case.estimated_ms / case.measured_ms)))
+    off = [value for values in by_model.values() for value in values]
     return EstimateError(
-        kind=device.kind, device=device.calibration.processor, cases=len(off), models=len({case.run for case in cases}),
-        median_log2=statistics.median(off), worst_log2=max(off), spread_log2=spread(off), created=now(),
+        kind=device.kind, device=device.calibration.processor, cases=len(off), models=len(by_model),
+        median_log2=statistics.median(off), worst_log2=max(off), spread_log2=spread(by_model), created=now(),
     )  # fmt: skip
 
 
-def spread(off: Sequence[float]) -> float:
-    """Half of a range, in log2: the quantile of split conformal prediction, for one more case than were seen.
+def spread(off: Mapping[str, Sequence[float]]) -> float:
+    """Half of a range, in log2: what 95 % of a model's cases stay within, of the model that is the worst at it.
+
+    The cases of a model share an error, so many cases of few models are few: what the next model will be off by is as
+    likely above each of these quantiles as any of the models was above the others'.
 
     Args:
-        off: |log2(estimated / measured)| of cases that were left out.
+        off: model → |log2(estimated / measured)| of its cases, estimated by what the others taught.
     """
-    place = math.ceil(_WITHIN * (len(off) + 1))
-    return float(np.sort(off)[min(place, len(off)) - 1])
+    return max(float(np.quantile(values, PERCENT / 100)) for values in off.values())
 
 
 def with_left_out(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
