@@ -23,7 +23,7 @@ from edgeformer.machine.host import now
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.probe import HostRates, run_probe
 from edgeformer.stages.profiling.estimating.profiled import Timed
-from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, in_turn, together, undisturbed
+from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, Repeats, in_turn, together
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
 
 SHAPES: tuple[Shape, ...] = ((1, 8), (1, 16), (1, 64), (1, 128), (8, 16), (8, 64))
@@ -37,6 +37,8 @@ PASSES = 2
 _PROCESS_S, _ROUND_S, _NODES_S, _MODEL_S, _PROBE_S = 3.0, 0.7, 1.3, 60.0, 20.0
 # Of a process, beyond which it leaves large items out.
 _BUDGET_S = 60.0
+# Second tries of processes that were disturbed, all together.
+_REPEATS_S = 300.0
 
 
 class Stored(Frozen):
@@ -70,12 +72,12 @@ class Subject:
         """Of what it says, in the folder of a sweep."""
         return f"{self.model}-{self.checked.artifact.id}-{self.threads}.json"
 
-    def time(self, nodes: bool) -> Stored:
-        """A process of its own does."""
+    def time(self, nodes: bool, repeats: Repeats) -> Stored:
+        """A process of its own does, or a second one where the first was disturbed."""
         spec = ListSpec(
             checked=self.checked, items=self.items, threads=self.threads, timed=True, nodes=nodes, budget_s=_BUDGET_S
         )
-        listing = undisturbed(partial(run_listing, spec))
+        listing = repeats.undisturbed(partial(run_listing, spec))
         refused = {f"{item[1]}×{item[2]}": reason for item, reason in listing.refused.items()}
         return Stored(
             model=self.model, artifact=self.checked.artifact, threads=self.threads, measured=now(),
@@ -132,14 +134,14 @@ class Plan:
 
     def measure(self) -> Iterator[tuple[int, Stored]]:
         """Every sweep that is not there yet, told as it goes."""
-        subjects = list(self._subjects())
+        subjects, repeats = list(self._subjects()), Repeats(_REPEATS_S)
         for sweep in self.sweeps:
             if sweep == SWEEPS:
                 wait_until_old(self.folder(SWEEPS - 1), self.pause_s)
             for subject in in_turn(subjects, sweep):
                 file = self.folder(sweep) / subject.file
                 if not file.is_file():
-                    stored = subject.time(nodes=sweep == 0)
+                    stored = subject.time(sweep == 0, repeats)
                     file.parent.mkdir(parents=True, exist_ok=True)
                     write_text(file, stored.model_dump_json())
                     yield sweep, stored

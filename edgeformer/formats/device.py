@@ -126,6 +126,7 @@ class FittedCase(Frozen):
     seq: int
     measured_ms: float
     estimated_ms: float | None = None
+    stable: bool = Field(True, description="false: the measurement cannot be had again, and counts for no error")
 
 
 class EstimateError(Frozen):
@@ -163,14 +164,30 @@ class Calibration(Frozen):
         {}, description="precision → microseconds per call, whatever its shape"
     )
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
-    validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
-    error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")
+    validated_on: tuple[FittedCase, ...] = Field(
+        (),
+        strict=False,
+        description="`--validate`: other shapes of a model that was fitted; they say nothing of others",
+    )
+    left_out: tuple[FittedCase, ...] = Field(
+        (), strict=False, description="of each fitted model, as the other ones alone estimate it"
+    )
+    error: EstimateError | None = Field(
+        None, description="on `left_out`, else on `validated_on`; None: nothing was held against a measurement"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _as_earlier_versions_wrote(cls, value: Any) -> Any:
-        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it."""
-        return {key: value[key] for key in value if key != "one_thread"} if isinstance(value, dict) else value
+        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it. Cases of models that
+        were left out were stored as validated ones."""
+        if not isinstance(value, dict):
+            return value
+        known = {key: value[key] for key in value if key != "one_thread"}
+        error = known.get("error")
+        if isinstance(error, dict) and error.get("models") and "left_out" not in known:
+            known |= {"left_out": known.get("validated_on", ()), "validated_on": ()}
+        return known
 
 
 class DeviceProfile(Frozen):

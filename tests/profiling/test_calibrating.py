@@ -29,6 +29,7 @@ from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
 from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us
+from edgeformer.stages.profiling.estimating.sweeps import Repeats
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, stored_weight_bytes
 
 
@@ -397,10 +398,47 @@ def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespa
     assert two is not None and two.error is None, "two models say nothing of a third"
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others).calibration
     assert found is not None and found.error is not None and found.error.models == 3
-    checked = [(case.run, case.precision) for case in found.validated_on]
+    assert found.validated_on == (), "that is said of other shapes of the same model"
+    checked = [(case.run, case.precision) for case in found.left_out]
     # of INT8 and FP16 nobody else had a graph
     assert checked == [(name, "fp32") for name in ("tiny", "second", "third") for _ in SORTED]
     assert found.error.spread_log2 is not None and 0 <= found.error.spread_log2 <= found.error.worst_log2
+
+
+def test_several_models_show_fewer_shapes_and_the_decoders_of_theirs(host: SimpleNamespace, tmp_path: Path) -> None:
+    shapes = [(1, seq) for seq in range(8, 18)]
+    graphs = {"model": classifier_graph(50, 128), "decode": classifier_graph(50, 128)}
+    folder = write_bundle(tmp_path / "long" / "bundle", graphs)
+    entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
+    write_manifest(folder, entries)
+    calibrate(folder, load_profile("host"), shapes=shapes, others=[other_model(tmp_path, "second")])
+    asked = {(spec.checked.file.parts[-4], spec.checked.artifact.role): spec.items for spec in host.specs}
+    assert asked["long", "full"] == asked["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
+    assert asked["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
+    assert [spec.budget_s for spec in host.specs] == pytest.approx([200 / 9] * 9)
+
+
+def test_models_that_teach_twice_or_take_too_long_are_refused(
+    bundle: Path, host: SimpleNamespace, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--also: tiny is there twice"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=[bundle])
+    many = [other_model(tmp_path, f"m{number}") for number in range(28)]
+    with pytest.raises(InputError, match=r"--also: 31 graphs take about 1\d minutes, .* at most 10; name fewer runs"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=many)
+    assert host.specs == []
+
+
+def test_there_is_only_so_much_time_for_second_tries() -> None:
+    asked: list[int] = []
+
+    def run() -> Listing:
+        asked.append(1)
+        return Listing(disturbed="others")
+
+    assert Repeats(10.0).undisturbed(run).disturbed == "others" and len(asked) == 2
+    Repeats(0.0).undisturbed(run)
+    assert len(asked) == 3
 
 
 def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Path) -> None:

@@ -93,5 +93,5 @@ def spread(off: Mapping[str, Sequence[float]]) -> float:
 def with_left_out(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
     """The calibrated profile with the error that left-out cases show."""
     assert device.calibration is not None
-    update = {"validated_on": tuple(cases), "error": error_of(device, cases)}
+    update = {"left_out": tuple(cases), "error": error_of(device, cases)}
     return device.model_copy(update={"calibration": device.calibration.model_copy(update=update)})

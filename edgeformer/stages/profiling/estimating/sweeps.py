@@ -6,6 +6,7 @@ artifacts rather than on all times of one; the median over the processes is what
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -26,17 +27,29 @@ def in_turn(subjects: Sequence[T], sweep: int) -> list[T]:
     return list(reversed(subjects)) if sweep % 2 else list(subjects)
 
 
-def undisturbed(run: Callable[[], Listing]) -> Listing:
-    """What a process says, or a second one where something else used the machine during the first.
+class Repeats:
+    """Second tries of processes beside which something else used the machine, as long as there is time for them.
 
     Args:
-        run: starts a process; each does the same.
-
-    Returns:
-        A listing that may be disturbed all the same, which it says.
+        spare_s: seconds that all second tries together may take.
     """
-    found = run()
-    return run() if found.disturbed is not None else found
+
+    def __init__(self, spare_s: float) -> None:
+        self._left_s = spare_s
+
+    def undisturbed(self, run: Callable[[], Listing]) -> Listing:
+        """What a process says, or a second one where the first was disturbed; that may be disturbed, too, and says so.
+
+        Args:
+            run: starts a process; each does the same.
+        """
+        began = time.perf_counter()
+        found = run()
+        took_s = time.perf_counter() - began
+        if found.disturbed is None or took_s > self._left_s:
+            return found
+        self._left_s -= took_s
+        return run()
 
 
 def together(listings: Mapping[int, Listing]) -> Listing:
