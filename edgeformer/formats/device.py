@@ -149,6 +149,10 @@ class Calibration(Frozen):
 
     created: str
     processor: str
+    instructions: tuple[str, ...] | None = Field(
+        None, strict=False, description="by which runtimes choose their kernels; None: not known"
+    )
+    stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
     threads: int
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
     response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")

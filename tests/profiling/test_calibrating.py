@@ -18,7 +18,8 @@ from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, Sharing
-from edgeformer.machine.host import cpu_name
+from edgeformer.machine.capability import kernel_flags
+from edgeformer.machine.host import cpu_name, stated_cache_bytes
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating import host_facts as facts
 from edgeformer.stages.profiling.estimating import teaching
@@ -40,19 +41,22 @@ def took(duration_us: float, *, rows: int = 1, width: int = 256, weights: int = 
 def test_the_largest_cache_is_linuxs_or_what_the_products_show(tmp_path: Path) -> None:
     single = [took(10.0), took(10.0, weights=8), took(40.0, weights=64), took(1.0, rows=2, weights=512)]
     # four times slower from 16 MiB on; half of that cache was still fast
-    assert facts.cache_bytes(single, tmp_path) == (2 * 8 * 256 * 256 * 4, "from the time of products of single rows")
-    assert facts.cache_bytes([took(10.0)], tmp_path)[0] == 2 * 256 * 256 * 4
+    assert facts.cache_bytes(single, stated_cache_bytes(tmp_path)) == (
+        2 * 8 * 256 * 256 * 4,
+        "from the time of products of single rows",
+    )
+    assert facts.cache_bytes([took(10.0)], stated_cache_bytes(tmp_path))[0] == 2 * 256 * 256 * 4
     # a rate is bytes per time: 64 KiB, 4 MiB and 16 MiB at 6.5, 21 and 1.7 GB/s; more rows than one say nothing of it
     widths = [took(10.0, width=128), took(200.0, width=1024), took(1e4, width=2048), took(1.0, rows=2, width=4096)]
-    assert facts.cache_bytes(widths, tmp_path)[0] == 2 * 4 * 1024**2
+    assert facts.cache_bytes(widths, stated_cache_bytes(tmp_path))[0] == 2 * 4 * 1024**2
     # 10, 6 and 3 GB/s, of ever larger ones: bytes count, not rows of weights
     slower = [took(6.5536, width=128), took(174.76, width=512), took(1398.1, width=1024)]
-    assert facts.cache_bytes(slower, tmp_path)[0] == 2 * 4 * 512**2
+    assert facts.cache_bytes(slower, stated_cache_bytes(tmp_path))[0] == 2 * 4 * 512**2
     for index, size in enumerate(("32K\n", "8192K\n", "1024K\n", "none\n")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
     (tmp_path / "index9" / "size").mkdir(parents=True)
-    assert facts.cache_bytes(single, tmp_path) == (8 * 2**20, "as Linux says")
+    assert facts.cache_bytes(single, stated_cache_bytes(tmp_path)) == (8 * 2**20, "as Linux says")
 
 
 RATES = Rates(1e11, 1e11, 1e11, 2e10, 2**20, 1.0)
@@ -94,7 +98,7 @@ def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -
 
 
 def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "cache_bytes", lambda products: (5 + len(products), "told"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products, stated: (5 + len(products), "told"))
     rates = HostRates(products=(took(10.0, rows=256), took(1.0)), bandwidth=2.34567e10, operator_us=2.0)
     small = ItemNodes(item=("steady", 1, 32), nodes=(linear(1.0, "int8", 4),), runs=1, feed_bytes=1)
     quick = ItemNodes(
@@ -229,7 +233,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(teaching, "fit_operators", fit_operators)
     monkeypatch.setattr(stage, "default_threads", lambda: 3)
     # one weight of the probe is held, eight are not
-    monkeypatch.setattr(facts, "cache_bytes", lambda products: (2**20, f"of {len(products)} products"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products, stated: (2**20, f"of {len(products)} products"))
     return seen
 
 
@@ -285,6 +289,7 @@ def test_what_was_measured_becomes_a_calibration(bundle: Path, host: SimpleNames
     assert calibration is not None
     assert (calibration.processor, calibration.threads, calibration.provider) == (cpu_name(), 3, "CPUExecutionProvider")
     assert calibration.created.startswith("20") and "onnxruntime" in calibration.versions
+    assert (calibration.instructions, calibration.stated_cache_bytes) == (kernel_flags(), stated_cache_bytes())
     assert found.peaks.fp32 is not None and found.peaks.fp32.value == float(
         f"{2 * 256**3 / product_us(256, 256, 1) * 1e6:.4g}"
     )

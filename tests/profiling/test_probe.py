@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.machine.host import stated_cache_bytes
 from edgeformer.stages.profiling.estimating import probe
 from edgeformer.stages.profiling.estimating.chains import add_chain, matmul_chain
 from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
@@ -57,8 +58,8 @@ def test_the_cache_is_what_the_system_says_or_where_products_get_slow(tmp_path: 
     for number, size in enumerate(("32K", "512K", "16384K")):
         (tmp_path / f"index{number}").mkdir()
         (tmp_path / f"index{number}" / "size").write_text(size + "\n", encoding="ascii")
-    assert cache_bytes(times(100, 170, 225, 255), tmp_path) == (16 * 2**20, "as Linux says")
-    size, how = cache_bytes(times(100, 150, 225, 255), tmp_path / "elsewhere")
+    assert cache_bytes(times(100, 170, 225, 255), stated_cache_bytes(tmp_path)) == (16 * 2**20, "as Linux says")
+    size, how = cache_bytes(times(100, 150, 225, 255), stated_cache_bytes(tmp_path / "elsewhere"))
     assert size == 2 * 16 * 2**20 and "products" in how
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
-from edgeformer.formats.units import parse_bytes
-from edgeformer.machine.host import cpu_name, now
+from edgeformer.machine.host import cpu_name, now, stated_cache_bytes
 from edgeformer.stages.profiling.estimating.fit import nnls
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed
 from edgeformer.stages.profiling.estimating.roofline import beyond_cache
 from edgeformer.stages.profiling.estimating.work import count_nodes
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 # Products that read weights rather than compute; sets that no core holds for itself, and enough of them.
@@ -53,7 +49,7 @@ def host_facts(
         for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
         if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
     ]
-    cache, how = shown_cache(rates.products, *cache_bytes(rates.products))
+    cache, how = shown_cache(rates.products, *cache_bytes(rates.products, stated_cache_bytes()))
     return base.model_copy(
         update={
             "peaks": Peaks(
@@ -68,19 +64,15 @@ def host_facts(
     )
 
 
-def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[int, str]:
+def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:
     """The last-level cache in bytes, and where that is from: the system, or else the probe's products.
 
     Args:
         products: single rows times different amounts of weights show from where on these come from memory.
-        root: where Linux describes the first core's caches.
+        stated: bytes, as the system says; None: it does not.
     """
-    found: list[int] = []
-    for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
-    if found:
-        return max(found), "as Linux says"
+    if stated is not None:
+        return stated, "as Linux says"
     sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}
     rates = {size: 4 * time.width**2 / time.duration_us for size, time in sizes.items()}
     middle = (max(rates.values()) * min(rates.values())) ** 0.5

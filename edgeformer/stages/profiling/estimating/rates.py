@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeformer.backends import library_versions
 from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, Fact
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name
+from edgeformer.formats.units import format_bytes
+from edgeformer.machine.capability import kernel_flags
+from edgeformer.machine.host import cpu_name, stated_cache_bytes
 
 # Processors without instructions for INT8 products: no faster than FP32 at worst; at best a register holds four times
 # as many numbers, of which widening to 16 and 32 bits costs half.
@@ -73,15 +76,41 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
 def refused_calibration(device: DeviceProfile) -> str | None:
     """Why the profile's calibration says nothing about the device it stands for; None when it does, or has none.
 
-    A profile without ``match`` stands for this host; copied from another machine it would lie.
+    A profile without ``match`` stands for this host; copied from another machine it would lie, also where that has a
+    processor of the same name: virtual machines call very different ones alike.
     """
     calibration, expected = device.calibration, cpu_name() if device.match is None else device.match
-    if calibration is None or expected.lower() in calibration.processor.lower():
+    if calibration is None:
         return None
-    return (
-        f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
-        f"{expected}); run edgeformer profile --calibrate there"
-    )
+    if expected.lower() not in calibration.processor.lower():
+        return (
+            f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
+            f"{expected}); run edgeformer profile --calibrate there"
+        )
+    differs = _differences(calibration) if device.match is None else []
+    if not differs:
+        return None
+    return f"device profile {device.name!r} was calibrated {'; '.join(differs)}; run edgeformer profile --calibrate"
+
+
+def _differences(calibration: Calibration) -> list[str]:
+    """What is not as it was on this host, by which its kernels run otherwise; what nobody noted is as it was."""
+    runtime = "onnxruntime"
+    then, here = (_release(versions.get(runtime)) for versions in (calibration.versions, library_versions()))
+    cache, flags = calibration.stated_cache_bytes, calibration.instructions
+    found = []
+    if then is not None and then != here:
+        found.append(f"with ONNX Runtime {then}, and {here or 'none'} is installed here")
+    if flags is not None and (present := kernel_flags()) is not None and set(flags) != set(present):
+        found.append(f"for the instructions {', '.join(flags) or 'none'}, and here are {', '.join(present) or 'none'}")
+    if cache is not None and (stated := stated_cache_bytes()) is not None and cache != stated:
+        found.append(f"beside a cache of {format_bytes(cache)}, and here are {format_bytes(stated)}")
+    return found
+
+
+def _release(version: str | None) -> str | None:
+    """1.23 of 1.23.2: those that follow mend it, and compute alike."""
+    return ".".join(version.split(".")[:2]) if version is not None else None
 
 
 def speed_words(calibration: Calibration) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from edgeformer.backends import default_provider, library_versions
 from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Response, Speed
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name, now
+from edgeformer.machine.capability import kernel_flags
+from edgeformer.machine.host import cpu_name, now, stated_cache_bytes
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,
@@ -54,7 +55,8 @@ def fit(
     ratio = memory_ratio(probes, rates["fp32"])
     threads = device.cores.value if device.cores is not None else 1
     bare = Calibration(
-        created=now(), processor=cpu_name(), threads=threads, provider=default_provider("cpu"),
+        created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
+        threads=threads, provider=default_provider("cpu"),
         versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, response=response,
         efficiencies={},
     )  # fmt: skip
