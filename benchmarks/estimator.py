@@ -2,11 +2,11 @@
 
 Makes models of several families with random weights, and times each in FP32 and INT8, at several shapes and numbers of
 threads, beside a reference probe (the machine's speed at that moment): in sweeps over everything, each time by a fresh
-process, in two passes with a pause between them. Then each model is left out once, and estimated by what the others
+process, in two passes with a pause between them, so that the same case comes again half an hour later. Then each model is left out once, and estimated by what the others
 taught. Nothing else may use the processor meanwhile.
 
 Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
-           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 10] [--dry-run]
+           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 5] [--dry-run]
            [--one-pass]
 
 What is measured is kept in --work; the same command goes on where it stopped. --foreign: a folder in which the wheels
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--foreign", type=Path)
     parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--pause", type=float, default=10.0, help="minutes between the two passes")
+    parser.add_argument("--pause", type=float, default=5.0, help="minutes between the two passes")
     parser.add_argument("--one-pass", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)

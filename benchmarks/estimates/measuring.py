@@ -34,7 +34,7 @@ BATCHES: tuple[Shape, ...] = ((1, 1), (2, 1), (4, 1), (8, 1))
 PRECISIONS = ("fp32", "int8")
 PASSES = 2
 # A process with its sessions; an item's round; its nodes under the profiler; a model, made; the host's rates.
-_PROCESS_S, _ROUND_S, _NODES_S, _MODEL_S, _PROBE_S = 3.0, 0.7, 1.3, 60.0, 20.0
+_PROCESS_S, _ROUND_S, _NODES_S, _MODEL_S, _PROBE_S = 3.0, 0.9, 1.5, 90.0, 20.0
 # Of a process, beyond which it leaves large items out.
 _BUDGET_S = 60.0
 # Second tries of processes that were disturbed, all together.

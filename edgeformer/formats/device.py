@@ -153,6 +153,11 @@ class Calibration(Frozen):
         None, strict=False, description="by which runtimes choose their kernels; None: not known"
     )
     stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
+    cache_ramp: tuple[Positive, Positive] | None = Field(
+        None,
+        strict=False,
+        description="shares of the cache from which on it keeps less than all, and nothing; None: usual",
+    )
     threads: int
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
     response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
@@ -28,7 +29,7 @@ from edgeformer.stages.profiling.estimating.fit import memory_ratio
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
-from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
+from edgeformer.stages.profiling.estimating.rates import RAMP, Rates, rates_of
 from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us
 from edgeformer.stages.profiling.estimating.sweeps import Repeats
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, stored_weight_bytes
@@ -462,3 +463,38 @@ def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Pa
     assert size == 32 << 20 and "480 MiB" in how
     assert facts.shown_cache(products(480 << 20), 480 << 20, "told") == (480 << 20, "told")
     assert facts.shown_cache(products(32 << 20)[:3], 480 << 20, "told") == (480 << 20, "told"), "too few to tell"
+
+
+def ramped(ramp: tuple[float, float], noise: float = 0.0) -> list[ProductTime]:
+    """Products of the probe's sizes on a processor with a cache of 32 MiB that keeps as much as a ramp says."""
+    draw = np.random.default_rng(3)
+    sizes = [(512, 8), (384, 8), *((1024, count) for count in (1, 3, 4, 5, 7, 10, 24))]
+    return [
+        took(
+            (2 + 4 * width**2 * (1 + 3 * beyond_cache(4.0 * width**2 * count, 32 << 20, ramp)) / 3e4)
+            * float(np.exp(draw.normal(scale=noise))),
+            width=width, weights=count, rows=rows,
+        )
+        for width, count in sizes for rows in (1, 4)
+    ]  # fmt: skip
+
+
+def test_where_a_cache_ends_shows_in_products() -> None:
+    """One that keeps everything up to 70 % of it, and nothing from its size on."""
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 32 << 20) == (0.7, 1.0)
+    for usual in (ramped(RAMP), ramped(RAMP, 0.03), ramped((0.7, 1.0))[:6]):
+        assert facts.shown_ramp(usual, 32 << 20) is None, "as usual, noise, or too few to tell"
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 0) is None
+
+
+def test_a_ramp_that_was_shown_is_used_by_estimates(bundle: Path, host: SimpleNamespace) -> None:
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES)
+    assert (
+        found.calibration is not None and found.calibration.cache_ramp is None and rates_of(found, "fp32").ramp == RAMP
+    )
+    steep = found.calibration.model_copy(update={"cache_ramp": (0.7, 1.0)})
+    rates = rates_of(found.model_copy(update={"calibration": steep}), "fp32")
+    assert rates.ramp == (0.7, 1.0)
+    half = count_node(linear(1.0))
+    shares = [amounts(half, beyond_cache(2**19, 2**20, ramp), 2**20, ramp).far_bytes for ramp in (RAMP, rates.ramp)]
+    assert shares[0] > 0 == shares[1]

@@ -8,9 +8,10 @@ import numpy as np
 
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
 from edgeformer.machine.host import cpu_name, now, stated_cache_bytes
-from edgeformer.stages.profiling.estimating.fit import nnls
+from edgeformer.stages.profiling.estimating.fit import Floats, nnls
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed
+from edgeformer.stages.profiling.estimating.rates import RAMP
 from edgeformer.stages.profiling.estimating.roofline import beyond_cache
 from edgeformer.stages.profiling.estimating.work import count_nodes
 
@@ -20,6 +21,8 @@ _LEAST_OPERATIONS = 1e7
 _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
 # A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
 _EXPLAINED, _CLEARLY = 0.05, 0.5
+# Of a cache: where it may begin to keep less than everything, and where it may keep nothing.
+_BEGINS, _ENDS = (0.125, 0.25, 0.5, 0.7, 1.0), (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 
 
 def host_facts(
@@ -90,25 +93,49 @@ def shown_cache(products: Sequence[ProductTime], stated: int, how: str) -> tuple
         stated: bytes.
         how: that is known.
     """
-    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    few = _of_few_rows(products)
     smaller = [size for step in range(20) for size in (4 << 20 + step, 6 << 20 + step) if size < stated]
-    if len({time.weights * time.width**2 for time in few}) < _FEWEST_SETS or not smaller:
+    if not few or not smaller:
         return stated, how
-    off = {size: _off(few, size) for size in (*smaller, stated)}
+    # The median: a product that was disturbed says nothing of a cache.
+    off = {size: float(np.median(_off(few, size, RAMP))) for size in (*smaller, stated)}
     best = min(smaller, key=lambda size: off[size])
     if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
         return stated, how
     return best, f"as products of few rows show ({how} it is {stated / 2**20:.0f} MiB)"
 
 
-def _off(products: Sequence[ProductTime], cache: int) -> float:
-    """How far times are from what weights of a cache of that size, and of the memory, take at a rate each."""
+def shown_ramp(products: Sequence[ProductTime], cache: int) -> tuple[float, float] | None:
+    """From which share of a cache on weights come from memory, and from which on all of them do, where products show
+    clearly that it is not as usual.
+
+    Args:
+        products: of few rows, times different amounts of weights.
+        cache: bytes; 0: none is known.
+    """
+    few = _of_few_rows(products)
+    if not few or not cache:
+        return None
+    ramps = [(begin, end) for begin in _BEGINS for end in _ENDS if begin < end]
+    # The mean: few products lie on the ramp, and a disturbed one makes all ramps alike.
+    off = {ramp: float(np.mean(_off(few, cache, ramp))) for ramp in ramps}
+    best, usual = min(ramps, key=lambda ramp: off[ramp]), off[RAMP]
+    return best if usual >= _EXPLAINED and off[best] <= _CLEARLY * usual else None
+
+
+def _of_few_rows(products: Sequence[ProductTime]) -> list[ProductTime]:
+    """Those that read weights rather than compute; none where these are too few different amounts."""
+    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    return few if len({time.weights * time.width**2 for time in few}) >= _FEWEST_SETS else []
+
+
+def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float]) -> Floats:
+    """How far each time is, relative to it, from what weights of such a cache, and of the memory, take at a rate each."""
     rows = []
     for time in products:
         weight = 4.0 * time.width**2
-        beyond = beyond_cache(weight * time.weights, cache)
+        beyond = beyond_cache(weight * time.weights, cache, ramp)
         rows.append([1.0, weight * (1 - beyond) / 1e6, weight * beyond / 1e6])
     took = np.array([time.duration_us for time in products])
     matrix = np.array(rows) / took[:, None]
-    # The median: a product that was disturbed says nothing of a cache.
-    return float(np.median(np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)))
+    return np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)

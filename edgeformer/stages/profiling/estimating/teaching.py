@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edgeformer.backends import default_provider, library_versions
 from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Response, Speed
@@ -16,9 +17,10 @@ from edgeformer.stages.profiling.estimating.fit import (
     meet_calls,
     memory_ratio,
 )
+from edgeformer.stages.profiling.estimating.host_facts import shown_ramp
 from edgeformer.stages.profiling.estimating.probe import HostRates
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, speeds_of, without_profiler
-from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
+from edgeformer.stages.profiling.estimating.rates import RAMP, Rates, rates_of
 from edgeformer.stages.profiling.estimating.reference import UNMOVED, slowness, two_speeds
 from edgeformer.stages.profiling.estimating.response import fit_response
 from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_nodes_us
@@ -50,12 +52,14 @@ def fit(
     speeds = two_speeds(speeds_of(calls))
     response = fit_response(calls)
     alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
-    rates = {name: rates_of(device, name) for name in PRECISIONS}
+    ramp = shown_ramp(probed.products, device.cache_bytes.value if device.cache_bytes is not None else 0)
+    rates = {name: replace(rates_of(device, name), ramp=ramp or RAMP) for name in PRECISIONS}
     probes = _probe_samples(rates["fp32"], probed, held, response)
     ratio = memory_ratio(probes, rates["fp32"])
     threads = device.cores.value if device.cores is not None else 1
     bare = Calibration(
         created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
+        cache_ramp=ramp,
         threads=threads, provider=default_provider("cpu"),
         versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, response=response,
         efficiencies={},
@@ -114,9 +118,11 @@ def _taught(
 
 def _samples(call: TimedCall, rates: Rates) -> list[NodeSample]:
     """Nodes that do the same are one sample, with their mean duration and the weight of all of them."""
-    beyond, whole_us = beyond_cache(call.weight_bytes, rates.cache_bytes), call.nodes_us
+    beyond, whole_us = beyond_cache(call.weight_bytes, rates.cache_bytes, rates.ramp), call.nodes_us
     return [
-        NodeSample(call.artifact.precision, work, amounts(work, beyond, rates.cache_bytes), us, whole_us / count)
+        NodeSample(
+            call.artifact.precision, work, amounts(work, beyond, rates.cache_bytes, rates.ramp), us, whole_us / count
+        )
         for work, us, count in zip(call.works, call.durations_us, call.counts, strict=True)
     ]
 
@@ -128,10 +134,10 @@ def _probe_samples(
     samples: list[NodeSample] = []
     for time in probed.products:
         weight = 4.0 * time.width**2
-        beyond = beyond_cache(weight * time.weights, rates.cache_bytes)
+        beyond = beyond_cache(weight * time.weights, rates.cache_bytes, rates.ramp)
         moved = 8.0 * time.rows * time.width
         work = NodeWork("gemm", "MatMul", 2.0 * time.rows * time.width**2, weight, moved, time.rows, time.width)
-        amount = amounts(work, beyond, rates.cache_bytes)
+        amount = amounts(work, beyond, rates.cache_bytes, rates.ramp)
         slow = slowness(time.speed, held, response) if time.speed is not None and held is not None else 1.0
         us = time.duration_us / slow
         samples.append(NodeSample("fp32", work, amount, us, us / _PROBE_WEIGHT))

@@ -19,7 +19,8 @@ from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.measuring import Buffers, opened
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 
-_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
+# Several processes do it, so that a long call needs few repetitions in each.
+_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 3, 0.15
 
 
 class Timer:
@@ -57,7 +58,7 @@ class Timer:
         return max(least, min(most, round(seconds * 1e6 / self.rounds[item].us)))
 
     def _round(self, call: Callable[[], object]) -> Round:
-        time_calls(call, _WARM_UP_S, 2)
+        time_calls(call, _WARM_UP_S, 1)
         before = self._reference.speed()
         times_us = time_calls(call, _ROUND_S, _LEAST_CALLS)
         return Round(us=statistics.median(times_us), speed=between(before, self._reference.speed()))
