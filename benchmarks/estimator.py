@@ -2,8 +2,8 @@
 
 Makes models of several families with random weights, and times each in FP32 and INT8, at several shapes and numbers of
 threads, beside a reference probe (the machine's speed at that moment): in sweeps over everything, each time by a fresh
-process, in two passes with a pause between them, so that the same case comes again half an hour later. Then each model is left out once, and estimated by what the others
-taught. Nothing else may use the processor meanwhile.
+process, in two passes with a pause between them, so that the same case comes again half an hour later. Then each model
+is left out once, and estimated by what the others taught. Nothing else may use the processor meanwhile.
 
 Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
            [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 5] [--dry-run]

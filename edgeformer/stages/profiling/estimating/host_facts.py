@@ -130,7 +130,7 @@ def _of_few_rows(products: Sequence[ProductTime]) -> list[ProductTime]:
 
 
 def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float]) -> Floats:
-    """How far each time is, relative to it, from what weights of such a cache, and of the memory, take at a rate each."""
+    """How far each time is, relative to it, from what weights of such a cache and of the memory take at a rate each."""
     rows = []
     for time in products:
         weight = 4.0 * time.width**2
@@ -138,4 +138,5 @@ def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float])
         rows.append([1.0, weight * (1 - beyond) / 1e6, weight * beyond / 1e6])
     took = np.array([time.duration_us for time in products])
     matrix = np.array(rows) / took[:, None]
-    return np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)
+    off: Floats = np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)
+    return off
