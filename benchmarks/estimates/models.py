@@ -37,21 +37,32 @@ class Model:
         name: in the record.
         family: what kind of model it is; ``theirs``: not of edgeformer's own design.
         make: writes a bundle into a folder that does not exist yet.
+        artifacts: how many of it are measured: graphs in FP32 and INT8, and decoders where it has them.
     """
 
     name: str
     family: str
     theirs: bool
     make: Callable[[Path], object]
+    artifacts: int = 2
+
+    @property
+    def kind(self) -> str:
+        """Families that have much in common: imported encoders of all makes are one."""
+        return "imported" if self.family.startswith("imported ") else self.family.split(",")[0]
 
     def folder(self, work: Path) -> Path:
         """Of its bundle, which may not be there."""
         return work / "models" / self.name / "bundle"
 
+    def made(self, work: Path) -> bool:
+        """Whether its bundle lies in the work folder."""
+        return (self.folder(work) / "bundle.json").is_file()
+
     def bundle(self, work: Path) -> Path:
         """The bundle in the work folder; made where it is not there."""
         bundle = self.folder(work)
-        if not (bundle / "bundle.json").is_file():
+        if not self.made(work):
             shutil.rmtree(bundle.parent, ignore_errors=True)
             self.make(bundle.parent)
         return bundle
@@ -131,7 +142,8 @@ def own_models() -> list[Model]:
     """Everything that can be made without any file of others."""
 
     def recipe(of: str, family: str, overrides: tuple[str, ...], name: str | None = None) -> Model:
-        return Model(name or of, family, False, partial(trained_one_step, of, overrides))
+        made = partial(trained_one_step, of, overrides)
+        return Model(name or of, family, False, made, artifacts=4 if family == "CRT" else 2)
 
     def hub(name: str, kind: str, **sizes: Any) -> Model:
         return Model(name, f"imported {kind}", True, partial(imported, kind, sizes))
@@ -161,7 +173,7 @@ def foreign_models(folder: Path) -> list[Model]:
          "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": ("B", 3, 160, 160)}, {}),
     ]  # fmt: skip
     return [
-        Model(name, family, True, partial(wrapped, folder / file, shapes, ranges))
+        Model(name, family, True, partial(wrapped, folder / file, shapes, ranges), artifacts=1)
         for name, family, file, shapes, ranges in known
         if (folder / file).is_file()
     ]

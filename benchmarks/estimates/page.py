@@ -51,39 +51,60 @@ def page() -> str:
 
 def left_out(record: dict[str, Any]) -> list[str]:
     """Of a record in which each model was left out once."""
-    speeds, host, whole = record["speeds"], record["host"], record["summary"]
-    both = speeds["two_speeds_us"]
-    told = f"its reference product took {speeds['product_us']:.0f} µs, the copy {speeds['copy_us']:.0f} µs"
-    if both is not None:
-        told += f"; **this machine has two speeds** ({both[0]:.0f} and {both[1]:.0f} µs)"
-    families = [("all", whole), *record["precisions"].items(), *record["families"].items()]
+    host, whole, other = record["host"], record["summary"], record["without_kind"]
+    groups = [("all", whole), *record["precisions"].items(), *record["families"].items()]
+    if other is not None:
+        groups.append(("*all, without any model of their kind*", other))
+    if record["doubted"] is not None:
+        groups.append(("*with operators that were never checked*", record["doubted"]))
     header = ["", "cases", "median error", "worst", "within ±15 %", "ranges that held", "widest range", "Kendall τ"]
-    trial = ["**A trial in processor time on a busy machine: no record.**"] if record["processor_time"] else []
+    speeds = "\n".join(_speed(threads, found) for threads, found in record["speeds"].items())
     return [
-        *trial,
-        f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores; {told}.\n"
+        f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores.\n"
         "Each model was left out once: its estimates come from the other models alone, its ranges from how far those "
-        "are off each other.\nEvery time was taken beside a probe of the machine's speed, and is as it would be at the "
-        "usual one.",
+        "are off each other.\nEvery time is the median over fresh processes, of sweeps over all models; each was "
+        "taken beside a probe of the machine's speed, and is as it would be at the usual one.",
+        speeds,
         _outcome(whole),
+        "This is what `edgeformer profile --calibrate` does with a bundle and at least two others (`--also`). With one "
+        "bundle alone nobody was left out, and its ranges are a guess of a factor of 1.5 both ways.",
         "## By precision and family",
-        _table(header, [_line(name, found) for name, found in families]),
+        _table(header, [_line(name, found) for name, found in groups]),
+        _doubted(record["doubted"]),
+        "## By model",
+        "How often the range held, of ranges that the other models made:",
+        _table(["model", "ranges that held"], [[name, f"{held:.0%}"] for name, held in whole["held_by_model"].items()]),
         "## Errors",
         "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
         _table(_LABELS, [[f"{value:+.2f}" for value in whole["quantiles_log2"]]]),
         "## Every case",
-        "p50 in ms at the usual speed; *again*: the same case in the second pass.",
+        "p50 in ms at the usual speed, over both passes; *again*: in the second pass alone.",
         _cases(record["cases"]),
+        _missing(record),
     ]
 
 
+def _speed(threads: str, found: dict[str, Any]) -> str:
+    told = f"its reference product took {found['product_us']:.0f} µs, the copy {found['copy_us']:.0f} µs"
+    both = found["two_speeds_us"]
+    if both is not None:
+        told += f"; **the machine has two speeds** ({both[0]:.0f} and {both[1]:.0f} µs)"
+    return f"- beside {threads} thread{'s' if threads != '1' else ''}: {told}"
+
+
 def _outcome(found: dict[str, Any]) -> str:
+    tau, close = found["tau"], found["tau_within_twice"]
+    order = "no order to compare" if tau is None else f"Kendall's τ {tau:.2f} over all pairs at one shape (0.9)"
+    if close is not None:
+        order += f"; {close:.2f} over those within a factor of two"
+    lacking = [name for name, there in found["enough"].items() if not there]
     words = {
         "within_15_percent": f"{found['within_15_percent']:.0%} of {found['cases']} cases within ±15 % (80 %)",
-        "median_error": f"median error {found['median_error']:.1%} (7 %, or 1.5 times the repeatability)",
+        "median_error": f"median error {_percent(found['median_error'])} (7 %, or 1.5 times the repeatability)",
         "ranges_held": f"the range held {found['ranges_held']:.0%} (95 %)",
         "widest": f"the widest range is {found['widest']:.2f} times as high as low (2)",
-        "tau": f"Kendall's τ {found['tau']:.2f} (0.9)" if found["tau"] is not None else "no order to compare",
+        "tau": order,
+        "enough": f"enough was looked at{': not ' + ', '.join(lacking) if lacking else ''}",
     }
     lines = [f"- {words[name]}: {'met' if met else '**missed**'}" for name, met in found["wanted"].items()]
     if found["repeatability"] is not None:
@@ -92,23 +113,53 @@ def _outcome(found: dict[str, Any]) -> str:
     return "What is wanted in brackets:\n\n" + "\n".join(lines)
 
 
+def _doubted(found: dict[str, Any] | None) -> str:
+    """The same bars for what is said with a doubt."""
+    if found is None:
+        return "No case has operators of which estimates were never checked (convolutions, recurrent ones)."
+    missed = [name for name, met in found["wanted"].items() if not met]
+    told = f"**missed** in {', '.join(missed)}" if missed else "met by them, too"
+    return f"{found['cases']} cases have operators of which estimates were never checked; what is wanted: {told}."
+
+
+def _missing(record: dict[str, Any]) -> str:
+    rows = [[*map(str, one.values())] for one in record["missing"]]
+    rows += [
+        [row["model"], row["artifact"], str(row["threads"]), _shape(row), row["reason"]]
+        for row in record["cases"]
+        if row["log2"] is None
+    ]
+    if not rows:
+        return "Nothing that was planned was left out."
+    told = "Left out; those that were timed count as cases that were missed:"
+    return f"{told}\n\n" + _table(["model", "artifact", "threads", "shape", "why"], rows)
+
+
+def _percent(value: float | None) -> str:
+    return f"{value:.1%}" if value is not None else "not known"
+
+
 def _line(name: str, found: dict[str, Any]) -> list[str]:
     tau = f"{found['tau']:.2f}" if found["tau"] is not None else "–"
     shares = [f"{found[key]:.0%}" for key in ("within_15_percent", "ranges_held")]
-    errors = [f"{found[key]:.1%}" for key in ("median_error", "worst_error")]
-    return [name, f"{found['cases']}", *errors, *shares, f"{found['widest']:.2f}×", tau]
+    errors = [_percent(found[key]) for key in ("median_error", "worst_error")]
+    width = f"{found['widest']:.2f}×" if found["widest"] is not None else "–"
+    return [name, f"{found['cases']}", *errors, *shares, width, tau]
+
+
+def _shape(case: dict[str, Any]) -> str:
+    return f"{case['batch']}×{case['seq']}{' token' if case['phase'] == 'decode' else ''}"
 
 
 def _cases(cases: Sequence[dict[str, Any]]) -> str:
     def row(case: dict[str, Any]) -> list[str]:
-        shape = f"{case['batch']}×{case['seq']}{' token' if case['phase'] == 'decode' else ''}"
         again = f"{case['again_ms']:.3g}" if "again_ms" in case else "–"
         found = [f"{case['measured_ms']:.3g}", again, f"{case['estimated_ms']:.3g}"]
         bounds = f"{case['low_ms']:.3g}–{case['high_ms']:.3g}"
-        return [case["model"], case["artifact"], f"{case['threads']}", shape, *found, bounds, _off(case)]
+        return [case["model"], case["artifact"], f"{case['threads']}", _shape(case), *found, bounds, _off(case)]
 
     header = ["model", "artifact", "threads", "shape", "measured", "again", "estimated", "range", "off"]
-    return _table(header, [row(case) for case in cases])
+    return _table(header, [row(case) for case in cases if case["log2"] is not None])
 
 
 def _off(case: dict[str, Any]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from edgeformer.cli.options import print_json, stdout
 from edgeformer.formats.errors import InputError
@@ -13,6 +15,16 @@ if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
     from edgeformer.run import Location
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
+
+
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="RUN",
+        help="--calibrate: teach with this run, too; repeat it. Of three models and more, each is left out once.",
+    ),
+]
 
 
 def run_calibration(
@@ -46,6 +58,7 @@ def calibration_options(
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
     threads: tuple[int, ...],
     strict: bool,
+    also: tuple[list[str] | None, Path],
 ) -> CalibrationOptions:
     """What the options ask for.
 
@@ -54,17 +67,23 @@ def calibration_options(
         sizes: batches and sequence lengths; empty: the usual ones.
         threads: as given.
         strict: by the rules for figures to publish.
+        also: other runs to calibrate with, and the folder of runs.
 
     Raises:
-        InputError: several numbers of threads, or one for a validation.
+        InputError: several numbers of threads, or one for a validation; other runs for one; a run without a bundle.
     """
+    from edgeformer.run import locate
     from edgeformer.stages.profiling.estimating.check import CalibrationOptions
     from edgeformer.stages.profiling.measure import MeasureRules
 
     (calibrate, validate), (batches, seqs) = wanted, sizes
     shapes = tuple(product(batches or (1, 8), seqs or (16, 64, 128)))
     rules = MeasureRules.strict() if strict else None
-    return CalibrationOptions(calibrate, validate, shapes, _one_count(threads, calibrate), rules)
+    runs, artifacts = also
+    if runs and not calibrate:
+        raise InputError("--also: names runs to calibrate with; say --calibrate")
+    others = tuple(locate(run, artifacts).require_bundle() for run in runs or ())
+    return CalibrationOptions(calibrate, validate, shapes, _one_count(threads, calibrate), rules, others)
 
 
 def _one_count(threads: tuple[int, ...], calibrate: bool) -> int | None:

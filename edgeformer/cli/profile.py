@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgeformer.cli import gate
+from edgeformer.cli.calibrate import Also, calibration_options, run_calibration
 from edgeformer.cli.limits import limit_flags, limits_asked
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
 from edgeformer.formats.errors import InputError
@@ -105,6 +106,7 @@ def command(
             "--validate", help="Instead of judging: measure on this host what the estimator says of it, and compare."
         ),
     ] = False,
+    also: Also = None,
     judge: Annotated[
         Path | None,
         typer.Option(
@@ -148,8 +150,9 @@ def command(
     nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
     inputs of whole numbers need a --range.
 
-    --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates;
-    --validate then says how wrong such estimates are at --batch and --seq.
+    --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates; how far
+    off estimates of other models are it learns from three models and more (--also RUN --also RUN). --validate then says
+    how wrong estimates of RUN are at --batch and --seq.
 
     --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
     fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
@@ -168,13 +171,12 @@ def command(
 
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
 
-      edgeformer profile --calibrate --validate
+      edgeformer profile --calibrate --also other-run-001 --also third-run-001 --validate
 
       edgeformer profile --against main/reports/host.json --max-slowdown 5% --junit gate.xml
 
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
-    from edgeformer.cli.calibrate import calibration_options, run_calibration
     from edgeformer.cli.judge import judge_elsewhere, refuse
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.rates import known_error
@@ -188,7 +190,7 @@ def command(
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
-        measuring |= {"against": against, "allow-leak": allow_leak}
+        measuring |= {"against": against, "allow-leak": allow_leak, "also": also}
         measuring |= {flag.lstrip("-"): value is not None for flag, value in _searching(bounds, minimize).items()}
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
         return judge_elsewhere(judge, (run, artifacts), device, options, {**measuring, "runtime": runtime}, as_json)
@@ -196,10 +198,10 @@ def command(
     manifest = location.open_bundle().manifest
     wanted = _search(search, bounds, minimize, manifest)
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
-    if calibrate or validate:
+    if calibrate or validate or also:
         judging = {"search": search, "against": against, "artifact": artifact, "runtime": runtime}
         refuse({**judging, **limit_flags(limits)}, "--calibrate and --validate judge nothing")
-        asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict)
+        asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict, (also, artifacts))
         host = load_profile(device or "host", own_profiles(artifacts))
         return run_calibration(location, host, asked, artifacts, as_json)
     profile = load_profile(device or manifest.target, own_profiles(artifacts))

@@ -104,6 +104,16 @@ class Speed(Frozen):
     copy_us: Positive
 
 
+class Response(Frozen):
+    """How a call's time follows the machine's speed: what the reference takes now over what it took, to these powers.
+
+    Fitted to calls that several processes timed; 0: not at all, as far as those tell.
+    """
+
+    of_product: NotNegative = 0.0
+    of_copy: NotNegative = 0.0
+
+
 class FittedCase(Frozen):
     """A shape of an artifact that was measured to fit or to validate; times are as they would be at the calibration's
     speed."""
@@ -116,6 +126,7 @@ class FittedCase(Frozen):
     seq: int
     measured_ms: float
     estimated_ms: float | None = None
+    stable: bool = Field(True, description="false: the measurement cannot be had again, and counts for no error")
 
 
 class EstimateError(Frozen):
@@ -127,7 +138,9 @@ class EstimateError(Frozen):
     median_log2: float
     worst_log2: float
     models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
-    spread_log2: NotNegative | None = Field(None, description="what 97.5 % of the cases stay within: half of a range")
+    spread_log2: NotNegative | None = Field(
+        None, description="half of a range: what 95 % of a model's cases stay within, of the worst model"
+    )
     created: str
 
 
@@ -136,9 +149,20 @@ class Calibration(Frozen):
 
     created: str
     processor: str
+    instructions: tuple[str, ...] | None = Field(
+        None, strict=False, description="by which runtimes choose their kernels; None: not known"
+    )
+    stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
+    cache_ramp: tuple[Positive, Positive] | None = Field(
+        None,
+        strict=False,
+        description="shares of the cache from which on it keeps less than all, and nothing; None: usual",
+    )
     threads: int
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
+    response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")
     other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
+    disturbed: str | None = Field(None, description="what else used the machine while times were taken")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
@@ -149,14 +173,30 @@ class Calibration(Frozen):
         {}, description="precision → microseconds per call, whatever its shape"
     )
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
-    validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="cases that were not fitted")
-    error: EstimateError | None = Field(None, description="on `validated_on`; None: never validated")
+    validated_on: tuple[FittedCase, ...] = Field(
+        (),
+        strict=False,
+        description="`--validate`: other shapes of a model that was fitted; they say nothing of others",
+    )
+    left_out: tuple[FittedCase, ...] = Field(
+        (), strict=False, description="of each fitted model, as the other ones alone estimate it"
+    )
+    error: EstimateError | None = Field(
+        None, description="on `left_out`, else on `validated_on`; None: nothing was held against a measurement"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _as_earlier_versions_wrote(cls, value: Any) -> Any:
-        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it."""
-        return {key: value[key] for key in value if key != "one_thread"} if isinstance(value, dict) else value
+        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it. Cases of models that
+        were left out were stored as validated ones."""
+        if not isinstance(value, dict):
+            return value
+        known = {key: value[key] for key in value if key != "one_thread"}
+        error = known.get("error")
+        if isinstance(error, dict) and error.get("models") and "left_out" not in known:
+            known |= {"left_out": known.get("validated_on", ()), "validated_on": ()}
+        return known
 
 
 class DeviceProfile(Frozen):

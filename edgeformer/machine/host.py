@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from edgeformer import __version__
+from edgeformer.formats.units import parse_bytes
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _POWERCAP = Path("/sys/class/powercap")
@@ -118,6 +120,20 @@ def describe_host() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
     }
+
+
+def stated_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """The first core's largest cache, as Linux describes it; None: not known. Virtual machines state the whole
+    processor's.
+
+    Args:
+        root: the folder that describes it.
+    """
+    found: list[int] = []
+    for file in root.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
+    return max(found, default=None)
 
 
 @cache

@@ -117,6 +117,8 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
     where = f"{calibration.processor}, {thread_words(calibration.threads)}"
     if calibration.fitted_on:
         console.print(CASES.terminal(f"fitted on: {where}", calibration.fitted_on))
+    if calibration.left_out:
+        console.print(CASES.terminal(f"each model by what the others taught: {where}", calibration.left_out))
     if calibration.validated_on:
         console.print(CASES.terminal(f"checked on cases that were not fitted: {where}", calibration.validated_on))
     console.print(escape(error_in_words(calibration.error)), soft_wrap=True)

@@ -59,6 +59,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
     "edgeformer profile --calibrate --validate": _MEASURES,
     "edgeformer profile --calibrate": _MEASURES,
+    "edgeformer profile --calibrate --also other-run-001 --also third-run-001": _MEASURES,
     "edgeformer profile --validate": _MEASURES,
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
     "edgeformer study table6 --data path/to/data --dry-run": _STUDIES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from edgeformer.formats.device import DeviceProfile, Fact, Peaks
+from edgeformer.formats.device import Calibration, DeviceProfile, Fact, Peaks
 from edgeformer.formats.documents import load_profile, save_profile
 from edgeformer.reporting.trade_panels import bandwidth, peak_rate
 from tests.reporting.made_reports import made_report
@@ -45,3 +45,16 @@ def test_profiles_and_claims_of_earlier_versions_are_read(tmp_path: Path) -> Non
     assert DeviceProfile.model_validate_json(json.dumps(old)) == expected, "as it stands in a claim"
     save_profile(expected, tmp_path / "mine.yaml", "")
     assert "one_thread" not in (tmp_path / "mine.yaml").read_text(encoding="utf-8")
+
+
+def test_cases_of_models_that_were_left_out_were_stored_as_validated_ones() -> None:
+    case = {"run": "r", "artifact": "a", "batch": 1, "seq": 8, "measured_ms": 1.0, "estimated_ms": 1.1}
+    error: dict[str, Any] = {
+        "kind": "cpu", "device": "c", "cases": 1, "median_log2": 0.1, "worst_log2": 0.1, "created": "then",
+    }  # fmt: skip
+    known = {"created": "2026-11-01", "processor": "c", "threads": 1, "provider": "p", "efficiencies": {}}
+    found = Calibration.model_validate({**known, "validated_on": [case], "error": {**error, "models": 3}})
+    assert (len(found.left_out), found.validated_on) == (1, ())
+    assert Calibration.model_validate(found.model_dump()) == found
+    one = Calibration.model_validate({**known, "validated_on": [case], "error": error})
+    assert (one.left_out, len(one.validated_on)) == ((), 1)

@@ -55,7 +55,8 @@ def test_a_calibrated_profile_holds_measured_facts_and_what_was_fitted(calibrate
     base = load_profile("host")
     assert (calibrated.name, calibrated.title, calibrated.budgets) == (base.name, base.title, base.budgets)
     for fact in (calibrated.peaks.fp32, calibrated.bandwidth_bytes_per_s, calibrated.launch_overhead_us):
-        assert fact is not None and fact.verified and cpu_name() in fact.source
+        assert fact is not None and cpu_name() in fact.source
+        assert calibrated.calibration is not None and fact.verified == (calibrated.calibration.disturbed is None)
     found = calibrated.calibration
     assert found is not None and found.processor == cpu_name() and found.threads == 1
     assert "onnxruntime" in found.versions and found.error is None
@@ -82,8 +83,10 @@ def test_measured_beside_estimated(bundle: Path, calibrated: DeviceProfile) -> N
     cases = check_estimates([bundle], calibrated, [(1, 16), (8, 16)], rules=RULES)
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
     checked = with_error(calibrated, cases).calibration
-    assert checked is not None and checked.error is not None and checked.validated_on == cases
-    assert (checked.error.cases, checked.error.kind, checked.error.device) == (2, "cpu", cpu_name())
+    assert checked is not None and checked.validated_on == cases
+    stable = sum(case.stable for case in cases)  # where something else runs beside this test, none may be
+    assert (checked.error.cases if checked.error is not None else 0) == stable
+    assert checked.error is None or (checked.error.kind, checked.error.device) == ("cpu", cpu_name())
     device = calibrated.model_copy(update={"calibration": checked})
     opened = Bundle.open(bundle)
     (row,) = estimate(opened, opened.artifacts[0], device, [("steady", 1, 16)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
@@ -18,17 +19,19 @@ from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, Sharing
-from edgeformer.machine.host import cpu_name
+from edgeformer.machine.capability import kernel_flags
+from edgeformer.machine.host import cpu_name, stated_cache_bytes
 from edgeformer.stages.profiling.estimating import calibrate as stage
 from edgeformer.stages.profiling.estimating import host_facts as facts
 from edgeformer.stages.profiling.estimating import teaching
 from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.fit import memory_ratio
-from edgeformer.stages.profiling.estimating.listing import ROUNDS, ItemNodes, Listing, ListSpec
+from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
-from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
+from edgeformer.stages.profiling.estimating.rates import RAMP, Rates, rates_of
 from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us
+from edgeformer.stages.profiling.estimating.sweeps import Repeats
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, stored_weight_bytes
 
 
@@ -39,19 +42,22 @@ def took(duration_us: float, *, rows: int = 1, width: int = 256, weights: int = 
 def test_the_largest_cache_is_linuxs_or_what_the_products_show(tmp_path: Path) -> None:
     single = [took(10.0), took(10.0, weights=8), took(40.0, weights=64), took(1.0, rows=2, weights=512)]
     # four times slower from 16 MiB on; half of that cache was still fast
-    assert facts.cache_bytes(single, tmp_path) == (2 * 8 * 256 * 256 * 4, "from the time of products of single rows")
-    assert facts.cache_bytes([took(10.0)], tmp_path)[0] == 2 * 256 * 256 * 4
+    assert facts.cache_bytes(single, stated_cache_bytes(tmp_path)) == (
+        2 * 8 * 256 * 256 * 4,
+        "from the time of products of single rows",
+    )
+    assert facts.cache_bytes([took(10.0)], stated_cache_bytes(tmp_path))[0] == 2 * 256 * 256 * 4
     # a rate is bytes per time: 64 KiB, 4 MiB and 16 MiB at 6.5, 21 and 1.7 GB/s; more rows than one say nothing of it
     widths = [took(10.0, width=128), took(200.0, width=1024), took(1e4, width=2048), took(1.0, rows=2, width=4096)]
-    assert facts.cache_bytes(widths, tmp_path)[0] == 2 * 4 * 1024**2
+    assert facts.cache_bytes(widths, stated_cache_bytes(tmp_path))[0] == 2 * 4 * 1024**2
     # 10, 6 and 3 GB/s, of ever larger ones: bytes count, not rows of weights
     slower = [took(6.5536, width=128), took(174.76, width=512), took(1398.1, width=1024)]
-    assert facts.cache_bytes(slower, tmp_path)[0] == 2 * 4 * 512**2
+    assert facts.cache_bytes(slower, stated_cache_bytes(tmp_path))[0] == 2 * 4 * 512**2
     for index, size in enumerate(("32K\n", "8192K\n", "1024K\n", "none\n")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
     (tmp_path / "index9" / "size").mkdir(parents=True)
-    assert facts.cache_bytes(single, tmp_path) == (8 * 2**20, "as Linux says")
+    assert facts.cache_bytes(single, stated_cache_bytes(tmp_path)) == (8 * 2**20, "as Linux says")
 
 
 RATES = Rates(1e11, 1e11, 1e11, 2e10, 2**20, 1.0)
@@ -93,7 +99,7 @@ def test_a_listed_call_becomes_one_sample_of_it_and_one_of_each_kind_of_node() -
 
 
 def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "cache_bytes", lambda products: (5 + len(products), "told"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products, stated: (5 + len(products), "told"))
     rates = HostRates(products=(took(10.0, rows=256), took(1.0)), bandwidth=2.34567e10, operator_us=2.0)
     small = ItemNodes(item=("steady", 1, 32), nodes=(linear(1.0, "int8", 4),), runs=1, feed_bytes=1)
     quick = ItemNodes(
@@ -196,15 +202,16 @@ class Told:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The processes that measure, which answer at once; what they were asked, and what was fitted to."""
-    seen = SimpleNamespace(specs=[], threads=[], refused={}, nodes=[], ratio=None)
+    seen = SimpleNamespace(specs=[], threads=[], refused={}, nodes=[], ratio=None, disturbed={})
 
     def run_probe(threads: int) -> HostRates:
         seen.threads.append(threads)
-        return PROBED
+        return PROBED.model_copy(update={"disturbed": seen.disturbed.get("probe")})
 
     def run_listing(spec: ListSpec, tick: Callable[[], None]) -> Listing:
         seen.specs.append(spec)
         precision, found = spec.checked.artifact.precision, Listing()
+        found.disturbed = next(seen.disturbed.get(precision, iter(())), None)
         for item in spec.items:
             tick()
             if item[1:] in seen.refused.get(precision, ()):
@@ -227,7 +234,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(teaching, "fit_operators", fit_operators)
     monkeypatch.setattr(stage, "default_threads", lambda: 3)
     # one weight of the probe is held, eight are not
-    monkeypatch.setattr(facts, "cache_bytes", lambda products: (2**20, f"of {len(products)} products"))
+    monkeypatch.setattr(facts, "cache_bytes", lambda products, stated: (2**20, f"of {len(products)} products"))
     return seen
 
 
@@ -249,21 +256,27 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
     told = Told()
     calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
     assert host.threads == [3]
-    for spec, precision in zip(host.specs, ("fp32", "int8", "fp16"), strict=True):
+    one, back = ("fp32", "int8", "fp16"), ("fp16", "int8", "fp32")
+    assert [spec.nodes for spec in host.specs] == [True] * 3 + [False] * 6, "nodes are listed once"
+    for spec, precision in zip(host.specs, (*one, *back, *one), strict=True):
         assert spec.checked.artifact.id == precision and spec.checked.file == bundle / "onnx" / f"{precision}.onnx"
         assert spec.items == tuple(("steady", batch, seq) for batch, seq in SORTED), "from small to large"
-        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(200 / 3))
+        assert (spec.threads, spec.timed, spec.budget_s) == (3, True, pytest.approx(200 / 9))
     bars = [("measuring this host's rates", None, "")]
-    bars += [(f"timing {name}", 4 * (ROUNDS + 1), "step") for name in ("fp32", "int8", "fp16")]
+    bars += [
+        (f"timing tiny's {name}, sweep {sweep} of 3", 8, "step")
+        for sweep, names in enumerate((one, back, one), 1)
+        for name in names
+    ]
     assert told.bars == [made for one in bars for made in (one, ("finished",))]
-    assert told.steps == [0, 4, 4, 4] and told.messages == []
+    assert told.steps == [0] + [4] * 9 and told.messages == []
 
 
 def test_threads_that_are_asked_for_are_used(bundle: Path, host: SimpleNamespace) -> None:
     alone = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=1)
     assert host.threads == [1] and {spec.threads for spec in host.specs} == {1}
     assert alone.calibration is not None and alone.calibration.threads == 1
-    assert host.specs[0].budget_s == pytest.approx(200 / 3)
+    assert host.specs[0].budget_s == pytest.approx(200 / 9)
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=2)
     assert found.calibration is not None and found.calibration.threads == 2
     assert found.cores is not None and found.cores.value == 2
@@ -277,6 +290,7 @@ def test_what_was_measured_becomes_a_calibration(bundle: Path, host: SimpleNames
     assert calibration is not None
     assert (calibration.processor, calibration.threads, calibration.provider) == (cpu_name(), 3, "CPUExecutionProvider")
     assert calibration.created.startswith("20") and "onnxruntime" in calibration.versions
+    assert (calibration.instructions, calibration.stated_cache_bytes) == (kernel_flags(), stated_cache_bytes())
     assert found.peaks.fp32 is not None and found.peaks.fp32.value == float(
         f"{2 * 256**3 / product_us(256, 256, 1) * 1e6:.4g}"
     )
@@ -304,6 +318,32 @@ def test_what_was_measured_becomes_a_calibration(bundle: Path, host: SimpleNames
         us = fitted_us(works, rates_of(found, case.precision), calibration, case.precision, weights)
         assert case.estimated_ms == pytest.approx(us / 1000)
         assert case.estimated_ms == pytest.approx(case.measured_ms, rel=0.25)
+
+
+def facts_of(found: DeviceProfile) -> list[bool]:
+    known = (found.peaks.fp32, found.bandwidth_bytes_per_s, found.launch_overhead_us, found.cache_bytes)
+    return [fact.verified for fact in known if fact is not None]
+
+
+def test_a_process_that_was_disturbed_is_repeated_once(bundle: Path, host: SimpleNamespace) -> None:
+    told = Told()
+    host.disturbed = {"int8": iter(["other processes used 1.4 cores"])}
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
+    assert [spec.checked.artifact.id for spec in host.specs[:4]] == ["fp32", "int8", "int8", "fp16"]
+    assert found.calibration is not None and found.calibration.disturbed is None
+    assert facts_of(found) == [True] * 4 and told.messages == []
+
+
+def test_what_was_disturbed_twice_is_no_verified_fact_and_says_so(bundle: Path, host: SimpleNamespace) -> None:
+    told = Told()
+    host.disturbed = {"int8": iter(["other processes used 1.4 cores"] * 2)}
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=told)
+    says = "1 of 10 measuring processes were disturbed: other processes used 1.4 cores"
+    assert found.calibration is not None and found.calibration.disturbed == says
+    assert facts_of(found) == [False] * 4 and found.peaks.fp32 is not None and says in found.peaks.fp32.source
+    assert told.messages == [f"these times are no facts: {says}; calibrate again when nothing else runs"]
+    host.disturbed = {"probe": "the hypervisor took 0.9 cores away"}
+    assert facts_of(calibrate(bundle, load_profile("host"), shapes=SHAPES)) == [False] * 4
 
 
 def test_shapes_that_could_not_be_timed_are_named_and_four_must_be_left(bundle: Path, host: SimpleNamespace) -> None:
@@ -364,10 +404,47 @@ def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespa
     assert two is not None and two.error is None, "two models say nothing of a third"
     found = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others).calibration
     assert found is not None and found.error is not None and found.error.models == 3
-    checked = [(case.run, case.precision) for case in found.validated_on]
+    assert found.validated_on == (), "that is said of other shapes of the same model"
+    checked = [(case.run, case.precision) for case in found.left_out]
     # of INT8 and FP16 nobody else had a graph
     assert checked == [(name, "fp32") for name in ("tiny", "second", "third") for _ in SORTED]
     assert found.error.spread_log2 is not None and 0 <= found.error.spread_log2 <= found.error.worst_log2
+
+
+def test_several_models_show_fewer_shapes_and_the_decoders_of_theirs(host: SimpleNamespace, tmp_path: Path) -> None:
+    shapes = [(1, seq) for seq in range(8, 18)]
+    graphs = {"model": classifier_graph(50, 128), "decode": classifier_graph(50, 128)}
+    folder = write_bundle(tmp_path / "long" / "bundle", graphs)
+    entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
+    write_manifest(folder, entries)
+    calibrate(folder, load_profile("host"), shapes=shapes, others=[other_model(tmp_path, "second")])
+    asked = {(spec.checked.file.parts[-4], spec.checked.artifact.role): spec.items for spec in host.specs}
+    assert asked["long", "full"] == asked["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
+    assert asked["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
+    assert [spec.budget_s for spec in host.specs] == pytest.approx([200 / 9] * 9)
+
+
+def test_models_that_teach_twice_or_take_too_long_are_refused(
+    bundle: Path, host: SimpleNamespace, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--also: tiny is there twice"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=[bundle])
+    many = [other_model(tmp_path, f"m{number}") for number in range(28)]
+    with pytest.raises(InputError, match=r"--also: 31 graphs take about 1\d minutes, .* at most 10; name fewer runs"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=many)
+    assert host.specs == []
+
+
+def test_there_is_only_so_much_time_for_second_tries() -> None:
+    asked: list[int] = []
+
+    def run() -> Listing:
+        asked.append(1)
+        return Listing(disturbed="others")
+
+    assert Repeats(10.0).undisturbed(run).disturbed == "others" and len(asked) == 2
+    Repeats(0.0).undisturbed(run)
+    assert len(asked) == 3
 
 
 def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Path) -> None:
@@ -386,3 +463,38 @@ def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Pa
     assert size == 32 << 20 and "480 MiB" in how
     assert facts.shown_cache(products(480 << 20), 480 << 20, "told") == (480 << 20, "told")
     assert facts.shown_cache(products(32 << 20)[:3], 480 << 20, "told") == (480 << 20, "told"), "too few to tell"
+
+
+def ramped(ramp: tuple[float, float], noise: float = 0.0) -> list[ProductTime]:
+    """Products of the probe's sizes on a processor with a cache of 32 MiB that keeps as much as a ramp says."""
+    draw = np.random.default_rng(3)
+    sizes = [(512, 8), (384, 8), *((1024, count) for count in (1, 3, 4, 5, 7, 10, 24))]
+    return [
+        took(
+            (2 + 4 * width**2 * (1 + 3 * beyond_cache(4.0 * width**2 * count, 32 << 20, ramp)) / 3e4)
+            * float(np.exp(draw.normal(scale=noise))),
+            width=width, weights=count, rows=rows,
+        )
+        for width, count in sizes for rows in (1, 4)
+    ]  # fmt: skip
+
+
+def test_where_a_cache_ends_shows_in_products() -> None:
+    """One that keeps everything up to 70 % of it, and nothing from its size on."""
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 32 << 20) == (0.7, 1.0)
+    for usual in (ramped(RAMP), ramped(RAMP, 0.03), ramped((0.7, 1.0))[:6]):
+        assert facts.shown_ramp(usual, 32 << 20) is None, "as usual, noise, or too few to tell"
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 0) is None
+
+
+def test_a_ramp_that_was_shown_is_used_by_estimates(bundle: Path, host: SimpleNamespace) -> None:
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES)
+    assert (
+        found.calibration is not None and found.calibration.cache_ramp is None and rates_of(found, "fp32").ramp == RAMP
+    )
+    steep = found.calibration.model_copy(update={"cache_ramp": (0.7, 1.0)})
+    rates = rates_of(found.model_copy(update={"calibration": steep}), "fp32")
+    assert rates.ramp == (0.7, 1.0)
+    half = count_node(linear(1.0))
+    shares = [amounts(half, beyond_cache(2**19, 2**20, ramp), 2**20, ramp).far_bytes for ramp in (RAMP, rates.ramp)]
+    assert shares[0] > 0 == shares[1]

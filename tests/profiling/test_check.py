@@ -9,7 +9,7 @@ import pytest
 from tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import Bundle
-from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase
+from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase, Response, Speed
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.progress import Silent
@@ -149,22 +149,69 @@ def test_what_is_not_compared_is_said_with_its_reason_and_what_is_unstable_too(b
     }
     said = Messages()
     cases = check_estimates([bundle], device(), [(1, seq) for seq in range(1, 9)], progress=said)
-    assert [case.seq for case in cases] == [4, 5, 6, 8]
+    assert [(case.seq, case.stable) for case in cases] == [(4, False), (5, False), (6, True), (8, True)]
     assert said.lines == [
         "model at 1×1: not compared: no node",
         "model at 1×2: not compared: it crashed",
         "model at 1×3: not compared: no such operator",
-        "model at 1×4: the measurement is not stable: drifted; noisy",
-        "model at 1×5: the measurement is not stable: no reason given",
+        "model at 1×4: the measurement is not stable, and counts for no error: drifted; noisy",
+        "model at 1×5: the measurement is not stable, and counts for no error: no reason given",
         "model at 1×7: not compared: not measured",
     ]
 
 
-def test_an_error_is_of_the_cases_that_were_estimated() -> None:
-    cases = [
-        FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated)
-        for measured, estimated in ((1.0, 4.0), (8.0, 4.0), (2.0, 2.0), (1.0, None))
+def cases_of(*times: tuple[float, float | None, bool]) -> list[FittedCase]:
+    return [
+        FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated, stable=stable)
+        for measured, estimated, stable in times
     ]
+
+
+def test_what_left_out_models_showed_stays_what_is_said_of_others() -> None:
+    """The same model at other shapes is estimated well, which says nothing of a model that was never seen."""
+    shown = EstimateError(
+        kind="cpu", device="x", cases=40, models=5, median_log2=0.2, worst_log2=0.6, spread_log2=0.5, created="then"
+    )
+    known = device().calibration
+    assert known is not None
+    left_out = tuple(cases_of((1.0, 1.3, True)))
+    taught = device(calibration=known.model_copy(update={"error": shown, "left_out": left_out}))
+    found = with_error(taught, cases_of((1.0, 1.01, True))).calibration
+    assert found is not None and found.error == shown and found.left_out == left_out
+    assert [case.estimated_ms for case in found.validated_on] == [1.01]
+
+
+def test_what_is_not_stable_counts_for_no_error() -> None:
+    found = with_error(device(), cases_of((1.0, 2.0, True), (1.0, 8.0, False))).calibration
+    assert found is not None and found.error is not None and (found.error.cases, found.error.worst_log2) == (1, 1.0)
+    nothing = with_error(device(), cases_of((1.0, 8.0, False))).calibration
+    assert nothing is not None and nothing.error is None and len(nothing.validated_on) == 1
+
+
+def test_a_measurement_is_compared_at_the_speed_that_estimates_hold_for(
+    bundle: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product takes 1.5 times as long as when it was calibrated, and so does everything else."""
+
+    class Slow:
+        def speed(self) -> Speed:
+            return Speed(product_us=600.0, copy_us=1.0)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(stage, "Reference", Slow)
+    known = device().calibration
+    assert known is not None
+    at = {"speed": Speed(product_us=400.0, copy_us=1.0), "response": Response(of_product=1.0)}
+    taught = device(calibration=known.model_copy(update=at))
+    cases = check_estimates([bundle], taught, [(1, 4), (2, 8)])
+    assert [case.measured_ms for case in cases] == pytest.approx([4 / 1.5, 16 / 1.5])
+    assert [spec.shapes for spec in machine.specs] == [((1, 4),), ((2, 8),)], "the speed around each"
+
+
+def test_an_error_is_of_the_cases_that_were_estimated() -> None:
+    cases = cases_of((1.0, 4.0, True), (8.0, 4.0, True), (2.0, 2.0, True), (1.0, None, True))
     found = with_error(device(), cases).calibration
     assert found is not None and found.error is not None and found.validated_on == tuple(cases)
     assert (found.error.kind, found.error.device, found.error.cases) == ("cpu", cpu_name(), 3)
@@ -181,8 +228,8 @@ def test_a_profile_is_kept_when_it_was_calibrated_and_again_when_it_was_checked(
     did: list[Any] = []
     fresh, said = device(title="Calibrated"), Messages()
 
-    def calibrate(folder: Path, base: DeviceProfile, *, threads: int | None, progress: Any) -> DeviceProfile:
-        did.append(("calibrate", folder, base.title, threads, progress))
+    def calibrate(folder: Path, base: DeviceProfile, *, others: Any, threads: int | None, progress: Any) -> Any:
+        did.append(("calibrate", folder, base.title, others, threads, progress))
         return fresh
 
     def write(profile: DeviceProfile, folder: Path) -> Path:
@@ -191,12 +238,14 @@ def test_a_profile_is_kept_when_it_was_calibrated_and_again_when_it_was_checked(
 
     monkeypatch.setattr(stage, "calibrate", calibrate)
     monkeypatch.setattr(stage, "write_profile", write)
-    options = CalibrationOptions(calibrates, checks, ((1, 4), (1, 6)), 5, RULES)
+    options = CalibrationOptions(calibrates, checks, ((1, 4), (1, 6)), 5, RULES, (tmp_path / "also",))
     machine.measured[1, 4] = Latency(status="measured", p50=1.0, stable=False)
     found, path = improve(bundle, device(), options, tmp_path, said)
     assert path == tmp_path / "host.yaml"
     assert found.title == ("Calibrated" if calibrates else "Host")
-    calibrated = [("calibrate", bundle, "Host", 5, said), ("write", False, tmp_path)] if calibrates else []
+    calibrated = (
+        [("calibrate", bundle, "Host", (tmp_path / "also",), 5, said), ("write", False, tmp_path)] if calibrates else []
+    )
     assert did == [*calibrated, ("write", checks, tmp_path)]
     assert [spec.rules for spec in machine.specs] == ([RULES] if checks else [])
     assert len(said.lines) == int(checks)

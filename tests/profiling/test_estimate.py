@@ -69,6 +69,14 @@ def calibration(**changes: Any) -> Calibration:
     return known.model_copy(update=changes)
 
 
+def shown(spread: float) -> Calibration:
+    """With what models showed that were left out."""
+    error = EstimateError(
+        kind="cpu", device="x", cases=6, models=3, median_log2=0.1, worst_log2=0.6, spread_log2=spread, created="now"
+    )
+    return calibration(error=error, left_out=(CHECKED,))
+
+
 def rows_for(bundle: Path, listed: listing.Listing, target: DeviceProfile, **changes: Any) -> list[Row]:
     artifact = artifact_of(bundle, "onnx/model.onnx", **changes)
     return [estimate_listed(Case(artifact, artifact, target), listed, item) for item in ITEMS]
@@ -93,39 +101,30 @@ def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: 
 
 
 def test_a_calibrated_estimate_is_the_sum_of_its_nodes(bundle: Path, listed: listing.Listing) -> None:
-    error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.5, created="now")
-    (row, _) = rows_for(bundle, listed, device(calibration=calibration(error=error, validated_on=(CHECKED,))))
+    (row, _) = rows_for(bundle, listed, device(calibration=shown(0.5)))
     nodes = len(listed.items[ITEMS[0]].nodes)
     latency = row.latency_ms
     assert latency.low is not None and latency.high is not None and latency.p50 is not None
     # 50 µs per call and 10 per node; the rest of so small a graph is next to nothing
     assert latency.p50 * 1000 == pytest.approx(50 + 10 * nodes, rel=0.02)
     assert latency.high / latency.p50 == pytest.approx(2**0.5) and latency.p50 / latency.low == pytest.approx(2**0.5)
-    assert "worst error on 6 other cases" in str(latency.reason)
+    assert "on 6 cases of 3 models, each left out once" in str(latency.reason)
     assert row.threads == 2
 
 
-def test_a_typical_error_also_widens_the_range_and_no_error_makes_it_a_guess(
-    bundle: Path, listed: listing.Listing
-) -> None:
-    error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.4, worst_log2=0.5, created="now")
-    first = rows_for(bundle, listed, device(calibration=calibration(error=error, validated_on=(CHECKED,))))[
-        0
-    ].latency_ms
-    assert (first.high or 0) / (first.p50 or 1) == pytest.approx(2**0.8)
+def test_no_model_that_was_left_out_makes_the_range_a_guess(bundle: Path, listed: listing.Listing) -> None:
     never = rows_for(bundle, listed, device(calibration=calibration()))[0].latency_ms
     assert (never.high or 0) / (never.p50 or 1) == pytest.approx(2**0.6) and "guess" in str(never.reason)
 
 
-def test_what_was_not_validated_has_no_narrow_range(bundle: Path, listed: listing.Listing) -> None:
+def test_what_was_not_left_out_has_no_narrow_range(bundle: Path, listed: listing.Listing) -> None:
     """A small error on whole FP32 calls says little about INT8 or about a step bundle."""
-    error = EstimateError(kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.2, created="now")
-    both = calibration(error=error, validated_on=(CHECKED,))
+    both = shown(0.2)
     both = both.model_copy(update={"efficiencies": {**both.efficiencies, "int8": both.efficiencies["fp32"]}})
     for changes, log2 in (({}, 0.2), ({"precision": "int8"}, 0.6), ({"role": "step"}, 0.6)):
         latency = rows_for(bundle, listed, device(calibration=both), **changes)[0].latency_ms
         assert (latency.high or 0) / (latency.p50 or 1) == pytest.approx(2**log2)
-        assert ("validated on whole calls of graphs in fp32 only" in str(latency.reason)) == (log2 == 0.6)
+        assert ("so the range is a guess" in str(latency.reason)) == (log2 == 0.6)
 
 
 def test_a_precision_that_was_not_calibrated_has_the_wide_range(bundle: Path, listed: listing.Listing) -> None:

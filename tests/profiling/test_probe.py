@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from onnx import numpy_helper
 
 from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.machine.host import stated_cache_bytes
+from edgeformer.stages.profiling.estimating import probe
 from edgeformer.stages.profiling.estimating.chains import add_chain, matmul_chain
 from edgeformer.stages.profiling.estimating.host_facts import cache_bytes
-from edgeformer.stages.profiling.estimating.probe import ProductTime
+from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
+from edgeformer.stages.profiling.process import End
 
 
 def test_onnx_accepts_them() -> None:
@@ -54,6 +58,18 @@ def test_the_cache_is_what_the_system_says_or_where_products_get_slow(tmp_path: 
     for number, size in enumerate(("32K", "512K", "16384K")):
         (tmp_path / f"index{number}").mkdir()
         (tmp_path / f"index{number}" / "size").write_text(size + "\n", encoding="ascii")
-    assert cache_bytes(times(100, 170, 225, 255), tmp_path) == (16 * 2**20, "as Linux says")
-    size, how = cache_bytes(times(100, 150, 225, 255), tmp_path / "elsewhere")
+    assert cache_bytes(times(100, 170, 225, 255), stated_cache_bytes(tmp_path)) == (16 * 2**20, "as Linux says")
+    size, how = cache_bytes(times(100, 150, 225, 255), stated_cache_bytes(tmp_path / "elsewhere"))
     assert size == 2 * 16 * 2**20 and "products" in how
+
+
+def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [HostRates(products=(), bandwidth=1.0, operator_us=1.0, disturbed=doubts) for doubts in ("x", "y", None)]
+
+    def run_job(job: object, messages: object, silence_s: float, take: Callable[[HostRates], None]) -> End:
+        take(said.pop(0))
+        return End()
+
+    monkeypatch.setattr(probe, "run_job", run_job)
+    assert probe.run_probe(1).disturbed == "y" and len(said) == 1
+    assert probe.run_probe(1).disturbed is None and not said

@@ -91,6 +91,40 @@ def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypat
     assert "not Other" in str(refused_calibration(calibrated("Fast 9000", match="Other")))
 
 
+@pytest.mark.parametrize(
+    ("noted", "says"),
+    [
+        ({}, None),
+        (
+            {"instructions": ("avx2", "avx512f"), "stated_cache_bytes": 2**25, "versions": {"onnxruntime": "1.23.2"}},
+            None,
+        ),
+        ({"instructions": ("avx2",)}, "for the instructions avx2, and here are avx512f, avx2"),
+        ({"stated_cache_bytes": 2**30}, "beside a cache of 1.00 GiB, and here are 32.0 MiB"),
+        ({"versions": {"onnxruntime": "1.22.1"}}, "with ONNX Runtime 1.22, and 1.23 is installed here"),
+    ],
+)
+def test_a_processor_of_the_same_name_may_be_another_one(
+    noted: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates_module, "cpu_name", lambda: "Xeon Processor")
+    monkeypatch.setattr(rates_module, "kernel_flags", lambda: ("avx512f", "avx2"))
+    monkeypatch.setattr(rates_module, "stated_cache_bytes", lambda: 2**25)
+    monkeypatch.setattr(rates_module, "library_versions", lambda: {"onnxruntime": "1.23.0"})
+
+    def refused(**changes: Any) -> str | None:
+        target = calibrated("Xeon Processor", **changes)
+        assert target.calibration is not None
+        known = target.calibration.model_copy(update=noted)
+        return refused_calibration(target.model_copy(update={"calibration": known}))
+
+    if says is None:
+        assert refused() is None
+    else:
+        assert refused() == f"device profile 'made-up' was calibrated {says}; run edgeformer profile --calibrate"
+    assert refused(match="Xeon") is None, "of another machine, which is as it was"
+
+
 def test_a_known_error_is_the_devices_own_or_this_hosts_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates_module, "cpu_name", lambda: "Fast 9000")
     own, host = calibrated("Slow 100", match="Slow"), calibrated("Fast 9000", ERROR.model_copy(update={"cases": 2}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.formats.errors import EdgeformerError, InputError
 from edgeformer.formats.progress import Progress, Silent
+from edgeformer.formats.report import Row
 from edgeformer.machine.host import default_threads, now
 from edgeformer.stages.profiling.estimating.calibrate import calibrate, full_graphs, write_profile
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.rates import refused_calibration
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, Reference, between, slowness
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import MeasureSpec, Shape
@@ -37,6 +40,7 @@ class CalibrationOptions:
         shapes: (batch, seq) to check at.
         threads: of one operator, to calibrate with; None: the physical cores that this process may use.
         rules: when to stop measuring; None: the usual rules.
+        others: bundles of other models to calibrate with.
     """
 
     calibrate: bool
@@ -44,6 +48,7 @@ class CalibrationOptions:
     shapes: tuple[Shape, ...]
     threads: int | None
     rules: MeasureRules | None
+    others: tuple[Path, ...] = ()
 
 
 def improve(
@@ -65,7 +70,7 @@ def improve(
         InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
     """
     if options.calibrate:
-        device = calibrate(bundle, device, threads=options.threads, progress=progress)
+        device = calibrate(bundle, device, threads=options.threads, others=options.others, progress=progress)
         write_profile(device, folder)  # kept also where checking fails
     if options.check:
         if device.kind == "cuda":
@@ -140,12 +145,14 @@ def check_estimates(
         for checked in full_graphs(bundle, _PRECISIONS[device.kind]):
             unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)
             fitted += len(shapes) - len(unseen)
-            if unseen:
+            # One process for all shapes; where the machine's speed is asked for, one for each.
+            parts = [unseen] if calibration.speed is None else [(shape,) for shape in unseen]
+            for part in filter(None, parts):
                 spec = MeasureSpec(
                     checked=checked,
                     provider=calibration.provider,
                     threads=calibration.threads,
-                    shapes=unseen,
+                    shapes=part,
                     rules=rules or MeasureRules(),
                 )
                 cases += _cases(bundle, spec, device, progress or Silent())
@@ -159,7 +166,10 @@ def check_estimates(
 
 
 def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
-    """The profile with the error of its calibration: median and worst |log2(estimated / measured)|.
+    """The profile with the cases that were checked, and their error: median and worst |log2(estimated / measured)|.
+
+    What left-out models showed stays what is said of models to come: other shapes of a model that was fitted tell of
+    that one alone. Cases that could not be measured stably count for no error.
 
     Args:
         device: a calibrated profile.
@@ -169,13 +179,14 @@ def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProf
         InputError: it has no calibration.
     """
     calibration = _calibration(device)
-    off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
-    error = EstimateError(
-        kind=device.kind, device=calibration.processor, cases=len(off),
-        median_log2=statistics.median(off), worst_log2=max(off), created=now(),
-    )  # fmt: skip
-    updated = calibration.model_copy(update={"validated_on": tuple(cases), "error": error})
-    return device.model_copy(update={"calibration": updated})
+    update: dict[str, object] = {"validated_on": tuple(cases)}
+    off = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms and case.stable]
+    if off and not calibration.left_out:
+        update["error"] = EstimateError(
+            kind=device.kind, device=calibration.processor, cases=len(off),
+            median_log2=statistics.median(off), worst_log2=max(off), created=now(),
+        )  # fmt: skip
+    return device.model_copy(update={"calibration": calibration.model_copy(update=update)})
 
 
 def _calibration(device: DeviceProfile) -> Calibration:
@@ -185,8 +196,8 @@ def _calibration(device: DeviceProfile) -> Calibration:
 
 
 def _cases(bundle: Bundle, spec: MeasureSpec, device: DeviceProfile, progress: Progress) -> list[FittedCase]:
-    """The shapes of ``spec`` that could be both measured and estimated."""
-    rows = measure_in_child(spec, progress)
+    """The shapes of ``spec`` that could be both measured and estimated, as they would be at the calibration's speed."""
+    rows, slow = _measured(spec, _calibration(device), progress)
     measured = {(row.batch, row.seq): row.latency_ms for row in rows if row.phase == "steady"}
     artifact, cases = bundle.artifact(spec.checked.artifact.id), list[FittedCase]()
     for row in estimate(bundle, artifact, device, spec.items):
@@ -197,11 +208,23 @@ def _cases(bundle: Bundle, spec: MeasureSpec, device: DeviceProfile, progress: P
             continue
         if latency.stable is False:
             doubts = "; ".join(latency.warnings) or "no reason given"
-            progress.message(f"{name}: the measurement is not stable: {doubts}")
+            progress.message(f"{name}: the measurement is not stable, and counts for no error: {doubts}")
         cases.append(
             FittedCase(
                 run=bundle.name, artifact=artifact.id, precision=artifact.precision, batch=row.batch, seq=row.seq,
-                measured_ms=latency.p50, estimated_ms=row.latency_ms.p50,
+                measured_ms=latency.p50 / slow, estimated_ms=row.latency_ms.p50, stable=latency.stable is not False,
             )
         )  # fmt: skip
     return cases
+
+
+def _measured(spec: MeasureSpec, calibration: Calibration, progress: Progress) -> tuple[list[Row], float]:
+    """The rows, and how many times slower than the calibration's speed the machine was around them; 1 where no speed is
+    known."""
+    if calibration.speed is None:
+        return measure_in_child(spec, progress), 1.0
+    with contextlib.closing(Reference()) as reference:
+        before = reference.speed()
+        rows = measure_in_child(spec, progress)
+        seen = between(before, reference.speed())
+    return rows, slowness(seen, calibration.speed, calibration.response or UNMOVED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.report import Energy, Latency, Row
 from edgeformer.stages.profiling.estimating.footprint import estimate_memory
+from edgeformer.stages.profiling.estimating.held_out import PERCENT
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
 from edgeformer.stages.profiling.estimating.operators import CONTROL, MOST_UNKNOWN, trust_of, unchecked_words
 from edgeformer.stages.profiling.estimating.rates import Rates, rates_of, refused_calibration, speed_words
@@ -21,20 +24,24 @@ from edgeformer.stages.profiling.estimating.roofline import fitted_nodes_us, ran
 from edgeformer.stages.profiling.estimating.work import BROADCAST, NodeWork, count_nodes, stored_weight_bytes, total
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Phase, row_of, unavailable_row
 
-# Of a calibration that was never validated: as wide as the worst error that edgeformer accepts of one.
+# Of a model of which nobody knows how far off its estimates are: a factor of 1.5 both ways.
 _UNVALIDATED_LOG2 = 0.6
+# Fewer shapes of a model say little of another shape of it.
+_FEWEST_SHAPES = 4
 
 
 @dataclass(frozen=True)
 class Case:
     """One artifact of one bundle, and the device that it is estimated for.
 
-    ``listed``: the ONNX artifact whose nodes were listed, which is the artifact itself, or an engine's origin.
+    ``listed``: the ONNX artifact whose nodes were listed, which is the artifact itself, or an engine's origin;
+    ``run``: the bundle's name, under which a calibration knows it if it was taught or checked with it.
     """
 
     artifact: ArtifactManifest
     listed: ArtifactManifest
     device: DeviceProfile
+    run: str | None = None
 
 
 def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item]) -> list[Row]:
@@ -49,7 +56,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
         device: facts, and a calibration if there is one.
         items: what to estimate.
     """
-    case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device)
+    case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device, bundle.name)
     try:
         _require_estimable(case)
         checked = CheckedArtifact.of(bundle, case.listed)
@@ -121,14 +128,17 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     if calibration is not None and precision in calibration.efficiencies:
         log2, why = _uncertainty(case, listed.item[0], calibration)
         seen = calibration.operators.get(precision, {})
-        nodes = widened_us(works, fitted_nodes_us(works, rates, calibration, precision, weight_bytes), seen)
+        each = fitted_nodes_us(works, rates, calibration, precision, weight_bytes)
+        nodes = widened_us(works, each, seen)
         called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
+        middle = (called + sum(each)) / 1000  # what is doubted may be much slower: the ends are not alike
         low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
         taught = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-        reason = "; ".join(filter(None, (taught, why, speed_words(calibration))))
+        reason = "; ".join(filter(None, (taught, calibration.disturbed, why, speed_words(calibration))))
     else:
         fused = backend_of(case.artifact).fuses(case.artifact)
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
+        middle = (low * high) ** 0.5
         reason = (
             "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
             "peaks, the high end overlaps nothing and reaches about a third of them"
@@ -136,7 +146,7 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     doubts = _doubts(works, listed, seen)
     return Latency(
         status="estimated",
-        p50=(low * high) ** 0.5,
+        p50=middle,
         low=low,
         high=high,
         reason="; ".join((reason, *doubts)),
@@ -175,22 +185,30 @@ def _require_counted(works: Sequence[NodeWork], listed: ItemNodes, rates: Rates,
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:
-    """How far off a calibrated estimate may be, as a power of two, and why that is so."""
+    """How far off a calibrated estimate may be, as a power of two, and why that is so.
+
+    What other shapes of the same model show holds for that model; what models show that were left out, for any.
+    """
+    precision, whole = case.artifact.precision, ("full", "exit") if phase == "steady" else ("decode",)
+    if case.artifact.role not in whole:
+        return _UNVALIDATED_LOG2, "parts of a call were never checked, so the range is a guess"
+    off = [
+        abs(math.log2(one.estimated_ms / one.measured_ms))
+        for one in calibration.validated_on
+        if (one.run, one.precision, one.phase) == (case.run, precision, phase) and one.stable and one.estimated_ms
+    ]
+    if len(off) >= _FEWEST_SHAPES:
+        found = max(*off, 2 * statistics.median(off))
+        return found, f"the range is the worst error on {len(off)} other shapes of this model"
     error = calibration.error
-    if error is None:
-        return _UNVALIDATED_LOG2, "never validated, so the range is a guess"
-    found, kind = max(error.worst_log2, 2 * error.median_log2), "worst error"
-    of = "other cases"
-    if error.spread_log2 is not None:
-        found, kind = error.spread_log2, "97.5 % quantile of the errors"
-        of = f"cases of {error.models} models, each left out once"
-    checked = {(one.precision, one.phase) for one in calibration.validated_on}
-    precision = case.artifact.precision
-    whole = ("full", "exit") if phase == "steady" else ("decode",)
-    if (precision, phase) in checked and case.artifact.role in whole:
-        return found, f"the range is the {kind} on {error.cases} {of}"
-    what = f"whole calls of graphs in {', '.join(sorted({one[0] for one in checked})) or 'other precisions'}"
-    return max(found, _UNVALIDATED_LOG2), f"validated on {what} only, so the range is at least a factor of 1.5"
+    if error is None or error.spread_log2 is None:
+        return _UNVALIDATED_LOG2, "no model was left out of the calibration, so the range is a guess"
+    shown = {(one.precision, one.phase) for one in calibration.left_out}
+    if (precision, phase) in shown:
+        of = f"{error.cases} cases of {error.models} models, each left out once"
+        return error.spread_log2, f"the range is the largest of the {PERCENT} % quantiles of the errors on {of}"
+    only = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in shown))
+    return max(error.spread_log2, _UNVALIDATED_LOG2), f"models were left out in {only} only, so the range is a guess"
 
 
 def _require_estimable(case: Case) -> None:

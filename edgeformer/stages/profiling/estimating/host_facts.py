@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from edgeformer.formats.device import DeviceProfile, Fact, Peaks
-from edgeformer.formats.units import parse_bytes
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.stages.profiling.estimating.fit import nnls
+from edgeformer.machine.host import cpu_name, now, stated_cache_bytes
+from edgeformer.stages.profiling.estimating.fit import Floats, nnls
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed
+from edgeformer.stages.profiling.estimating.rates import RAMP
 from edgeformer.stages.profiling.estimating.roofline import beyond_cache
 from edgeformer.stages.profiling.estimating.work import count_nodes
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 # Products that read weights rather than compute; sets that no core holds for itself, and enough of them.
 _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
 # A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
 _EXPLAINED, _CLEARLY = 0.05, 0.5
+# Of a cache: where it may begin to keep less than everything, and where it may keep nothing.
+_BEGINS, _ENDS = (0.125, 0.25, 0.5, 0.7, 1.0), (0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 
 
-def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed]) -> DeviceProfile:
-    """``base``, which keeps its name, title and budgets, with the facts of this host."""
+def host_facts(
+    base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[Timed], disturbed: str | None = None
+) -> DeviceProfile:
+    """``base``, which keeps its name, title and budgets, with the facts of this host.
+
+    Args:
+        base: of a host.
+        threads: that were used.
+        rates: measured.
+        timed: artifacts.
+        disturbed: what else used the machine meanwhile: then nothing of this counts as verified.
+    """
     when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+    when += f"; {disturbed}" if disturbed else ""
+    quiet = disturbed is None
 
     def measured(value: float, what: str) -> Fact[float]:
-        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=True)
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=quiet)
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
     int8 = [
@@ -41,7 +52,7 @@ def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Seque
         for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
         if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
     ]
-    cache, how = shown_cache(rates.products, *cache_bytes(rates.products))
+    cache, how = shown_cache(rates.products, *cache_bytes(rates.products, stated_cache_bytes()))
     return base.model_copy(
         update={
             "peaks": Peaks(
@@ -50,25 +61,21 @@ def host_facts(base: DeviceProfile, threads: int, rates: HostRates, timed: Seque
             ),
             "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
             "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
-            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=True),
+            "cache_bytes": Fact[int](value=cache, source=f"{how} ({cpu_name()})", verified=quiet),
             "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
         }
     )
 
 
-def cache_bytes(products: Sequence[ProductTime], root: Path = _CACHES) -> tuple[int, str]:
+def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:
     """The last-level cache in bytes, and where that is from: the system, or else the probe's products.
 
     Args:
         products: single rows times different amounts of weights show from where on these come from memory.
-        root: where Linux describes the first core's caches.
+        stated: bytes, as the system says; None: it does not.
     """
-    found: list[int] = []
-    for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
-    if found:
-        return max(found), "as Linux says"
+    if stated is not None:
+        return stated, "as Linux says"
     sizes = {4 * time.width**2 * time.weights: time for time in products if time.rows == 1}
     rates = {size: 4 * time.width**2 / time.duration_us for size, time in sizes.items()}
     middle = (max(rates.values()) * min(rates.values())) ** 0.5
@@ -86,25 +93,50 @@ def shown_cache(products: Sequence[ProductTime], stated: int, how: str) -> tuple
         stated: bytes.
         how: that is known.
     """
-    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    few = _of_few_rows(products)
     smaller = [size for step in range(20) for size in (4 << 20 + step, 6 << 20 + step) if size < stated]
-    if len({time.weights * time.width**2 for time in few}) < _FEWEST_SETS or not smaller:
+    if not few or not smaller:
         return stated, how
-    off = {size: _off(few, size) for size in (*smaller, stated)}
+    # The median: a product that was disturbed says nothing of a cache.
+    off = {size: float(np.median(_off(few, size, RAMP))) for size in (*smaller, stated)}
     best = min(smaller, key=lambda size: off[size])
     if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
         return stated, how
     return best, f"as products of few rows show ({how} it is {stated / 2**20:.0f} MiB)"
 
 
-def _off(products: Sequence[ProductTime], cache: int) -> float:
-    """How far times are from what weights of a cache of that size, and of the memory, take at a rate each."""
+def shown_ramp(products: Sequence[ProductTime], cache: int) -> tuple[float, float] | None:
+    """From which share of a cache on weights come from memory, and from which on all of them do, where products show
+    clearly that it is not as usual.
+
+    Args:
+        products: of few rows, times different amounts of weights.
+        cache: bytes; 0: none is known.
+    """
+    few = _of_few_rows(products)
+    if not few or not cache:
+        return None
+    ramps = [(begin, end) for begin in _BEGINS for end in _ENDS if begin < end]
+    # The mean: few products lie on the ramp, and a disturbed one makes all ramps alike.
+    off = {ramp: float(np.mean(_off(few, cache, ramp))) for ramp in ramps}
+    best, usual = min(ramps, key=lambda ramp: off[ramp]), off[RAMP]
+    return best if usual >= _EXPLAINED and off[best] <= _CLEARLY * usual else None
+
+
+def _of_few_rows(products: Sequence[ProductTime]) -> list[ProductTime]:
+    """Those that read weights rather than compute; none where these are too few different amounts."""
+    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    return few if len({time.weights * time.width**2 for time in few}) >= _FEWEST_SETS else []
+
+
+def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float]) -> Floats:
+    """How far each time is, relative to it, from what weights of such a cache and of the memory take at a rate each."""
     rows = []
     for time in products:
         weight = 4.0 * time.width**2
-        beyond = beyond_cache(weight * time.weights, cache)
+        beyond = beyond_cache(weight * time.weights, cache, ramp)
         rows.append([1.0, weight * (1 - beyond) / 1e6, weight * beyond / 1e6])
     took = np.array([time.duration_us for time in products])
     matrix = np.array(rows) / took[:, None]
-    # The median: a product that was disturbed says nothing of a cache.
-    return float(np.median(np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)))
+    off: Floats = np.abs(matrix @ nnls(matrix, np.ones(len(took))) - 1)
+    return off

@@ -11,30 +11,36 @@ from edgeformer.formats.device import Speed
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item
 from edgeformer.stages.profiling.process import Job
 
-ROUNDS = 3
-"""Whole calls are timed in that many rounds over all items, each followed by a tick."""
-
 
 class Round(Frozen):
-    """The median of some whole calls, and the machine's speed around them."""
+    """The median of some whole calls of one item in one process, and the machine's speed around them."""
 
     us: float
     speed: Speed
+    process: int = Field(0, description="which of the processes that timed the artifact, one after another")
 
 
 class Tick(Frozen):
-    """A piece of work is done; an item that is timed makes several."""
+    """An item was timed; what it consists of may follow."""
 
     kind: Literal["tick"] = "tick"
 
 
+class Beside(Frozen):
+    """What else the machine did while a process measured; ``disturbed``: so much that it could not be had again."""
+
+    kind: Literal["beside"] = "beside"
+    disturbed: bool
+    doubts: str = ""
+
+
 class ListSpec(Job):
-    """One artifact and the items to list; ``timed``: also time them, node by node, and whole calls."""
+    """One artifact and the items to list; ``timed``: also time whole calls, and where ``nodes`` are wanted, those."""
 
     name, answers = "listing", "nodes"
     kind: Literal["list"] = "list"
     checked: CheckedArtifact
     items: tuple[Item, ...] = Field((), strict=False)
     timed: bool = False
+    nodes: bool = Field(True, description="list them; without, only whole calls are timed")
     budget_s: float = Field(60.0, description="items, given from small to large, that would take longer are left out")
-    processor_time: bool = Field(False, description="count this process's own time: trials on a busy machine, 1 thread")

@@ -19,16 +19,15 @@ from edgeformer.backends import ArtifactFiles
 from edgeformer.backends.onnxruntime.node_listing import ExecutedNode, ProfiledGraph
 from edgeformer.backends.session import Array
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.device import Speed
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.golden import Tokens
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.estimating.jobs import ROUNDS, ListSpec, Round, Tick
+from edgeformer.stages.profiling.estimating.jobs import Beside, ListSpec, Round, Tick
 from edgeformer.stages.profiling.estimating.timing import Timer
 from edgeformer.stages.profiling.messages import Item, Refusal
 from edgeformer.stages.profiling.process import End, run_job
 
-__all__ = ["ROUNDS", "ItemNodes", "ListSpec", "Listing", "Round", "feed_for", "run_listing"]
+__all__ = ["ItemNodes", "ListSpec", "Listing", "Round", "feed_for", "run_listing"]
 
 # A listing runs every item once; what is timed takes a minute per artifact. Beyond this the child hangs.
 _LONGEST_S = 600.0
@@ -44,7 +43,8 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 
 class ItemNodes(Frozen):
     """One item. ``call_us`` is the median of whole calls, where they were timed; nodes then have durations as in
-    production, else those of a run without prepacked weights. Both are as they would be at ``speed``."""
+    production, else those of a run without prepacked weights. Where several processes timed it, ``call_us`` is the
+    median over them; ``rounds`` are what each of them saw, and nodes are those of the first."""
 
     kind: Literal["nodes"] = "nodes"
     item: Item = Field(strict=False)
@@ -52,21 +52,24 @@ class ItemNodes(Frozen):
     runs: int = Field(description="of graphs, in one call of the artifact")
     feed_bytes: int = Field(description="inputs of all runs: tokens, states, what was kept of earlier tokens")
     call_us: float | None = None
-    speed: Speed | None = None
     rounds: tuple[Round, ...] = Field((), strict=False, description="what was timed, as it was")
 
 
-_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | End] = TypeAdapter(
-    Annotated[ItemNodes | Refusal | Tick | End, Field(discriminator="kind")]
+_MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | Beside | End] = TypeAdapter(
+    Annotated[ItemNodes | Refusal | Tick | Beside | End, Field(discriminator="kind")]
 )
 
 
 @dataclass
 class Listing:
-    """What a child has answered about one artifact."""
+    """What a child has answered about one artifact.
+
+    ``disturbed``: what else used the machine while calls were timed, where that was too much.
+    """
 
     items: dict[Item, ItemNodes] = field(default_factory=dict)
     refused: dict[Item, str] = field(default_factory=dict)
+    disturbed: str | None = None
 
 
 def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Listing:
@@ -78,12 +81,15 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
     """
     listing = Listing()
 
-    def take(message: ItemNodes | Refusal | Tick) -> None:
+    def take(message: ItemNodes | Refusal | Tick | Beside) -> None:
         if isinstance(message, ItemNodes):
             listing.items[message.item] = message
         elif isinstance(message, Refusal):
             listing.refused[message.item] = message.reason
-        heard()
+        elif isinstance(message, Beside) and message.disturbed:
+            listing.disturbed = message.doubts
+        if not isinstance(message, Beside):
+            heard()
 
     ending = run_job(spec, _MESSAGES, _LONGEST_S, take)
     for item in spec.items:
@@ -100,6 +106,9 @@ def work(told: bytes, send: Send) -> None:
     for item in spec.items:
         if timer is not None and item not in timer.rounds:
             send(Refusal(item=item, reason=f"beyond the {spec.budget_s:.0f} s for this artifact"))
+            continue
+        if timer is not None and not spec.nodes:
+            send(ItemNodes(item=item, nodes=(), runs=0, feed_bytes=0, **timer.of(item)))
             continue
         try:
             runs = [run for file, times in graphs for run in [_nodes(spec, file, item, timer)] * times]
@@ -131,8 +140,7 @@ def _nodes(spec: ListSpec, file: Path, item: Item, timer: Timer | None = None) -
         # The durations that they have in production, where weights are packed beforehand.
         calls = timer.calls_in(item, _NODE_S, _LEAST_NODE_CALLS, _NODE_CALLS)
         packed = ProfiledGraph(file, spec.threads, prepacked=True)
-        listed, slow = timer.beside(lambda: packed.list_nodes(inputs, calls=calls)[0])
-        took = {node.name: node.duration_us / slow for node in listed}
+        took = {node.name: node.duration_us for node in packed.list_nodes(inputs, calls=calls)[0]}
         nodes = tuple(replace(node, duration_us=took[node.name]) for node in nodes if node.name in took)
     return tuple(nodes), sum(array.nbytes for array in inputs.values())
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
-from edgeformer.formats.device import Speed
+from edgeformer.formats.device import Response, Speed
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, Round
-from edgeformer.stages.profiling.estimating.reference import slowness, typical
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, slowness, typical
 from edgeformer.stages.profiling.estimating.work import NodeWork, count_nodes, stored_weight_bytes
 from edgeformer.stages.profiling.messages import Item
 
@@ -20,7 +20,7 @@ from edgeformer.stages.profiling.messages import Item
 _CHEAPEST, _FEWEST = 3, 3
 # A node is never shorter than that, whatever is taken off.
 _LEAST_US = 0.1
-# How far a call may be from the sum of its nodes before the nodes are believed rather than scaled to it.
+# How far a call may be from the sum of its nodes, which are then scaled to it.
 _LEAST_SCALE, _MOST_SCALE = 0.3, 2.0
 
 
@@ -39,8 +39,8 @@ class TimedCall:
     Attributes:
         call_us: of the whole call, without the profiler.
         weight_bytes: of the whole graph's products, each shared weight once.
-        speed: of the machine, that all times hold for; None: nobody looked.
-        rounds: what was timed, as it was.
+        rounds: what was timed, as it was; empty: nobody looked at the speed.
+        believed: whether the nodes' durations can be those of the call.
     """
 
     run: str
@@ -52,8 +52,8 @@ class TimedCall:
     durations_us: tuple[float, ...]
     call_us: float
     weight_bytes: float
-    speed: Speed | None = None
     rounds: tuple[Round, ...] = ()
+    believed: bool = True
 
     @property
     def nodes(self) -> int:
@@ -91,8 +91,7 @@ def count_call(run: str, artifact: ArtifactManifest, item: ItemNodes) -> TimedCa
         alike[work].append(node.duration_us)
     return TimedCall(
         run, artifact, item.item, item.runs, tuple(alike), tuple(map(len, alike.values())),
-        tuple(map(fmean, alike.values())), item.call_us, stored_weight_bytes(item.nodes, works, artifact), item.speed,
-        item.rounds,
+        tuple(map(fmean, alike.values())), item.call_us, stored_weight_bytes(item.nodes, works, artifact), item.rounds,
     )  # fmt: skip
 
 
@@ -101,12 +100,18 @@ def speeds_of(calls: Sequence[TimedCall]) -> list[Speed]:
     return [seen.speed for call in calls for seen in call.rounds]
 
 
-def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tuple[list[TimedCall], Speed | None]:
+def at_one_speed(
+    calls: Sequence[TimedCall], speed: Speed | None = None, response: Response = UNMOVED
+) -> tuple[list[TimedCall], Speed | None]:
     """All times as they would be at one speed, and that speed.
 
+    A process is brought to it as a whole: the median of its probes says more of its speed than the two around a round
+    say of that round. A call takes the median of what it takes in the processes.
+
     Args:
-        calls: timed by processes that each had their own typical speed.
+        calls: timed by processes that each had their own speed.
         speed: wanted; None: the median of all moments.
+        response: how the calls' times follow it.
 
     Returns:
         Times as they are and None where nobody looked at the speed.
@@ -114,23 +119,43 @@ def at_one_speed(calls: Sequence[TimedCall], speed: Speed | None = None) -> tupl
     speeds = speeds_of(calls)
     if not speeds:
         return list(calls), None
-    wanted = speed or typical(speeds)
+    wanted, processes = speed or typical(speeds), process_speeds(calls)
 
     def scaled(call: TimedCall) -> TimedCall:
-        if call.speed is None:
+        took = by_process(call)
+        if not took:
             return call
-        factor = 1 / slowness(call.speed, wanted)
-        durations = tuple(us * factor for us in call.durations_us)
-        return replace(call, durations_us=durations, call_us=call.call_us * factor, speed=wanted)
+        own = processes[call.run, call.artifact.id]
+        call_us = median(us / slowness(own[process], wanted, response) for process, us in took.items())
+        factor = call_us / call.call_us
+        return replace(call, durations_us=tuple(us * factor for us in call.durations_us), call_us=call_us)
 
     return [scaled(call) for call in calls], wanted
+
+
+def by_process(call: TimedCall) -> dict[int, float]:
+    """Process → the median of its rounds of a call, in microseconds, as they were."""
+    rounds: dict[int, list[float]] = defaultdict(list)
+    for seen in call.rounds:
+        rounds[seen.process].append(seen.us)
+    return {process: median(times) for process, times in rounds.items()}
+
+
+def process_speeds(calls: Sequence[TimedCall]) -> dict[tuple[str, str], dict[int, Speed]]:
+    """(run, artifact) → process → the median of the probes beside everything that the process timed."""
+    probes: dict[tuple[str, str], dict[int, list[Speed]]] = defaultdict(lambda: defaultdict(list))
+    for call in calls:
+        for seen in call.rounds:
+            probes[call.run, call.artifact.id][seen.process].append(seen.speed)
+    return {key: {process: typical(seen) for process, seen in own.items()} for key, own in probes.items()}
 
 
 def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[TimedCall]:
     """The same with nodes that together take as long as their call does without the profiler.
 
     The profiler makes every node longer by about the same time, which the calls that were timed without it show; what
-    is then left over or missing is noise of a whole item, and spread over its nodes.
+    is then left over or missing is noise of a whole item, and spread over its nodes. Where that is too much, nodes and
+    call were timed at different speeds, and the nodes are not believed.
 
     Args:
         calls: all that was timed with one number of threads.
@@ -144,8 +169,9 @@ def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[T
         if not bare.nodes:
             return bare
         wanted_us = max(call.call_us - call.runs * call_us, _LEAST_US)
-        scale = max(_LEAST_SCALE, min(_MOST_SCALE, wanted_us / bare.nodes_us))
-        return replace(call, durations_us=tuple(us * scale for us in left))
+        scale = wanted_us / bare.nodes_us
+        believed = _LEAST_SCALE <= scale <= _MOST_SCALE
+        return replace(call, durations_us=tuple(us * scale for us in left), believed=believed)
 
     return [corrected(call) for call in calls]
 

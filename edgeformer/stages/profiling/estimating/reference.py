@@ -16,65 +16,65 @@ from statistics import median
 import numpy as np
 
 from edgeformer.backends import default_provider
-from edgeformer.formats.device import Speed
+from edgeformer.formats.device import Response, Speed
 from edgeformer.stages.profiling.estimating.chains import matmul_chain
-
-Clock = Callable[[], int]
-"""Nanoseconds."""
 
 # 67 million operations and 4 MiB read and written: half a millisecond each on one core of 2020's desktops.
 _ROWS, _WIDTH, _COPIED = 128, 512, 1 << 20
-_CALLS, _WARM_UP = 3, 5
-# The share of the product in the logarithm: models spend most of their time in products; the copy tells of a memory
-# that others use, which a product within the caches does not notice.
-_OF_PRODUCT = 0.75
+# Each of the two, for so long: a few calls say more of themselves than of the machine.
+_PROBE_S, _FEWEST_CALLS = 0.01, 3
+
+UNMOVED = Response()
+"""Times as they were taken, whatever the speed."""
 
 
 class Reference:
-    """The product and the copy, opened once; :meth:`speed` takes a few milliseconds.
+    """The product and the copy, opened once; :meth:`speed` takes twenty milliseconds.
 
     One thread computes, however many the measured artifact has: so a speed means the same everywhere, and threads of
     another session, which look out for work for a while after a call, are not in its way.
-
-    Args:
-        clock: nanoseconds; processor time where a machine is busy with other things.
     """
 
-    def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
+    def __init__(self) -> None:
         from edgeformer.backends.onnxruntime.session import OnnxSession
 
-        self._clock = clock
         with tempfile.TemporaryDirectory(prefix="edgeformer-reference-") as folder:
             file = Path(folder) / "reference.onnx"
             file.write_bytes(matmul_chain(_WIDTH, 1))
             self._session = OnnxSession(file, default_provider("cpu"), 1)
         self._fed = {"x": np.random.default_rng(0).normal(size=(_ROWS, _WIDTH)).astype(np.float32)}
         self._source, self._target = np.ones(_COPIED, np.float32), np.zeros(_COPIED, np.float32)
-        for _ in range(_WARM_UP):
-            self.speed()
+        self.speed()
 
     def speed(self) -> Speed:
-        """The fastest of three of each, in microseconds."""
-        product_us = self._fastest_us(lambda: self._session.run(self._fed))
-        return Speed(product_us=product_us, copy_us=self._fastest_us(lambda: np.copyto(self._target, self._source)))
+        """The median of some calls of each, in microseconds."""
+        product_us = self._median_us(lambda: self._session.run(self._fed))
+        return Speed(product_us=product_us, copy_us=self._median_us(lambda: np.copyto(self._target, self._source)))
 
     def close(self) -> None:
         """Give the memory back."""
         self._session.close()
 
-    def _fastest_us(self, call: Callable[[], object]) -> float:
-        times = []
-        for _ in range(_CALLS):
-            began = self._clock()
+    def _median_us(self, call: Callable[[], object]) -> float:
+        times: list[int] = []
+        ending = time.perf_counter() + _PROBE_S
+        while time.perf_counter() < ending or len(times) < _FEWEST_CALLS:
+            began = time.perf_counter_ns()
             call()
-            times.append(self._clock() - began)
-        return max(1, min(times)) / 1000
+            times.append(time.perf_counter_ns() - began)
+        return max(1.0, median(times)) / 1000
 
 
-def slowness(speed: Speed, reference: Speed) -> float:
-    """How many times longer things take at ``speed`` than at ``reference``: a weighted geometric mean of both parts."""
+def slowness(speed: Speed, reference: Speed, response: Response) -> float:
+    """How many times longer a call takes at ``speed`` than at ``reference``.
+
+    Args:
+        speed: at some moment.
+        reference: at another one.
+        response: of calls to the two parts of a speed.
+    """
     product, copy = speed.product_us / reference.product_us, speed.copy_us / reference.copy_us
-    return float(product**_OF_PRODUCT * copy ** (1 - _OF_PRODUCT))
+    return float(product**response.of_product * copy**response.of_copy)
 
 
 def typical(speeds: Sequence[Speed]) -> Speed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edgeformer.formats.device import Calibration, Efficiency
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.estimating.operators import DOUBTS
-from edgeformer.stages.profiling.estimating.rates import Rates
+from edgeformer.stages.profiling.estimating.rates import RAMP, Rates
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
 
 
@@ -38,7 +38,6 @@ PESSIMISTIC = Share(of_peak=0.35, of_bandwidth=0.45, of_cache=1.0, overhead=2.0)
 # Real operators of a CPU runtime, which look up shapes and allocate outputs, beside one that adds two numbers: 1.4–1.9
 # against 0.4 µs on that CPU.
 _CPU_OVERHEAD_HIGH = 4.0
-_CACHE_FULL_FROM, _CACHE_USELESS_FROM = 0.25, 1.25
 # A product is cut into tiles of this size, one per streaming multiprocessor at a time; small products leave some idle.
 _TILE = 64
 # A multiprocessor that works alone in a wave still runs at its own rate; kernels that split the inner size use more.
@@ -56,33 +55,34 @@ class Amounts:
     kept_bytes: float = 0.0
 
 
-def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
-    """Share of ``total_bytes``, used over and over, that comes from memory: 0 up to a quarter of the cache, 1 from 1.25
-    times the cache on, and between them with the logarithm.
-
-    Seen in chains of 4 to 96 MiB of weights on a CPU with 32 MiB: their time per byte rises from 8 to 40 MiB like that.
+def beyond_cache(total_bytes: float, cache_bytes: float, ramp: tuple[float, float] = RAMP) -> float:
+    """Share of ``total_bytes``, used over and over, that comes from memory: 0 up to where a ramp begins, 1 from its end
+    on, and between them with the logarithm.
 
     Args:
         total_bytes: of everything that is read in turn.
         cache_bytes: of the cache; 0: none is known.
+        ramp: its begin and end, as shares of the cache.
     """
     if cache_bytes <= 0:
         return 1.0
-    filled = total_bytes / cache_bytes / _CACHE_FULL_FROM
+    begin, end = ramp
+    filled = total_bytes / cache_bytes / begin
     if filled <= 1:
         return 0.0
-    return min(1.0, math.log(filled) / math.log(_CACHE_USELESS_FROM / _CACHE_FULL_FROM))
+    return min(1.0, math.log(filled) / math.log(end / begin))
 
 
-def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amounts:
+def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float, ramp: tuple[float, float] = RAMP) -> Amounts:
     """What a node computes and moves, told apart by where its bytes come from.
 
     Args:
         work: of the node.
         weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
         cache_bytes: a node whose activations are larger reads and writes memory.
+        ramp: from where on it does.
     """
-    moved_far = work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
+    moved_far = work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes, ramp)
     far = work.weight_bytes * weights_beyond + moved_far
     return Amounts(work.operations, work.bytes - far, far, work.weight_bytes * (1 - weights_beyond))
 
@@ -126,9 +126,11 @@ def fitted_nodes_us(
     works: Sequence[NodeWork], rates: Rates, calibration: Calibration, precision: str, weight_bytes: float
 ) -> list[float]:
     """Microseconds of every node of a call; the arguments are those of :func:`fitted_us`."""
-    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes, rates.ramp)
     return [
-        node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
+        node_us(
+            amounts(work, beyond, rates.cache_bytes, rates.ramp), efficiency_of(work, calibration, precision), rates
+        )
         for work in works
     ]
 
@@ -188,7 +190,7 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
         weight_bytes: of the whole graph's products, each shared weight once.
         fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
     """
-    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes, rates.ramp)
     low = _low_us(fuse(works) if rates.gpu else [[work] for work in works], rates, beyond)
     parts = fuse(works) if rates.gpu and fused else [[work] for work in works if not (rates.gpu and work.host_only)]
     high = _high_us(parts, rates, weight_bytes, fits=beyond == 0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edgeformer.backends import default_provider, library_versions
-from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Speed
+from edgeformer.formats.device import Calibration, DeviceProfile, FittedCase, Response, Speed
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name, now
+from edgeformer.machine.capability import kernel_flags
+from edgeformer.machine.host import cpu_name, now, stated_cache_bytes
 from edgeformer.stages.profiling.estimating.fit import (
     CallSample,
     NodeSample,
@@ -15,10 +17,12 @@ from edgeformer.stages.profiling.estimating.fit import (
     meet_calls,
     memory_ratio,
 )
+from edgeformer.stages.profiling.estimating.host_facts import shown_ramp
 from edgeformer.stages.profiling.estimating.probe import HostRates
 from edgeformer.stages.profiling.estimating.profiled import TimedCall, at_one_speed, speeds_of, without_profiler
-from edgeformer.stages.profiling.estimating.rates import Rates, rates_of
-from edgeformer.stages.profiling.estimating.reference import two_speeds
+from edgeformer.stages.profiling.estimating.rates import RAMP, Rates, rates_of
+from edgeformer.stages.profiling.estimating.reference import UNMOVED, slowness, two_speeds
+from edgeformer.stages.profiling.estimating.response import fit_response
 from edgeformer.stages.profiling.estimating.roofline import amounts, beyond_cache, fitted_nodes_us
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
@@ -46,14 +50,19 @@ def fit(
         EdgeformerError: too little was timed.
     """
     speeds = two_speeds(speeds_of(calls))
-    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None))
-    rates = {name: rates_of(device, name) for name in PRECISIONS}
-    probes = _probe_samples(rates["fp32"], probed)
+    response = fit_response(calls)
+    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
+    ramp = shown_ramp(probed.products, device.cache_bytes.value if device.cache_bytes is not None else 0)
+    rates = {name: replace(rates_of(device, name), ramp=ramp or RAMP) for name in PRECISIONS}
+    probes = _probe_samples(rates["fp32"], probed, held, response)
     ratio = memory_ratio(probes, rates["fp32"])
     threads = device.cores.value if device.cores is not None else 1
     bare = Calibration(
-        created=now(), processor=cpu_name(), threads=threads, provider=default_provider("cpu"),
-        versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, efficiencies={},
+        created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
+        cache_ramp=ramp,
+        threads=threads, provider=default_provider("cpu"),
+        versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, response=response,
+        efficiencies={},
     )  # fmt: skip
     met = _taught(bare, without_profiler(alike, probed.call_us), rates, probes, ratio)
     fitted = device.model_copy(update={"calibration": met})
@@ -96,7 +105,10 @@ def _taught(
     """
     if sum(call.artifact.precision == "fp32" for call in calls) < _FEWEST_SHAPES:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
-    nodes = [sample for call in calls for sample in _samples(call, rates[call.artifact.precision])]
+    believed = [call for call in calls if call.believed]
+    if not any(call.artifact.precision == "fp32" for call in believed):
+        raise EdgeformerError("the nodes of no FP32 call add up to it: something else used the processor meanwhile")
+    nodes = [sample for call in believed for sample in _samples(call, rates[call.artifact.precision])]
     classes, operators = fit_operators([*probes, *nodes], rates, ratio)
     whole = [
         CallSample(call.artifact.precision, call.works, call.call_us, call.weight_bytes, call.counts) for call in calls
@@ -106,20 +118,27 @@ def _taught(
 
 def _samples(call: TimedCall, rates: Rates) -> list[NodeSample]:
     """Nodes that do the same are one sample, with their mean duration and the weight of all of them."""
-    beyond, whole_us = beyond_cache(call.weight_bytes, rates.cache_bytes), call.nodes_us
+    beyond, whole_us = beyond_cache(call.weight_bytes, rates.cache_bytes, rates.ramp), call.nodes_us
     return [
-        NodeSample(call.artifact.precision, work, amounts(work, beyond, rates.cache_bytes), us, whole_us / count)
+        NodeSample(
+            call.artifact.precision, work, amounts(work, beyond, rates.cache_bytes, rates.ramp), us, whole_us / count
+        )
         for work, us, count in zip(call.works, call.durations_us, call.counts, strict=True)
     ]
 
 
-def _probe_samples(rates: Rates, probed: HostRates) -> list[NodeSample]:
+def _probe_samples(
+    rates: Rates, probed: HostRates, held: Speed | None = None, response: Response = UNMOVED
+) -> list[NodeSample]:
+    """The probe's products as they would be at the speed ``held``."""
     samples: list[NodeSample] = []
     for time in probed.products:
         weight = 4.0 * time.width**2
-        beyond = beyond_cache(weight * time.weights, rates.cache_bytes)
+        beyond = beyond_cache(weight * time.weights, rates.cache_bytes, rates.ramp)
         moved = 8.0 * time.rows * time.width
         work = NodeWork("gemm", "MatMul", 2.0 * time.rows * time.width**2, weight, moved, time.rows, time.width)
-        amount = amounts(work, beyond, rates.cache_bytes)
-        samples.append(NodeSample("fp32", work, amount, time.duration_us, time.duration_us / _PROBE_WEIGHT))
+        amount = amounts(work, beyond, rates.cache_bytes, rates.ramp)
+        slow = slowness(time.speed, held, response) if time.speed is not None and held is not None else 1.0
+        us = time.duration_us / slow
+        samples.append(NodeSample("fp32", work, amount, us, us / _PROBE_WEIGHT))
     return samples

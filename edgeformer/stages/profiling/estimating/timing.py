@@ -7,23 +7,27 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from edgeformer.backends import default_provider
+from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.estimating.jobs import ROUNDS, ListSpec, Round, Tick
-from edgeformer.stages.profiling.estimating.reference import Clock, Reference, between, slowness, typical
+from edgeformer.stages.profiling.conditions import CpuReading, read_cpu, used_between
+from edgeformer.stages.profiling.estimating.jobs import Beside, ListSpec, Round, Tick
+from edgeformer.stages.profiling.estimating.reference import Reference, between
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.measuring import Buffers, opened
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 
-T = TypeVar("T")
-
-_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 5, 0.15
+# Several processes do it, so that a long call needs few repetitions in each.
+_ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 3, 0.15
 
 
 class Timer:
-    """Times the items of a spec in rounds over all of them, so that a spell in which something else ran falls on many.
+    """Times every item of a spec once, in one round of calls.
+
+    What one process says of a moment is not what the machine does on another day: several processes are asked, with
+    those of other artifacts between them (:mod:`.sweeps`).
 
     Args:
         spec: what is timed; items go from small to large, and those that there is no time for are left out.
@@ -31,46 +35,39 @@ class Timer:
     """
 
     def __init__(self, spec: ListSpec, send: Send) -> None:
-        clock = time.process_time_ns if spec.processor_time else time.perf_counter_ns
-        self._clock: Clock = clock
-        self._reference = Reference(clock)
-        self.rounds: dict[Item, list[Round]] = {}
+        self._reference = Reference()
+        self.rounds: dict[Item, Round] = {}
         ending = time.perf_counter() + spec.budget_s
-        # The first round decides how many items there is time for.
-        first = time.perf_counter() + spec.budget_s / ROUNDS
+        before = read_cpu()
         with contextlib.ExitStack() as stack:
+            stack.callback(self._reference.close)
             calls = _Calls(spec, stack)
-            for number in range(ROUNDS):
-                for item in spec.items:
-                    if time.perf_counter() > (ending if number else first) or (number and item not in self.rounds):
-                        break
-                    self.rounds.setdefault(item, []).append(self._round(calls.of(item)))
-                    send(Tick())
-        speeds = [one.speed for rounds in self.rounds.values() for one in rounds]
-        self.speed = typical(speeds) if speeds else self._reference.speed()
+            for item in spec.items:
+                if time.perf_counter() > ending:
+                    break
+                self.rounds[item] = self._round(calls.of(item))
+                send(Tick())
+            send(beside(before))
 
     def of(self, item: Item) -> dict[str, Any]:
-        """What is sent of an item: its time at the typical speed, and what that is made of."""
-        rounds = self.rounds[item]
-        call_us = statistics.median(one.us / slowness(one.speed, self.speed) for one in rounds)
-        return {"call_us": call_us, "speed": self.speed, "rounds": tuple(rounds)}
+        """What is sent of an item."""
+        return {"call_us": self.rounds[item].us, "rounds": (self.rounds[item],)}
 
     def calls_in(self, item: Item, seconds: float, least: int, most: int) -> int:
         """As many calls of an item as take about so long, within bounds."""
-        call_us = statistics.median(one.us for one in self.rounds[item])
-        return max(least, min(most, round(seconds * 1e6 / call_us)))
-
-    def beside(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What ``work`` answers, and how many times slower than typical the machine was meanwhile."""
-        before = self._reference.speed()
-        answer = work()
-        return answer, slowness(between(before, self._reference.speed()), self.speed)
+        return max(least, min(most, round(seconds * 1e6 / self.rounds[item].us)))
 
     def _round(self, call: Callable[[], object]) -> Round:
-        time_calls(call, _WARM_UP_S, 2, self._clock)
+        time_calls(call, _WARM_UP_S, 1)
         before = self._reference.speed()
-        times_us = time_calls(call, _ROUND_S, _LEAST_CALLS, self._clock)
+        times_us = time_calls(call, _ROUND_S, _LEAST_CALLS)
         return Round(us=statistics.median(times_us), speed=between(before, self._reference.speed()))
+
+
+def beside(before: CpuReading) -> Beside:
+    """What other processes did since a reading. The reference has a thread of its own, so threads are not counted."""
+    used = used_between(before, read_cpu())
+    return Beside(disturbed=used.disturbed(usable_cores(), None), doubts="; ".join(used.warnings()))
 
 
 class _Calls:
@@ -107,21 +104,18 @@ class _Calls:
         return partial(self._decoding[item], 0)
 
 
-def time_calls(
-    call: Callable[[], object], seconds: float, least: int, clock: Clock = time.perf_counter_ns
-) -> list[float]:
+def time_calls(call: Callable[[], object], seconds: float, least: int) -> list[float]:
     """Microseconds of single calls.
 
     Args:
         call: what is timed.
         seconds: as many calls as these allow,
         least: but no fewer than that.
-        clock: nanoseconds.
     """
     times_us: list[float] = []
     ending = time.perf_counter() + seconds
     while time.perf_counter() < ending or len(times_us) < least:
-        began = clock()
+        began = time.perf_counter_ns()
         call()
-        times_us.append((clock() - began) / 1000)
+        times_us.append((time.perf_counter_ns() - began) / 1000)
     return times_us
