@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -26,9 +28,11 @@ from edgeformer.machine import nvidia
 from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating import gate as gate_module
-from edgeformer.stages.profiling.gating import pacing
+from edgeformer.stages.profiling.gating import pacing, pair
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak, file_checks, memory_check
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
+from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.player import Player
 from edgeformer.stages.profiling.memory import peak_meter
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.tasks.classification.scoring import ClassificationScore
@@ -172,7 +176,35 @@ def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path,
     sides = (crashing, baseline) if broken == "candidate" else (baseline, crashing)
     latency = checks(gated(*sides))["latency"]
     assert latency.status == status and latency.reason.startswith(f"the {broken} cannot be measured: ")
-    assert "not enough memory" in latency.reason
+    assert "not enough memory" in latency.reason and "(its second failure)" in latency.reason
+
+
+def stumbling(monkeypatch: pytest.MonkeyPatch, *killed: int) -> None:
+    """Kills the child processes of these numbers, in the order in which they are started."""
+    real, started = pair.player, count()
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[Player]:
+        with real(spec) as process:
+            if next(started) in killed:
+                process._process.kill()
+            yield process
+
+    monkeypatch.setattr(pair, "player", player)
+
+
+def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fails(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate's process is the second of a round, and of the same round once more the fourth."""
+    short = replace(GATE, longest_s=0.0001)
+    stumbling(monkeypatch, 1)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert (latency.status, latency.rounds) == ("undecided", 1)
+    assert "measured once more after the candidate failed: its process ended early" in latency.reason
+    stumbling(monkeypatch, 1, 3)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
 
 
 def of_another_runtime(folder: Path, *names: str) -> Path:

@@ -21,8 +21,8 @@ from edgeformer.stages.profiling.claiming.comparing import Machine, differences,
 from edgeformer.stages.profiling.claiming.make import environment_of, is_of, measured_rows
 from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again
 from edgeformer.stages.profiling.consistency import require_consistent
-from edgeformer.stages.profiling.gating.gate import RULES
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.timed import RULES
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -20,16 +20,12 @@ from edgeformer.formats.report import Report
 from edgeformer.formats.report_file import read_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks, memory_check
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, SideError, compare_pair
-from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
-from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.gating.timed import RULES, timed_checks
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
 from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
 
-RULES = replace(MeasureRules(), warmup_max_s=1.5)
-"""As for any row; but a process that does not settle goes on, for the other one meets the same machine."""
 _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 
@@ -196,7 +192,7 @@ def _timed(
 ) -> Iterator[GateCheck]:
     """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
     options, (phase, batch, seq) = here.options, item
-    specs = [
+    first, second = (
         PaceSpec(
             threads=here.request.threads[0],
             gpu_uuid=here.gpu_uuid,
@@ -211,40 +207,12 @@ def _timed(
             ),
         )
         for one in checked
-    ]
-    rules = PairRules(longest_s=options.longest_s, most=options.max_slowdown, error=error)
+    )
     at = {"phase": phase, "batch": batch, "seq": seq}
     with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
-        try:
-            found = compare_pair((specs[0], specs[1]), rules, lambda _: here.progress.advance(1))
-        except SideError as problem:
-            # A candidate that does not run is worse than any; without a baseline there is nothing to compare with.
-            status: GateStatus = "fail" if problem.candidate else "undecided"
-            check = GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))
-            yield check.model_copy(update=at)
-            return
-    yield _latency(found, both, rules).model_copy(update=at)
-    yield memory_check(both, options, found.peaks).model_copy(update=at)
-
-
-def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
-    known, rounds = found.known, len(found.log_ratios)
-    decision = known.decision(rules.most)
-    reason = f"{rounds} rounds of two fresh processes"
-    if decision == "undecided":
-        room = "all rounds" if rounds >= MOST_ROUNDS else f"{rules.longest_s:.0f} s"
-        reason += f", which are {room}: the machine is too noisy, or the change too close to what is allowed"
-    if found.unsettled:
-        reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
-    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
-    facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
-    facts |= {"found": known.change, "change": known.middle, "rounds": rounds, "reason": reason, **ends}
-    facts |= {"baseline": _middle(found.baseline_ms), "candidate": _middle(found.candidate_ms)}
-    return GateCheck.model_validate({**facts, "log_ratios": found.log_ratios}, strict=False)
-
-
-def _middle(values: Sequence[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+        found = timed_checks(both, (first, second), options, error, lambda _: here.progress.advance(1))
+    for check in found:
+        yield check.model_copy(update=at)
 
 
 def _notes(here: _Gating, chosen: Sequence[Both]) -> Iterator[str]:

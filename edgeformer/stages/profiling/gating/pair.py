@@ -29,11 +29,11 @@ _SIDES = ("baseline", "candidate")
 
 
 class SideError(ArtifactError):
-    """One of the two cannot be measured. ``candidate``: it is that one."""
+    """One of the two cannot be measured. ``candidate``: it is that one. ``why``: as its process said."""
 
-    def __init__(self, side: int, reason: str) -> None:
-        super().__init__(f"the {_SIDES[side]} cannot be measured: {reason}")
-        self.candidate = side == 1
+    def __init__(self, side: int, why: str, again: str = "") -> None:
+        super().__init__(f"the {_SIDES[side]} cannot be measured: {why}{again}")
+        self.side, self.candidate, self.why = side, side == 1, why
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ class PairRules:
 
 @dataclass
 class Pairing:
-    """What the rounds have given, of the baseline and the candidate. Of their ``…_ms``: a round's medians."""
+    """What the rounds have given, of the baseline and the candidate. Of their ``…_ms``: a round's medians.
+
+    ``stumbles``: what made a round be measured once more, in words.
+    """
 
     log_ratios: list[float] = field(default_factory=list)
     baseline_ms: list[float] = field(default_factory=list)
@@ -67,6 +70,7 @@ class Pairing:
     known: Interval = field(default_factory=lambda: interval([]))
     providers: tuple[str, str] = ("", "")
     unsettled: int = 0
+    stumbles: list[str] = field(default_factory=list)
 
     @property
     def peaks(self) -> tuple[SidePeak, SidePeak]:
@@ -78,6 +82,9 @@ class Pairing:
 def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None] = lambda _: None) -> Pairing:
     """Measure rounds until the slowdown is known well enough, or time or rounds are used up.
 
+    A process that cannot go on may have met a moment without memory, or a signal meant for another one: the round is
+    measured once more. A side that fails twice, in whichever rounds, cannot be measured.
+
     Args:
         pair: baseline and candidate.
         rules: how, and what is enough.
@@ -86,15 +93,27 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
     Raises:
         SideError: one of the two cannot be measured.
     """
-    found, began = Pairing(), time.perf_counter()
+    found, began, failed = Pairing(), time.perf_counter(), set[int]()
     while len(found.log_ratios) < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
-        _round(pair, rules, len(found.log_ratios), found)
+        _insist(pair, rules, found, failed)
         advance(found)
         if len(found.log_ratios) % EVERY == 0:
             found.known = interval(found.log_ratios, rules.error)
             if found.known.decision(rules.most) != "undecided":
                 break
     return found
+
+
+def _insist(pair: Pair, rules: PairRules, found: Pairing, failed: set[int]) -> None:
+    """A round, measured once more for each side that fails for the first time; ``failed``: those that have."""
+    while True:
+        try:
+            return _round(pair, rules, len(found.log_ratios), found)
+        except SideError as error:
+            if error.side in failed:
+                raise SideError(error.side, error.why, " (its second failure)") from None
+            failed.add(error.side)
+            found.stumbles.append(f"the {_SIDES[error.side]} failed: {error.why}")
 
 
 def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
