@@ -129,7 +129,8 @@ def _limit(check: GateCheck) -> str:
 
 def _sentence(check: GateCheck) -> str:
     known = f"{_written(check.baseline, check)} before, {_written(check.candidate, check)} now, {_change(check)}"
-    parts = [known, _range(check), check.found or "", f"allowed {_limit(check)}"]
+    found = "whether faster or slower is not known" if check.found == "not known" else check.found or ""
+    parts = [known, _range(check), found, f"allowed {_limit(check)}"]
     return "; ".join(part for part in parts if part) if check.limit is not None else check.reason
 
 

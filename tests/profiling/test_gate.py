@@ -33,6 +33,7 @@ from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.player import Player
+from edgeformer.stages.profiling.gating.sequential import Interval
 from edgeformer.stages.profiling.memory import peak_meter
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.tasks.classification.scoring import ClassificationScore
@@ -116,6 +117,17 @@ def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> Non
     for _ in range(2):  # a workflow's steps write one file
         append_summary(failed, tmp_path / "made" / "summary.md")
     assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
+
+
+def test_a_range_that_holds_anything_is_not_called_no_different() -> None:
+    wide = GateCheck(
+        name="latency", artifact="a", status="undecided", unit="ms", baseline=1.0, candidate=1.1, change=0.1,
+        low=-0.4, high=0.9, found=Interval(0.1, -0.4, 0.9).change(0.05), limit=0.05,
+    )  # fmt: skip
+    gate = Gate(
+        status="undecided", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(wide,)
+    )
+    assert "-40.0% to +90.0%; whether faster or slower is not known" in junit_xml(gate)
 
 
 def test_text_of_a_bundle_breaks_no_xml() -> None:

@@ -240,9 +240,8 @@ def _judged(again: Again, rules: AgainRules, factor: float | None, doubts: Seque
         status, reason = "not comparable", f"the time is another one, but {'; '.join(excuses)}"
     elif holds == "no":
         reason = "the same files on a machine of the same kind, under the same conditions, take another time"
-    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
     change = known.middle if again.log_ratios else None
-    return _case(again.row, status, reason, here_ms=again.here_ms, change=change, rounds=len(again.log_ratios), **ends)
+    return _case(again.row, status, reason, here_ms=again.here_ms, change=change, rounds=len(again.log_ratios), **known.ends)
 
 
 def _speeds(factor: float | None) -> Iterator[str]:

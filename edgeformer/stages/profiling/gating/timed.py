@@ -51,11 +51,10 @@ def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
         reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
     if found.stumbles:
         reason += f"; measured once more after {', and '.join(found.stumbles)}"
-    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
     facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
-    facts |= {"found": known.change, "change": known.middle, "rounds": rounds, "reason": reason, **ends}
+    facts |= {"found": known.change(rules.most), "change": known.middle, "rounds": rounds, "reason": reason}
     facts |= {"baseline": _middle(found.baseline_ms), "candidate": _middle(found.candidate_ms)}
-    return GateCheck.model_validate({**facts, "log_ratios": found.log_ratios}, strict=False)
+    return GateCheck.model_validate({**facts, **known.ends, "log_ratios": found.log_ratios}, strict=False)
 
 
 def _middle(values: Sequence[float]) -> float | None:
