@@ -98,8 +98,8 @@ class Check(Frozen):
     unit: str
     status: CheckStatus
     basis: MeasurementStatus | None = Field(None, description="what `value` is; an estimate also has low and high")
-    low: float | None = None
-    high: float | None = None
+    low: float | None = Field(None, description="of an estimate; or of a time that was measured twice or not stably")
+    high: float | None = Field(None, description="the same; a limit between the two is neither kept nor broken")
     reason: str | None = None
     batch: int | None = Field(None, description="of the call that `value` is of; None: of no call, a file's size")
     seq: int | None = Field(None, description="tokens of a row of that call")
