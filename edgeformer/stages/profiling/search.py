@@ -231,8 +231,9 @@ def _option(
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
         scored_as=score.scored_as,
         scored_on=record.device if record is not None and score.value is not None else None,
+        stable=row.latency_ms.stable if row is not None else None,
     )
-    return Option(candidate, least, stable=row is None or row.latency_ms.stable is not False)
+    return Option(candidate, least)
 
 
 def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, choice: Choice) -> list[str]:
