@@ -27,6 +27,7 @@ class GateCheck(Frozen):
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None
     seq: int | None = None
+    provider: str | None = Field(None, description="latency and memory: that computed both, where a runtime was named")
     unit: str = ""
     baseline: float | None = None
     candidate: float | None = None

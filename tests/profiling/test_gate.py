@@ -257,6 +257,17 @@ def test_what_was_never_timed_is_not_passed_over(
         assert (latencies["model"].status, latencies["other"].rounds) == ("unknown", 1)
 
 
+def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
+    named = replace(ONE, runtime="onnxruntime")
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), named)
+    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {"latency", "memory"}
+    assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
+    usual = Gate.model_validate(
+        {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
+    )
+    assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
+
+
 def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:
     memory = checks(failed)["memory"]
     assert "resident memory" in memory.reason and memory.reason.endswith(", with CPUExecutionProvider")

@@ -22,6 +22,7 @@ from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.pair import Pair
 from edgeformer.stages.profiling.gating.timed import RULES, timed_checks
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
 from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
@@ -157,60 +158,78 @@ def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
         for both in chosen
     ]
     task = here.candidate.task
+    ways = [(both, checked, way) for both, checked in opened for way in here.request.providers(both.candidate)]
     timed = [
-        (both, checked, item)
-        for both, checked in opened
+        (both, checked, way, item)
+        for both, checked, way in ways
         for shape in here.items
         for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
-        if cannot_run(both.candidate) is None
+        if cannot_run(both.candidate, way) is None
     ]
     for both, _ in opened:
         yield from file_checks(here.baseline.manifest, here.candidate.manifest, both, here.options)
-        if (refusal := cannot_run(both.candidate)) is not None:
-            yield _refused(both, refusal, matters=here.named or not timed)
-    for both, checked, item in timed:
-        yield from _timed(here, both, checked, item, here.options.error / len(timed))
+        if not here.request.providers(both.candidate):
+            status: GateStatus = "undecided" if here.named else "unknown"
+            why = f"{here.request.runtime} does not open it"
+            yield GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=why)
+    for both, _, way in ways:
+        if (refusal := cannot_run(both.candidate, way)) is not None:
+            told = _refused(both, way, refusal, matters=here.named or not timed)
+            yield told.model_copy(update={"provider": _named_way(here, way)})
+    for both, checked, way, item in timed:
+        for check in _timed(here, both, _specs(here, checked, way, item), here.options.error / len(timed)):
+            yield check.model_copy(update={"provider": _named_way(here, way)})
 
 
-def _refused(both: Both, refusal: str, matters: bool) -> GateCheck:
+def _named_way(here: _Gating, provider: str | None) -> str | None:
+    """What a check says that it was computed with: nothing, where nobody asked for a runtime."""
+    return provider if here.request.runtime is not None else None
+
+
+def _refused(both: Both, provider: str | None, refusal: str, matters: bool) -> GateCheck:
     """The latency of a candidate that this machine cannot run.
 
     Args:
         both: the artifact.
+        provider: that was to compute it; None: what fits.
         refusal: why it cannot.
         matters: somebody asked for this artifact, or no other one was timed.
     """
     status: GateStatus = "undecided" if matters else "unknown"
     reason = f"this machine can run neither: {refusal}"
-    if cannot_run(both.baseline) is None:
+    if cannot_run(both.baseline, provider) is None:
         status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
     return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
 
 
-def _timed(
-    here: _Gating, both: Both, checked: Sequence[CheckedArtifact], item: Item, error: float
-) -> Iterator[GateCheck]:
-    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
-    options, (phase, batch, seq) = here.options, item
+def _specs(here: _Gating, checked: Sequence[CheckedArtifact], provider: str | None, item: Item) -> Pair:
+    """How baseline and candidate are opened; ``provider``: that computes both."""
+    threads, rules = here.request.threads[0], here.options.rules or RULES
     first, second = (
         PaceSpec(
-            threads=here.request.threads[0],
+            threads=threads,
             gpu_uuid=here.gpu_uuid,
             item=item,
             measure=MeasureSpec(
                 checked=one,
-                provider=here.request.provider,
-                threads=here.request.threads[0],
-                shapes=((batch, seq),),
-                rules=options.rules or RULES,
+                provider=provider,
+                threads=threads,
+                shapes=(item[1:],),
+                rules=rules,
                 gpu_uuid=here.gpu_uuid,
             ),
         )
         for one in checked
     )
+    return first, second
+
+
+def _timed(here: _Gating, both: Both, pair: Pair, error: float) -> Iterator[GateCheck]:
+    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
+    phase, batch, seq = pair[0].item
     at = {"phase": phase, "batch": batch, "seq": seq}
     with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
-        found = timed_checks(both, (first, second), options, error, lambda _: here.progress.advance(1))
+        found = timed_checks(both, pair, here.options, error, lambda _: here.progress.advance(1))
     for check in found:
         yield check.model_copy(update=at)
 
