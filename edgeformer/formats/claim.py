@@ -58,6 +58,9 @@ class ClaimCase(Frozen):
     change: float | None = Field(None, description="(here - claimed) / claimed")
     low: float | None = Field(None, description="the change is at least this; holds together with all other looks")
     high: float | None = Field(None, description="the change is at most this")
+    slowness: float | None = Field(
+        None, description="how many times as slow this processor was, by a product and a copy that both timed beside it"
+    )
     rounds: int = Field(0, description="fresh processes that were measured, in turn with those of the other cases")
     reason: str = ""
 

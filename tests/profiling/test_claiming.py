@@ -27,7 +27,7 @@ from edgeformer.stages.profiling.claiming.check import ClaimOptions, _judged, op
 from edgeformer.stages.profiling.claiming.comparing import Machine, differences, why_not_here
 from edgeformer.stages.profiling.claiming.contribute import require_free, write_contribution
 from edgeformer.stages.profiling.claiming.make import make_claim, measured_rows
-from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again
+from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again, unknown_speed
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.sequential import interval
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
@@ -238,7 +238,7 @@ def test_a_claim_of_this_machine_is_measured_again(run: Path, whole: Path, tmp_p
     assert {case.status for case in found.cases} == {"confirmed"} and found.exit_code == 0
     for case in found.cases:
         assert case.here_ms is not None and case.low is not None and case.low <= (case.change or 0) <= (case.high or 0)
-        assert case.rounds >= 6 and case.provider == "CPUExecutionProvider"
+        assert case.rounds >= 6 and case.provider == "CPUExecutionProvider" and case.slowness is not None
     assert found.bundle == "inside the claim"
 
 
@@ -344,6 +344,47 @@ def test_what_differs_excuses_another_time_and_spoils_no_confirmed_one(again: Ca
     assert _judged(again(*[1.0] * 10), CALM, None, doubts).status == "confirmed"
     speed = _judged(again(*[1.5] * 10), CALM, 1.5, [])
     assert speed.status == "not comparable" and "every row takes 1.50 times as long here" in speed.reason
+
+
+@pytest.mark.parametrize(
+    ("ratio", "speed", "status"),
+    [
+        (1.33, 1.33, "not comparable"),
+        (0.75, 0.75, "not comparable"),
+        (1.0, 1.33, "confirmed"),
+        (1.5, 1.0, "contradicted"),
+        (1.9, 1.3, "contradicted"),
+        (3.0, 3.0, "contradicted"),
+    ],
+)
+def test_a_time_is_not_contradicted_that_would_hold_at_equal_speed(
+    again: Callable[..., Again], ratio: float, speed: float, status: str
+) -> None:
+    rounds = again(*[ratio] * 10)
+    rounds.log_speeds.extend([log(speed)] * 10)
+    rounds.look(0.05)
+    case = _judged(rounds, CALM, None, unknown_speed(rounds, 1))
+    assert (case.status, case.slowness) == (status, pytest.approx(speed))
+    assert ("at equal speed the time would hold" in case.reason) == (status == "not comparable")
+
+
+def test_a_row_alone_cannot_tell_another_speed_where_the_claim_does_not_say_its_own(
+    again: Callable[..., Again],
+) -> None:
+    rounds = again(*[1.5] * 10)
+    assert unknown_speed(rounds, 3) == [] and unknown_speed(again(*[2.1] * 10), 1) == []
+    assert "tell whether the processor is at another speed" in unknown_speed(rounds, 2)[0]
+    assert _judged(rounds, CALM, None, unknown_speed(rounds, 2)).status == "not comparable"
+
+
+def test_every_measured_row_says_how_fast_its_processor_was(row: Row, again: Callable[..., Again]) -> None:
+    one = again()
+    assert one.claimed_speed is not None and one.claimed_speed.product_us > 1
+    one.add(one.claimed_ms, one.claimed_speed)
+    assert one.log_ratios == one.log_speeds == [0.0]
+    unread = replace(again(), row=row.model_copy(update={"conditions": {"speed": {"product_us": -1, "copy_us": 1}}}))
+    unread.add(1.0, one.claimed_speed)
+    assert unread.claimed_speed is None and unread.log_speeds == []
 
 
 def test_another_speed_is_one_factor_for_three_rows_or_more_and_no_more_than_two(again: Callable[..., Again]) -> None:

@@ -10,12 +10,18 @@ from math import exp, log
 from statistics import median
 from typing import Literal
 
+from pydantic import ValidationError
+
+from edgeformer.formats.device import Speed
 from edgeformer.formats.report import Row
+from edgeformer.stages.profiling.estimating.reference import slowness
 from edgeformer.stages.profiling.gating.pacing import PaceSpec, typical_ms
 from edgeformer.stages.profiling.gating.player import PlayerError, calls_of_block, player
 from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
 
-Holds = Literal["yes", "no", "not known"]
+Holds = Literal["yes", "no", "not known", "another speed"]
+"""The last: it does not hold, but at equal speed of the processor it would. That confirms nothing, for the claim's
+speed is what the claim says, and contradicts nothing either."""
 _BLOCK_S, _BLOCK_CALLS = 0.25, 25
 
 
@@ -43,6 +49,9 @@ class Again:
         spec: how it is measured here.
         log_ratios: of the time here to the claimed one, one per round.
         known: of the change, as far as the rounds tell.
+        log_speeds: how many times slower this processor was than the claimed one, one per round as a logarithm; empty
+            where one of the two did not say.
+        at_equal_speed: of the change beyond that.
         refusal: why it cannot be measured here.
     """
 
@@ -50,6 +59,8 @@ class Again:
     spec: PaceSpec
     log_ratios: list[float] = field(default_factory=list)
     known: Interval = field(default_factory=lambda: interval([]))
+    log_speeds: list[float] = field(default_factory=list)
+    at_equal_speed: Interval = field(default_factory=lambda: interval([]))
     refusal: str | None = None
 
     @property
@@ -63,12 +74,50 @@ class Again:
         """The median of the rounds; None: none was measured."""
         return self.claimed_ms * exp(median(self.log_ratios)) if self.log_ratios else None
 
+    @property
+    def claimed_speed(self) -> Speed | None:
+        """Of the processor while the claim was measured; None: it does not say, or not in a way that can be read."""
+        try:
+            return Speed.model_validate(self.row.conditions.get("speed"))
+        except ValidationError:
+            return None
+
+    @property
+    def slowness(self) -> float | None:
+        """How many times slower this processor was; None: not known."""
+        return exp(median(self.log_speeds)) if self.log_speeds else None
+
+    def add(self, found_ms: float, speed: Speed | None) -> None:
+        """Keep a round: its typical call, and the processor's speed meanwhile."""
+        self.log_ratios.append(log(found_ms / self.claimed_ms))
+        if speed is not None and (claimed := self.claimed_speed) is not None:
+            self.log_speeds.append(log(slowness(speed, claimed)))
+
+    def look(self, error: float) -> None:
+        """See what the rounds tell; ``error``: the chance that an interval misses."""
+        self.known = interval(self.log_ratios, error)
+        self.at_equal_speed = self.known
+        if self.log_speeds:
+            pairs = zip(self.log_ratios, self.log_speeds, strict=True)
+            self.at_equal_speed = interval([ratio - speed for ratio, speed in pairs], error)
+
     def holds(self, tolerance: float) -> Holds:
-        """Whether the claimed time holds here: the whole interval is within the tolerance, or beyond it."""
-        least, most = 1 / (1 + tolerance) - 1, tolerance
-        if self.known.low > most or self.known.high < least:
-            return "no"
-        return "yes" if self.known.low >= least and self.known.high <= most else "not known"
+        """Whether the claimed time holds here: the whole interval is within the tolerance, or beyond it.
+
+        A time that does not hold may be that of a processor at another speed, up to a factor of two.
+        """
+        found = _within(self.known, tolerance)
+        if found != "no" or self.slowness is None or abs(log(self.slowness)) > log(MOST_FACTOR):
+            return found
+        equal = _within(self.at_equal_speed, tolerance)
+        return "another speed" if equal == "yes" else equal
+
+
+def _within(known: Interval, tolerance: float) -> Literal["yes", "no", "not known"]:
+    least, most = 1 / (1 + tolerance) - 1, tolerance
+    if known.low > most or known.high < least:
+        return "no"
+    return "yes" if known.low >= least and known.high <= most else "not known"
 
 
 def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[], None] = lambda: None) -> None:
@@ -88,7 +137,7 @@ def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[]
         if number % EVERY:
             continue
         for again in left:
-            again.known = interval(again.log_ratios, rules.error / len(rows))
+            again.look(rules.error / len(rows))
         left = [one for one in left if one.refusal is None and one.holds(rules.tolerance) == "not known"]
 
 
@@ -99,11 +148,11 @@ def _one(again: Again) -> None:
     try:
         with player(again.spec) as process:
             warm = process.ready()
-            found_ms = typical_ms(process.block(calls_of_block(warm.call_ms, _BLOCK_S, _BLOCK_CALLS)))
+            block = process.block(calls_of_block(warm.call_ms, _BLOCK_S, _BLOCK_CALLS))
     except PlayerError as error:
         again.refusal = str(error)
         return
-    again.log_ratios.append(log(found_ms / again.claimed_ms))
+    again.add(typical_ms(block), block.speed)
 
 
 def common_factor(rows: Sequence[Again], tolerance: float) -> float | None:
@@ -112,18 +161,34 @@ def common_factor(rows: Sequence[Again], tolerance: float) -> float | None:
     A processor that is capped, or has several speeds, changes all times alike; what a file costs does not.
 
     Args:
-        rows: at least :data:`_FEWEST_ALIKE` that were measured.
+        rows: at least :data:`FEWEST_ALIKE` that were measured.
         tolerance: by which share a row may differ from the others.
     """
     middles = [median(one.log_ratios) for one in rows if one.log_ratios]
-    if len(middles) < _FEWEST_ALIKE:
+    if len(middles) < FEWEST_ALIKE:
         return None
     shift, most = median(middles), log(1 + tolerance)
-    if max(abs(one - shift) for one in middles) > most or not most < abs(shift) <= log(_MOST_FACTOR):
+    if max(abs(one - shift) for one in middles) > most or not most < abs(shift) <= log(MOST_FACTOR):
         return None
     return exp(shift)
 
 
-_FEWEST_ALIKE = 3
-_MOST_FACTOR = 2.0
+def unknown_speed(again: Again, rows: int) -> list[str]:
+    """Why another speed cannot be told from another time: as many rows as would show it are not there.
+
+    Args:
+        again: a row that was measured.
+        rows: how many were.
+    """
+    alone = rows < FEWEST_ALIKE and again.slowness is None and bool(again.log_ratios)
+    if not alone or abs(median(again.log_ratios)) > log(MOST_FACTOR):
+        return []
+    return [
+        f"neither the claim's row nor {FEWEST_ALIKE} rows tell whether the processor is at another speed; make the "
+        "claim again with this version"
+    ]
+
+
+FEWEST_ALIKE = 3
+MOST_FACTOR = 2.0
 """Between two speeds of one processor; beyond it the claim is of another machine, whatever it says."""

@@ -14,10 +14,12 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import on_gpu, opener_of
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.device import Speed
 from edgeformer.formats.report import Memory
 from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.estimating.reference import Reference, typical
 from edgeformer.stages.profiling.measure import measure
-from edgeformer.stages.profiling.measuring import buffers_of, opened, unpin
+from edgeformer.stages.profiling.measuring import buffers_of, opened, probed, unpin
 from edgeformer.stages.profiling.memory import PeakMeter, added, gpu_memory_of_process, peak_meter, resident_bytes
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 from edgeformer.stages.profiling.process import End, Job
@@ -33,6 +35,7 @@ class PaceSpec(Job):
     kind: Literal["pace"] = "pace"
     measure: MeasureSpec = Field(description="what to open, with the rules of its warm-up")
     item: Item = Field(strict=False)
+    probes: bool = Field(False, description="tell the processor's speed with every block")
     repeat: int = Field(1, ge=1, description="calls that are timed as one: a benchmark plants a slowdown with it")
 
 
@@ -51,6 +54,7 @@ class Block(Frozen):
 
     kind: Literal["block"] = "block"
     times_ms: tuple[float, ...] = Field(strict=False)
+    speed: Speed | None = Field(None, description="of the processor before and after, where it was asked for")
 
 
 ANSWERS: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block | End, Field(discriminator="kind")])
@@ -64,6 +68,7 @@ def work(told: bytes, send: Send) -> None:
     provider = backend.provider(artifact, spec.measure.provider)
     backend.load(artifact)
     unpin()
+    reference = Reference() if spec.probes else None
     buffers = buffers_of(spec.measure, spec.item[1:])
     meter, baseline = peak_meter(), resident_bytes()
     with closing(meter), closing(opened(spec.measure, spec.item, provider, buffers)) as workload:
@@ -78,12 +83,15 @@ def work(told: bytes, send: Send) -> None:
         # The warm-up of the measuring rules; one call behind it, because the sample is taken in blocks.
         rules = replace(spec.measure.rules, min_s=0.0, min_calls=1, max_s=0.0)
         sample = measure(call, rules)
-        typical = sample.warmup_s * 1000 / sample.warmup_calls
+        call_ms = sample.warmup_s * 1000 / sample.warmup_calls
         memory = _memory(provider, spec.gpu_uuid, meter, baseline)
-        send(Ready(provider=provider, call_ms=typical, memory=memory, settled=sample.stable))
+        send(Ready(provider=provider, call_ms=call_ms, memory=memory, settled=sample.stable))
         gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
-            send(Block(times_ms=tuple(_block(call, int(line)))))
+            speeds = probed(reference)
+            times_ms = _block(call, int(line))
+            speeds += probed(reference)
+            send(Block(times_ms=tuple(times_ms), speed=typical(speeds) if speeds else None))
 
 
 def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_bytes: int) -> Memory:
