@@ -23,13 +23,14 @@ from edgeformer.formats.files import write_json
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.report_file import read_report
 from edgeformer.run import Location
+from edgeformer.stages.profiling.claiming import rounds as rounds_module
 from edgeformer.stages.profiling.claiming.check import ClaimOptions, _judged, open_claim, verify_claim
 from edgeformer.stages.profiling.claiming.comparing import Machine, differences, why_not_here
 from edgeformer.stages.profiling.claiming.contribute import require_free, write_contribution
 from edgeformer.stages.profiling.claiming.make import make_claim, measured_rows
 from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again, unknown_speed
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.sequential import interval
+from edgeformer.stages.profiling.gating.sequential import FEWEST_ROUNDS, fewest_rounds, interval
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from tests.cli.in_process import in_process
 
@@ -331,9 +332,14 @@ def test_a_time_holds_if_its_whole_interval_is_within_the_tolerance(
 
 
 def test_noise_and_too_few_rounds_are_undecided(again: Callable[..., Again]) -> None:
-    for rounds in (again(*[1.0, 1.5] * 5), again(1.0, 1.0), again()):
+    few = "too little time: {} of the 6 rounds that say anything"
+    for rounds, why in (
+        (again(*[1.0, 1.5] * 5), "too noisy"),
+        (again(1.0, 1.0), few.format(2)),
+        (again(), few.format(0)),
+    ):
         case = _judged(rounds, CALM, None, [])
-        assert case.status == "undecided" and "too noisy" in case.reason
+        assert case.status == "undecided" and why in case.reason
     assert (case.here_ms, case.low, case.change) == (None, None, None)
 
 
@@ -429,6 +435,26 @@ def verification(*statuses: str, measured: bool = True) -> ClaimVerification:
 def test_exit_codes(statuses: tuple[str, ...], code: int) -> None:
     assert verification(*statuses).exit_code == code
     assert verification(measured=False).exit_code == 0
+def test_of_many_rows_five_are_measured_before_the_others(
+    again: Callable[..., Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve rows, all as claimed, and a limit that lets every group have what it needs."""
+    rows, order = [again() for _ in range(12)], []
+
+    def one(row: Again) -> None:
+        order.append(next(place for place, known in enumerate(rows) if known is row))
+        row.add(row.claimed_ms, None)
+
+    monkeypatch.setattr(rounds_module, "_one", one)
+    measure_again(rows, AgainRules())
+    fewest = fewest_rounds(0.05 / 12)
+    assert {len(row.log_ratios) for row in rows} == {fewest} == {row.fewest for row in rows} and fewest > FEWEST_ROUNDS
+    assert {row.holds(0.15) for row in rows} == {"yes"}
+    assert [set(order[start : start + 5 * fewest]) for start in (0, 5 * fewest, 10 * fewest)] == [
+        {0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}, {10, 11},
+    ]  # fmt: skip
+
+
 
 
 # A device profile of it

@@ -248,8 +248,11 @@ def _judged(again: Again, rules: AgainRules, factor: float | None, doubts: Seque
         return _case(again.row, "not comparable", f"it cannot be measured here: {again.refusal}")
     known, holds = again.known, again.holds(rules.tolerance)
     status, reason = _STATUSES[holds], ""
-    if holds == "not known":
-        reason = "this machine is too noisy to say, or there was too little time for more rounds; measure again"
+    if holds == "not known" and len(again.log_ratios) < again.fewest:
+        rounds = len(again.log_ratios)
+        reason = f"too little time: {rounds} of the {again.fewest} rounds that say anything; give --minutes more"
+    elif holds == "not known":
+        reason = "this machine is too noisy to say; measure again"
     elif holds == "another speed":
         reason = (
             f"this processor was {again.slowness:.2f} times as slow as the claim says that its own was, and at equal "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
 from typing import Literal
 
@@ -17,12 +17,22 @@ from edgeformer.formats.report import Row
 from edgeformer.stages.profiling.estimating.reference import slowness
 from edgeformer.stages.profiling.gating.pacing import PaceSpec, typical_ms
 from edgeformer.stages.profiling.gating.player import PlayerError, calls_of_block, player
-from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
+from edgeformer.stages.profiling.gating.sequential import (
+    ERROR,
+    EVERY,
+    FEWEST_ROUNDS,
+    MOST_ROUNDS,
+    Interval,
+    fewest_rounds,
+    interval,
+)
 
 Holds = Literal["yes", "no", "not known", "another speed"]
 """The last: it does not hold, but at equal speed of the processor it would. That confirms nothing, for the claim's
 speed is what the claim says, and contradicts nothing either."""
 _BLOCK_S, _BLOCK_CALLS = 0.25, 25
+TOGETHER, _LONGEST_S = 5, 600.0
+"""Rows that are measured in turn, and for how long they are."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +41,13 @@ class AgainRules:
 
     Attributes:
         tolerance: a time holds that is off by less, as a share of the smaller of the two.
-        longest_s: no new round begins later than this after the first one.
+        longest_s: no new round begins later than this after the first one of all; None: ten minutes for each group of
+            rows that are measured together.
         error: the chance that any interval misses, for all rows together.
     """
 
     tolerance: float = 0.15
-    longest_s: float = 600.0
+    longest_s: float | None = None
     error: float = ERROR
 
 
@@ -52,6 +63,7 @@ class Again:
         log_speeds: how many times slower this processor was than the claimed one, one per round as a logarithm; empty
             where one of the two did not say.
         at_equal_speed: of the change beyond that.
+        fewest: rounds that say anything.
         refusal: why it cannot be measured here.
     """
 
@@ -61,6 +73,7 @@ class Again:
     known: Interval = field(default_factory=lambda: interval([]))
     log_speeds: list[float] = field(default_factory=list)
     at_equal_speed: Interval = field(default_factory=lambda: interval([]))
+    fewest: int = FEWEST_ROUNDS
     refusal: str | None = None
 
     @property
@@ -90,8 +103,9 @@ class Again:
     def add(self, found_ms: float, speed: Speed | None) -> None:
         """Keep a round: its typical call, and the processor's speed meanwhile."""
         self.log_ratios.append(log(found_ms / self.claimed_ms))
-        if speed is not None and (claimed := self.claimed_speed) is not None:
-            self.log_speeds.append(log(slowness(speed, claimed)))
+        claimed = self.claimed_speed
+        if speed is not None and claimed is not None and 0 < (factor := slowness(speed, claimed)) < inf:
+            self.log_speeds.append(log(factor))
 
     def look(self, error: float) -> None:
         """See what the rounds tell; ``error``: the chance that an interval misses."""
@@ -129,17 +143,34 @@ def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[]
         advance: is told after every process.
     """
     began, number, left = time.perf_counter(), 0, list(rows)
-    while left and number < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
+    for again in rows:
+        again.fewest = fewest_rounds(error)
+    while left and number < MOST_ROUNDS and time.perf_counter() - began < longest_s:
         for again in left if number % 2 == 0 else left[::-1]:
             _one(again)
             advance()
         number += 1
         if number % EVERY:
+    A few rows are measured together, in turn, before the next few: of many rows at once, none would get the rounds that
+    say anything before the time is over. Of a limit for all, each group gets its part of what the others left.
+
             continue
         for again in left:
-            again.look(rules.error / len(rows))
-        left = [one for one in left if one.refusal is None and one.holds(rules.tolerance) == "not known"]
+            again.look(error)
+        left = [one for one in left if one.refusal is None and one.holds(tolerance) == "not known"]
 
+    began, error = time.perf_counter(), rules.error / max(1, len(rows))
+    for start in range(0, len(rows), TOGETHER):
+        group, longest_s = rows[start : start + TOGETHER], _LONGEST_S
+        if rules.longest_s is not None:
+            left_s = rules.longest_s - (time.perf_counter() - began)
+            longest_s = left_s * len(group) / (len(rows) - start)
+        _measure_group(group, (rules.tolerance, error, longest_s), advance)
+
+
+def _measure_group(rows: Sequence[Again], until: tuple[float, float, float], advance: Callable[[], None]) -> None:
+    """``until``: tolerance, the error of each row, and seconds after which no new round begins."""
+    tolerance, error, longest_s = until
 
 def _one(again: Again) -> None:
     """A fresh process, and its typical call."""

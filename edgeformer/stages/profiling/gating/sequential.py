@@ -92,6 +92,15 @@ def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:
     return Interval(exp(middle) - 1, low, high)
 
 
+def fewest_rounds(error: float = ERROR) -> int:
+    """Rounds before which no interval has ends; the smaller the error, the more.
+
+    Args:
+        error: the chance that an interval of the run misses.
+    """
+    return min(_boundaries(error), default=MOST_ROUNDS)
+
+
 @lru_cache(maxsize=16)
 def _boundaries(error: float) -> dict[int, int]:
     """Look (a number of rounds) → boundary: ``heads <= boundary`` of a fair coin ends on one side.
