@@ -43,8 +43,8 @@ def command(
     say) or [b]not comparable[/b], with the reason: another processor or card, another version, another speed. Rows are
     measured in turn, in fresh processes, until a sequential test is sure of each.
 
-    Exit code 0: what can be compared holds; 2: the file is damaged or contradicts itself; 3: a row is contradicted;
-    4: none is, but nothing could be compared, or a row is undecided.
+    Exit code 0: all that was measured here holds; 2: the file is damaged or contradicts itself; 3: a row is
+    contradicted; 4: none is, but nothing could be compared, a row is undecided, or another time was excused.
 
     Examples:
 

@@ -86,9 +86,13 @@ class ClaimVerification(Frozen):
 
     @property
     def exit_code(self) -> int:
-        """0 what can be compared holds, 3 something is contradicted, 4 nothing is, but too little could be said."""
+        """0 what can be compared holds, 3 something is contradicted, 4 nothing is, but too little could be said.
+
+        A time that was measured here, does not hold, and is excused leaves the claim open: it was not confirmed.
+        """
         found = {case.status for case in self.cases}
         if "contradicted" in found:
             return CONTRADICTED
-        settled = "confirmed" in found and "undecided" not in found
+        excused = any(case.status == "not comparable" and case.rounds for case in self.cases)
+        settled = "confirmed" in found and "undecided" not in found and not excused
         return 0 if settled or not self.measured else UNDECIDED

@@ -290,10 +290,8 @@ def test_what_is_not_as_it_was(run: Path, whole: Path, row: Row, machine: Machin
         update={"host": {**told.host, "versions": versions, "cores": 77}, "cpu_flags": (*(machine.flags or ()), "sse9")}
     )
     on_battery = calm.model_copy(update={"conditions": {**calm.conditions, "power": "battery 83 %"}})
-    unstable = on_battery.model_copy(update={"latency_ms": calm.latency_ms.model_copy(update={"stable": False})})
-    found = list(differences(unstable, artifact, other, machine))
+    found = list(differences(on_battery, artifact, other, machine))
     assert [text.split(" is ")[0] for text in found] == [
-        "the claim itself calls this row not stable",
         "onnxruntime was 1.0 and",
         "cores was 77 and",
         "the processors do not offer the same instructions: sse9",
@@ -388,9 +386,33 @@ def test_every_measured_row_says_how_fast_its_processor_was(row: Row, again: Cal
     assert one.claimed_speed is not None and one.claimed_speed.product_us > 1
     one.add(one.claimed_ms, one.claimed_speed)
     assert one.log_ratios == one.log_speeds == [0.0]
-    unread = replace(again(), row=row.model_copy(update={"conditions": {"speed": {"product_us": -1, "copy_us": 1}}}))
-    unread.add(1.0, one.claimed_speed)
-    assert unread.claimed_speed is None and unread.log_speeds == []
+    for written in ({"product_us": -1, "copy_us": 1}, {"product_us": 1e999, "copy_us": 1}, {"product_us": "1"}, 7):
+        unread = replace(again(), row=row.model_copy(update={"conditions": {"speed": written}}))
+        unread.add(1.0, one.claimed_speed)
+        assert unread.log_speeds == [] and unread.slowness is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "warnings", "status"),
+    [
+        (1.6, ("drifted while it was measured",), "confirmed"),
+        (1.6, (), "contradicted"),
+        (0.8, ("drifted while it was measured",), "contradicted"),
+        (2.5, ("drifted while it was measured",), "contradicted"),
+    ],
+)
+def test_a_row_that_is_not_stable_claims_a_range_which_excuses_nothing_beyond_it(
+    again: Callable[..., Again], ratio: float, warnings: tuple[str, ...], status: str
+) -> None:
+    """Its second process took half as long again; a second process ten times as slow counts as twice."""
+    rounds = again(*[ratio] * 10)
+    shaky = rounds.row.latency_ms.model_copy(update={"stable": False, "warnings": warnings, "quantiles_ms": ()})
+    for slower in (1.5, 10.0) if ratio < 2 else (10.0,):
+        noted = {"repeated_p50_ms": slower * rounds.claimed_ms}
+        row = rounds.row.model_copy(update={"latency_ms": shaky, "conditions": noted})
+        case = _judged(replace(rounds, row=row), CALM, None, [])
+        assert case.status == status
+        assert ("the claim calls this row not stable, and its time" in case.reason) == bool(warnings)
 
 
 def test_another_speed_is_one_factor_for_three_rows_or_more_and_no_more_than_two(again: Callable[..., Again]) -> None:
@@ -413,28 +435,6 @@ def test_what_does_not_open_here_is_not_comparable(run: Path, again: Callable[..
     assert judged.status == "not comparable" and judged.reason.startswith("it cannot be measured here: ")
 
 
-def verification(*statuses: str, measured: bool = True) -> ClaimVerification:
-    same = {"artifact": "a", "provider": "p", "phase": "steady", "batch": 1, "seq": 8, "claimed_ms": 1.0}
-    cases = tuple(ClaimCase.model_validate({**same, "status": status}) for status in statuses)
-    return ClaimVerification(
-        claim="x", sha256="0" * 64, run="r", device="host", claimed_on="c", host={}, created="2026-11-23", seconds=1.0,
-        tolerance=0.15, error=0.05, measured=measured, bundle=None, cases=cases,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        (("confirmed",), 0),
-        (("confirmed", "not comparable"), 0),
-        (("confirmed", "undecided"), 4),
-        (("not comparable",), 4),
-        (("confirmed", "undecided", "contradicted"), 3),
-    ],
-)
-def test_exit_codes(statuses: tuple[str, ...], code: int) -> None:
-    assert verification(*statuses).exit_code == code
-    assert verification(measured=False).exit_code == 0
 def test_of_many_rows_five_are_measured_before_the_others(
     again: Callable[..., Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +455,31 @@ def test_of_many_rows_five_are_measured_before_the_others(
     ]  # fmt: skip
 
 
+def verification(*statuses: str, measured: bool = True) -> ClaimVerification:
+    same = {"artifact": "a", "provider": "p", "phase": "steady", "batch": 1, "seq": 8, "claimed_ms": 1.0}
+    excused = {"status": "not comparable", "rounds": 8}
+    told = [excused if status == "excused" else {"status": status} for status in statuses]
+    cases = tuple(ClaimCase.model_validate({**same, **one}) for one in told)
+    return ClaimVerification(
+        claim="x", sha256="0" * 64, run="r", device="host", claimed_on="c", host={}, created="2026-11-23", seconds=1.0,
+        tolerance=0.15, error=0.05, measured=measured, bundle=None, cases=cases,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (("confirmed",), 0),
+        (("confirmed", "not comparable"), 0),
+        (("confirmed", "excused"), 4),
+        (("confirmed", "undecided"), 4),
+        (("not comparable",), 4),
+        (("confirmed", "undecided", "contradicted"), 3),
+    ],
+)
+def test_exit_codes(statuses: tuple[str, ...], code: int) -> None:
+    assert verification(*statuses).exit_code == code
+    assert verification(measured=False).exit_code == 0
 
 
 # A device profile of it

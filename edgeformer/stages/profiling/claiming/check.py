@@ -33,6 +33,7 @@ from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.timed import RULES
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec
+from edgeformer.stages.profiling.verdict import shown
 
 _NO_BUNDLE = "the claim holds its bundle's checksums only; name the bundle itself with --bundle"
 
@@ -262,6 +263,10 @@ def _judged(again: Again, rules: AgainRules, factor: float | None, doubts: Seque
         status, reason = "not comparable", f"the time is another one, but {'; '.join(excuses)}"
     elif holds == "no":
         reason = "the same files on a machine of the same kind, under the same conditions, take another time"
+    if again.claimed_range != (1.0, 1.0):
+        low, high = (end * again.claimed_ms for end in again.claimed_range)
+        said = f"the claim calls this row not stable, and its time {shown(low, 'ms')} to {shown(high, 'ms')}"
+        reason = "; ".join(filter(None, (said, reason)))
     change = known.middle if again.log_ratios else None
     told = {"here_ms": again.here_ms, "change": change, "rounds": len(again.log_ratios), "slowness": again.slowness}
     return _case(again.row, status, reason, **told, **known.ends)

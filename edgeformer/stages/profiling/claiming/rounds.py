@@ -26,6 +26,7 @@ from edgeformer.stages.profiling.gating.sequential import (
     fewest_rounds,
     interval,
 )
+from edgeformer.stages.profiling.verdict import latency_of
 
 Holds = Literal["yes", "no", "not known", "another speed"]
 """The last: it does not hold, but at equal speed of the processor it would. That confirms nothing, for the claim's
@@ -88,6 +89,18 @@ class Again:
         return self.claimed_ms * exp(median(self.log_ratios)) if self.log_ratios else None
 
     @property
+    def claimed_range(self) -> tuple[float, float]:
+        """Between which times the claim says that the median call lies, as shares of it, at most a factor of two off.
+
+        Wider than nothing where the claim calls the row not stable and a warning says why: then the medians of its two
+        processes, and its quartiles.
+        """
+        latency, known = self.row.latency_ms, latency_of(self.row)
+        if latency.stable is not False or not latency.warnings or known.low is None or known.high is None:
+            return 1.0, 1.0
+        return max(known.low / self.claimed_ms, 1 / MOST_FACTOR), min(known.high / self.claimed_ms, MOST_FACTOR)
+
+    @property
     def claimed_speed(self) -> Speed | None:
         """Of the processor while the claim was measured; None: it does not say, or not in a way that can be read."""
         try:
@@ -120,15 +133,15 @@ class Again:
 
         A time that does not hold may be that of a processor at another speed, up to a factor of two.
         """
-        found = _within(self.known, tolerance)
+        found = _within(self.known, self.claimed_range, tolerance)
         if found != "no" or self.slowness is None or abs(log(self.slowness)) > log(MOST_FACTOR):
             return found
-        equal = _within(self.at_equal_speed, tolerance)
+        equal = _within(self.at_equal_speed, self.claimed_range, tolerance)
         return "another speed" if equal == "yes" else equal
 
 
-def _within(known: Interval, tolerance: float) -> Literal["yes", "no", "not known"]:
-    least, most = 1 / (1 + tolerance) - 1, tolerance
+def _within(known: Interval, claimed: tuple[float, float], tolerance: float) -> Literal["yes", "no", "not known"]:
+    least, most = claimed[0] / (1 + tolerance) - 1, claimed[1] * (1 + tolerance) - 1
     if known.low > most or known.high < least:
         return "no"
     return "yes" if known.low >= least and known.high <= most else "not known"
@@ -137,28 +150,14 @@ def _within(known: Interval, tolerance: float) -> Literal["yes", "no", "not know
 def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[], None] = lambda: None) -> None:
     """Measure rounds until every row is known well enough, or time or rounds are used up.
 
+    A few rows are measured together, in turn, before the next few: of many rows at once, none would get the rounds that
+    say anything before the time is over. Of a limit for all, each group gets its part of what the others left.
+
     Args:
         rows: are given their rounds.
         rules: when to stop.
         advance: is told after every process.
     """
-    began, number, left = time.perf_counter(), 0, list(rows)
-    for again in rows:
-        again.fewest = fewest_rounds(error)
-    while left and number < MOST_ROUNDS and time.perf_counter() - began < longest_s:
-        for again in left if number % 2 == 0 else left[::-1]:
-            _one(again)
-            advance()
-        number += 1
-        if number % EVERY:
-    A few rows are measured together, in turn, before the next few: of many rows at once, none would get the rounds that
-    say anything before the time is over. Of a limit for all, each group gets its part of what the others left.
-
-            continue
-        for again in left:
-            again.look(error)
-        left = [one for one in left if one.refusal is None and one.holds(tolerance) == "not known"]
-
     began, error = time.perf_counter(), rules.error / max(1, len(rows))
     for start in range(0, len(rows), TOGETHER):
         group, longest_s = rows[start : start + TOGETHER], _LONGEST_S
@@ -171,6 +170,20 @@ def measure_again(rows: Sequence[Again], rules: AgainRules, advance: Callable[[]
 def _measure_group(rows: Sequence[Again], until: tuple[float, float, float], advance: Callable[[], None]) -> None:
     """``until``: tolerance, the error of each row, and seconds after which no new round begins."""
     tolerance, error, longest_s = until
+    began, number, left = time.perf_counter(), 0, list(rows)
+    for again in rows:
+        again.fewest = fewest_rounds(error)
+    while left and number < MOST_ROUNDS and time.perf_counter() - began < longest_s:
+        for again in left if number % 2 == 0 else left[::-1]:
+            _one(again)
+            advance()
+        number += 1
+        if number % EVERY:
+            continue
+        for again in left:
+            again.look(error)
+        left = [one for one in left if one.refusal is None and one.holds(tolerance) == "not known"]
+
 
 def _one(again: Again) -> None:
     """A fresh process, and its typical call."""
