@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.search_by_brute_force import near_the_least
 from edgeformer.bundle import Bundle
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.documents import load_profile
@@ -214,6 +215,35 @@ def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_ap
     choice = check_options(SearchOptions(), bundle())
     pick, reason = choose(_options(found.candidates), choice, "measured", compared)
     assert pick is not None and found.candidates[pick].artifact == expected and words in reason
+
+
+@pytest.mark.parametrize(
+    ("second", "said", "near"),
+    [
+        (4.05, None, {"large", "small"}),
+        (4.15, None, {"large"}),
+        (4.15, "no different", {"large", "small"}),
+        (4.15, "faster", {"small"}),
+        (4.05, "slower", {"large"}),
+        (4.05, "not known", {"large", "small"}),
+    ],
+)
+def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
+    second: float, said: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
+) -> None:
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    if said is not None:
+        told = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
+        pick, reason = choose(_options(found.candidates), check_options(SearchOptions(), bundle()), "measured", told)
+        found = found.model_copy(update={"compared": told, "pick": pick, "reason": reason})
+    written = [one.model_dump(mode="json") for one in rows]
+    costs = [(one["latency_ms"]["p50"], one) for one in written]
+    same = near_the_least({"search": found.model_dump(mode="json")}, costs)
+    assert {one["artifact"] for one in same} == near
+    smallest = min(same, key=lambda one: one["size_bytes"])
+    assert picked(found) == (smallest["artifact"], 2)
 
 
 def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:

@@ -74,8 +74,8 @@ def search(
     Returns:
         All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
         those that meet the bound and break no limit. Candidates of which every limit is known to be kept go before
-        those with a limit that nobody can decide. Differences within noise (2.5 %, or overlapping ranges of estimates)
-        do not count: the smaller file wins.
+        those with a limit that nobody can decide. Differences within noise (2.5 %, or overlapping ranges: of estimates,
+        or of measured times that are close) do not count: the smaller file wins.
 
     Raises:
         InputError: as :func:`check_options`.
