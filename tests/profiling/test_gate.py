@@ -11,10 +11,11 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
-from measuring_child import RULES
+from measuring_child import RULES, make_spec
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import Bundle
@@ -23,6 +24,7 @@ from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Memory
 from edgeformer.formats.units import parse_share
 from edgeformer.machine import nvidia
 from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
@@ -31,7 +33,8 @@ from edgeformer.stages.profiling.gating import gate as gate_module
 from edgeformer.stages.profiling.gating import pacing, pair
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak, file_checks, memory_check
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
-from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.pacing import Block, PaceSpec, Ready
+from edgeformer.stages.profiling.gating.pair import Pair, Pairing, PairRules, compare_pair
 from edgeformer.stages.profiling.gating.player import Player
 from edgeformer.stages.profiling.gating.sequential import Interval
 from edgeformer.stages.profiling.memory import peak_meter
@@ -102,7 +105,7 @@ def test_too_few_rounds_leave_it_undecided_with_an_exit_code_of_its_own(baseline
     latency = checks(gate)["latency"]
     assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
     assert (latency.status, latency.found, latency.low) == ("undecided", "not known", None)
-    assert "too noisy, or the change too close" in latency.reason and latency.rounds == 1
+    assert "8 rounds are the fewest that say anything" in latency.reason and latency.rounds == 1
     case = next(case for case in ElementTree.fromstring(junit_xml(gate)) if "latency" in case.attrib["name"])
     assert [child.tag for child in case] == ["error"]
 
@@ -266,6 +269,62 @@ def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> N
         {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
     )
     assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
+
+
+def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: float) -> Pairing:
+    """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
+    clock = SimpleNamespace(now=0.0)
+
+    def one(pair: object, rules: object, number: int, found: Pairing) -> None:
+        clock.now += seconds
+        found.log_ratios.append(0.2 * (-1) ** number)
+
+    monkeypatch.setattr(pair, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(pair, "_round", one)
+    return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "needs_s"),
+    [(2.0, 60, None), (20.0, 9, None), (30.0, 8, None), (80.0, 8, None), (90.1, 1, 8 * 90.1)],
+)
+def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
+) -> None:
+    """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
+    found = timed_rounds(monkeypatch, seconds, 180.0)
+    assert (len(found.log_ratios), found.needs_s) == (rounds, needs_s)
+
+
+@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * [(2, 50)]), (99.0, 5 * [(2, 3)]), (400.0, 3 * [(1, 3)])])
+def test_slow_calls_are_fewer(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[tuple[int, int]]
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[SimpleNamespace]:
+        """Notes what it is asked for: the child's calls are the same, whatever they take."""
+        memory = Memory(status="unavailable", reason="not asked")
+        ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+
+        def block(calls: int, untimed: int) -> Block:
+            asked.append((untimed, calls))
+            return Block(times_ms=(call_ms,))
+
+        yield SimpleNamespace(ready=lambda: ready, block=block)
+
+    monkeypatch.setattr(pair, "player", player)
+    spec = cast(PaceSpec, SimpleNamespace(repeat=1))
+    pair._round((spec, spec), PairRules(), 0, Pairing())
+    assert asked == 2 * blocks
+
+
+def test_a_child_times_what_it_is_asked_for(baseline: Path) -> None:
+    spec = PaceSpec(threads=1, item=("steady", 1, 8), measure=make_spec(baseline))
+    with pair.player(spec) as process:
+        process.ready()
+        assert [len(process.block(calls, untimed).times_ms) for calls, untimed in ((3, 1), (5, 2))] == [3, 5]
 
 
 def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:

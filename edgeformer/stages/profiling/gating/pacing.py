@@ -24,9 +24,6 @@ from edgeformer.stages.profiling.memory import PeakMeter, added, gpu_memory_of_p
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 from edgeformer.stages.profiling.process import End, Job
 
-_RETURN_CALLS = 2
-"""At the start of a block, not timed: the caches are the other process's by then, and the threads sleep."""
-
 
 class PaceSpec(Job):
     """One artifact at one shape, called when it is asked."""
@@ -61,7 +58,8 @@ ANSWERS: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block 
 
 
 def work(told: bytes, send: Send) -> None:
-    """Open; warm up at the first line of stdin; then a block for every line, which holds a number of calls."""
+    """Open; warm up at the first line of stdin; then a block for every line, which holds two numbers of calls: those
+    that are not timed, and those that are."""
     spec = PaceSpec.model_validate_json(told, strict=False)
     artifact = spec.measure.checked.artifact
     backend = opener_of(artifact, spec.measure.provider)
@@ -89,7 +87,8 @@ def work(told: bytes, send: Send) -> None:
         gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
             speeds = probed(reference)
-            times_ms = _block(call, int(line))
+            untimed, timed = map(int, line.split())
+            times_ms = _block(call, untimed, timed)
             speeds += probed(reference)
             send(Block(times_ms=tuple(times_ms), speed=typical(speeds) if speeds else None))
 
@@ -99,9 +98,9 @@ def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_byte
     return gpu_memory_of_process(gpu_uuid) if on_gpu(provider) else added(meter, baseline_bytes, since_reset=True)
 
 
-def _block(call: object, calls: int) -> list[float]:
+def _block(call: object, untimed: int, calls: int) -> list[float]:
     assert callable(call)
-    for index in range(_RETURN_CALLS):
+    for index in range(untimed):
         call(index)
     times_ms = []
     for index in range(calls):

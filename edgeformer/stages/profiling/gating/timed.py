@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgeformer.formats.gate import GateCheck, GateStatus
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, memory_check
 from edgeformer.stages.profiling.gating.pair import Pair, Pairing, PairRules, SideError, compare_pair
-from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
+from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS, fewest_rounds
 from edgeformer.stages.profiling.measure import MeasureRules
 
 RULES = replace(MeasureRules(), warmup_max_s=1.5)
@@ -44,8 +44,14 @@ def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
     known, rounds = found.known, len(found.log_ratios)
     decision = known.decision(rules.most)
     reason = f"{rounds} rounds of two fresh processes"
-    if decision == "undecided":
-        room = "all rounds" if rounds >= MOST_ROUNDS else f"{rules.longest_s:.0f} s"
+    if found.needs_s is not None:
+        reason = (
+            f"{fewest_rounds(rules.error)} rounds are the fewest that say anything, and would take about "
+            f"{found.needs_s / 60:.0f} minutes, as the first {rounds} did; compare at a shorter text or a smaller batch"
+        )
+    elif decision == "undecided":
+        room = "all that are ever made" if rounds >= MOST_ROUNDS else f"what {rules.longest_s:.0f} s have room for"
+        room = "the fewest that say anything" if rounds <= fewest_rounds(rules.error) else room
         reason += f", which are {room}: the machine is too noisy, or the change too close to what is allowed"
     if found.unsettled:
         reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
