@@ -134,7 +134,7 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     said = [result(run) for run in small]
     faster = sum(one.endswith("faster") for one in said)
     seen = sum(one.startswith("undecided") or one.endswith("slower") for one in said)
-    medians = [statistics.median(run["seconds"] for run in own) if own else 0.0 for own in (same, large)]
+    median_s = statistics.median(run["seconds"] for run in same) if same else 0.0
     complete = [case.runs <= len(own) and bool(own) for case, own in zip(cases, (same, large, small), strict=True)]
     bars = (
         (f"alarms and errors of the same file, at most {MOST_ALARMS:.0%}", alarms, len(same),
@@ -142,10 +142,9 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
         (f"10 % found, at least {LEAST_FOUND:.0%}", found, len(large), found >= LEAST_FOUND * len(large), complete[1]),
         ("3 % undecided or found", seen, len(small), seen == len(small), complete[2]),
         ("3 % called faster, never", faster, len(small), faster == 0, complete[2]),
-        (f"median seconds of the same file, below {MOST_MEDIAN_S:.0f}", medians[0], None, medians[0] < MOST_MEDIAN_S,
+        # A planted slowdown costs ten calls where the model itself costs one, so its runs say nothing of the time.
+        (f"median seconds of the same file, below {MOST_MEDIAN_S:.0f}", median_s, None, median_s < MOST_MEDIAN_S,
          complete[0]),
-        (f"median seconds of 10 %, below {MOST_MEDIAN_S:.0f}", medians[1], None, medians[1] < MOST_MEDIAN_S,
-         complete[1]),
     )  # fmt: skip
     return [
         {"bar": bar, "value": value, "of": of, "met": holds if there else None} for bar, value, of, holds, there in bars
@@ -169,23 +168,30 @@ def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
     return min(left, key=lambda case: done[case.name] / case.runs, default=None)
 
 
-def seconds_of(case: Case, runs: Sequence[Run], round_s: float) -> float:
-    """That a run of a case is expected to take; ``round_s``: of one round, where too few runs tell."""
+def seconds_of(case: Case, runs: Sequence[Run], rounds_s: Mapping[str, float]) -> float:
+    """That a run of a case is expected to take; ``rounds_s``: case → seconds of one round, where too few runs tell."""
     own = [run["seconds"] for run in runs if run["case"] == case.name]
-    return statistics.mean(own) if len(own) >= _ENOUGH else case.rounds * round_s
+    return statistics.mean(own) if len(own) >= _ENOUGH else case.rounds * rounds_s[case.name]
 
 
-def minutes_left(runs: Sequence[Run], cases: Sequence[Case], round_s: float) -> float:
+def minutes_left(runs: Sequence[Run], cases: Sequence[Case], rounds_s: Mapping[str, float]) -> float:
     """Of all runs that are missing."""
     done = Counter(run["case"] for run in runs)
-    return sum(max(0, case.runs - done[case.name]) * seconds_of(case, runs, round_s) for case in cases) / 60
+    left = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
+    return sum(count * seconds_of(case, runs, rounds_s) for case, count in left.items()) / 60
 
 
-def one_round_s(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> float:
-    """Seconds of one round, which is thrown away."""
-    began = time.perf_counter()
-    compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
-    return time.perf_counter() - began
+def one_round_s(
+    bundle: Bundle, settings: Mapping[str, Any], cases: Sequence[Case], runs: Sequence[Run]
+) -> dict[str, float]:
+    """Seconds of one round, which is thrown away, of each case that has runs to come and too few to go by."""
+    done, found = Counter(run["case"] for run in runs), {}
+    for case in cases:
+        if done[case.name] < min(_ENOUGH, case.runs):  # else its own runs tell, or there are none to come
+            began = time.perf_counter()
+            compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
+            found[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
+    return found
 
 
 def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -267,12 +273,11 @@ def main(given: Sequence[str] | None = None) -> int:
         runs = resumed(arguments.runs, settings)
     except ValueError as error:
         parser.error(str(error))
-    case = next_case(runs, cases)
-    round_s = one_round_s(bundle, settings, case) if case is not None else 0.0
-    left = minutes_left(runs, cases, round_s)
-    print(f"{len(runs)} runs are there; about {left:.0f} minutes are left ({round_s:.1f} s a round)", flush=True)
-    while case is not None:
-        if time.perf_counter() - began + seconds_of(case, runs, round_s) > arguments.minutes * 60:
+    rounds_s = one_round_s(bundle, settings, cases, runs)
+    left = minutes_left(runs, cases, rounds_s)
+    print(f"{len(runs)} runs are there; about {left:.0f} minutes are left", flush=True)
+    while (case := next_case(runs, cases)) is not None:
+        if time.perf_counter() - began + seconds_of(case, runs, rounds_s) > arguments.minutes * 60:
             print("the minutes are used up; call it again to go on")
             break
         run = measured(bundle, settings, case)
@@ -280,7 +285,6 @@ def main(given: Sequence[str] | None = None) -> int:
         with arguments.runs.open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
         print(f"{len(runs)}, {case.name}: {result(run)}, {run['seconds']:.0f} s", flush=True)
-        case = next_case(runs, cases)
     bars = report(runs, cases)
     if arguments.json is not None:
         document = {"created": now(), "host": describe_host(), "settings": settings, "bars": bars, "runs": runs}
