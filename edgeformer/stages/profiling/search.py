@@ -204,8 +204,7 @@ def _option(
     of_device = known if row is not None and question.basis != "host" else replace(known, rows=[])
     of_row = _as_opened(of_device, row.provider, row.threads) if row is not None else of_device
     checks = check_budget([replace(of_row, why_no_rows=missing.reason)], limits).checks
-    size = Quantity(known.size_bytes, "measured", "")
-    costs = {"latency": latency, "memory": memory, "energy": energy, "size": size}
+    costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(known.size_bytes, "measured", "")}
     against = _against(checks, score, latency, choice)
     least = costs[choice.minimize]
     if least.value is None and not against:
