@@ -1,45 +1,63 @@
 """How often is the gate of `profile --against` wrong? The same file against itself, and with a planted slowdown.
 
-python benchmarks/gate.py BUNDLE [--artifact onnx-int8] [--seq 64] [--same 200] [--planted 50] [--json FILE]
+python -m benchmarks.gate BUNDLE --runs FILE.jsonl [--minutes 30] [--artifact onnx-int8] [--seq 64] [--same 200]
+                          [--planted 50] [--json FILE]
 
-Nothing is invented: every run measures real calls in fresh processes, as `profile --against` does. A slowdown is
-planted by timing more of the same calls as one: eleven where the baseline has ten, which is 10 % more work, or
-thirty-four for thirty-three, 3.0 %. So it is known, and does not depend on how a processor takes some other graph.
+Nothing is invented: every run measures real calls in fresh processes and judges them as `profile --against` does,
+latency and memory, with its defaults. A slowdown is planted by timing more of the same calls as one: eleven where the
+baseline has ten, which is 10 % more work, or thirty-four for thirty-three, 3.0 %. So it is known, and does not depend
+on how a processor takes some other graph.
+
+Every run is one line of FILE.jsonl as soon as it ends; called again, the script goes on behind the last one, so that a
+quiet half hour at a time will do. The three cases take turns, in proportion, so that no hour meets one of them alone.
+At the start it says how many minutes are left. Exit code 1: all runs are there, and a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import default_provider
+from edgeformer.backends import default_provider, library_versions
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import write_json
-from edgeformer.machine.host import default_threads, describe_host, now
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.files import write_json, write_text
+from edgeformer.formats.gate import GateCheck
+from edgeformer.machine.host import cpu_name, default_threads, describe_host, now
 from edgeformer.run import locate
-from edgeformer.stages.profiling.gating.gate import RULES
+from edgeformer.stages.profiling import conditions
+from edgeformer.stages.profiling.gating import timed
+from edgeformer.stages.profiling.gating.files import Both, GateOptions
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.pair import PairRules, compare_pair
+from edgeformer.stages.profiling.gating.pair import Pair, PairRules, compare_pair
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
+
+MOST_ALARMS, LEAST_FOUND, MOST_MEDIAN_S = 0.05, 0.90, 60.0
+_ENOUGH = 3
+"""Runs of a case after which their own mean says how long the others will take."""
+
+Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is planted: calls that the candidate's timed unit has, to the baseline's."""
+    """What is planted: calls that the candidate's timed unit has, to the baseline's. ``rounds``: that it needs."""
 
     name: str
     baseline: int
     candidate: int
     runs: int
+    rounds: int
 
     @property
     def slowdown(self) -> float:
@@ -47,16 +65,23 @@ class Case:
         return self.candidate / self.baseline - 1
 
 
-def pair_of(
-    bundle: Bundle, artifact: str, shape: tuple[int, int], threads: int, case: Case
-) -> tuple[PaceSpec, PaceSpec]:
-    """The same file twice."""
-    entry = bundle.artifact(artifact)
-    checked, (batch, seq) = CheckedArtifact.of(bundle, entry), shape
-    measure = MeasureSpec(
-        checked=checked, provider=default_provider("cpu"), threads=threads, shapes=(shape,), rules=RULES
+def cases_of(same: int, planted: int) -> tuple[Case, Case, Case]:
+    """The file against itself, and both slowdowns; so many runs of each."""
+    return (
+        Case("the same file", 1, 1, same, 12),
+        Case("10 % planted", 10, 11, planted, 10),
+        Case("3 % planted", 33, 34, planted, 40),
     )
-    item = (phases_of(entry, bundle.task)[0], batch, seq)
+
+
+def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
+    """The same file twice."""
+    entry = bundle.artifact(settings["artifact"])
+    checked, shape, threads = CheckedArtifact.of(bundle, entry), (1, settings["seq"]), settings["threads"]
+    measure = MeasureSpec(
+        checked=checked, provider=default_provider("cpu"), threads=threads, shapes=(shape,), rules=timed.RULES
+    )
+    item = (phases_of(entry, bundle.task)[0], *shape)
     first, second = (
         PaceSpec(threads=threads, measure=measure, item=item, repeat=repeat)
         for repeat in (case.baseline, case.candidate)
@@ -64,25 +89,66 @@ def pair_of(
     return first, second
 
 
-def run(bundle: Bundle, arguments: argparse.Namespace, case: Case, rules: PairRules) -> list[dict[str, Any]]:
-    """All runs of a case, each told as it ends."""
-    found = []
-    pair = pair_of(bundle, arguments.artifact, (1, arguments.seq), arguments.threads, case)
-    for number in range(case.runs):
-        began = time.perf_counter()
-        try:
-            one = compare_pair(pair, rules)
-        except ArtifactError as error:
-            print(f"{case.name} {number + 1}: {error}", file=sys.stderr)
-            continue
-        seconds, known = time.perf_counter() - began, one.known
-        record = {"decision": known.decision(rules.most), "found": known.change, "seconds": round(seconds, 2)}
-        record |= {"rounds": len(one.log_ratios), "log_ratios": [round(ratio, 5) for ratio in one.log_ratios]}
-        record |= {"low": round(known.low, 5), "high": round(known.high, 5)} if math.isfinite(known.high) else {}
-        found.append({**record, "baseline_ms": round(statistics.median(one.baseline_ms), 4)})
-        said = f"{record['decision']}, {known.change}, {known.middle:+.1%} ({known.low:+.1%} to {known.high:+.1%})"
-        print(f"{case.name} {number + 1}/{case.runs}: {said}, {record['rounds']} rounds, {seconds:.0f} s", flush=True)
-    return found
+def measured(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    """One run. What ends without checks is a run all the same, with its ``error``."""
+    entry, began = bundle.artifact(settings["artifact"]), time.perf_counter()
+    load = conditions.describe(settings["threads"], None).get("load_average_1min")
+    record: dict[str, Any] = {"case": case.name, "created": now(), "load_average_1min": load}
+    try:
+        options = GateOptions(longest_s=settings["longest_s"])
+        checks = timed.timed_checks(Both(entry, entry), pair_of(bundle, settings, case), options, options.error)
+        record["checks"] = [check.model_dump(mode="json") for check in checks]
+    except EdgeformerError as error:
+        record["error"] = str(error)
+    return {**record, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def latency_of(run: Run) -> GateCheck | None:
+    """What was found of the time; None: the run ended without."""
+    checks = [GateCheck.model_validate(check, strict=False) for check in run.get("checks", ())]
+    return next((check for check in checks if check.name == "latency" and check.rounds), None)
+
+
+def fault(run: Run) -> str | None:
+    """What is wrong with a run of the same file: an alarm, or that it was not measured; None: nothing."""
+    latency = latency_of(run)
+    if latency is None:
+        return "error"
+    failed = [check["name"] for check in run["checks"] if check["status"] == "fail"]
+    if failed:
+        return f"{failed[0]} fails"
+    return latency.found if latency.found in ("slower", "faster") else None
+
+
+def result(run: Run) -> str:
+    """In words: ``pass, no different``."""
+    latency = latency_of(run)
+    return "error" if latency is None else f"{latency.status}, {latency.found}"
+
+
+def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Every bar, with its figure. ``met``: None as long as runs are missing."""
+    same, large, small = ([run for run in runs if run["case"] == case.name] for case in cases)
+    alarms = sum(fault(run) is not None for run in same)
+    found = sum((latency := latency_of(run)) is not None and latency.status == "fail" for run in large)
+    said = [result(run) for run in small]
+    faster = sum(one.endswith("faster") for one in said)
+    seen = sum(one.startswith("undecided") or one.endswith("slower") for one in said)
+    median_s = statistics.median(run["seconds"] for run in same) if same else 0.0
+    complete = [case.runs <= len(own) and bool(own) for case, own in zip(cases, (same, large, small), strict=True)]
+    bars = (
+        (f"alarms and errors of the same file, at most {MOST_ALARMS:.0%}", alarms, len(same),
+         alarms <= MOST_ALARMS * len(same), complete[0]),
+        (f"10 % found, at least {LEAST_FOUND:.0%}", found, len(large), found >= LEAST_FOUND * len(large), complete[1]),
+        ("3 % undecided or found", seen, len(small), seen == len(small), complete[2]),
+        ("3 % called faster, never", faster, len(small), faster == 0, complete[2]),
+        # A planted slowdown costs ten calls where the model itself costs one, so its runs say nothing of the time.
+        (f"median seconds of the same file, below {MOST_MEDIAN_S:.0f}", median_s, None, median_s < MOST_MEDIAN_S,
+         complete[0]),
+    )  # fmt: skip
+    return [
+        {"bar": bar, "value": value, "of": of, "met": holds if there else None} for bar, value, of, holds, there in bars
+    ]
 
 
 def upper_bound(hits: int, runs: int) -> float:
@@ -95,40 +161,135 @@ def upper_bound(hits: int, runs: int) -> float:
     return high
 
 
-def main() -> int:
+def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
+    """The one of which the smallest share is done; None: all are."""
+    done = Counter(run["case"] for run in runs)
+    left = [case for case in cases if done[case.name] < case.runs]
+    return min(left, key=lambda case: done[case.name] / case.runs, default=None)
+
+
+def seconds_of(case: Case, runs: Sequence[Run], rounds_s: Mapping[str, float]) -> float:
+    """That a run of a case is expected to take; ``rounds_s``: case → seconds of one round, where too few runs tell."""
+    own = [run["seconds"] for run in runs if run["case"] == case.name]
+    return statistics.mean(own) if len(own) >= _ENOUGH else case.rounds * rounds_s[case.name]
+
+
+def minutes_left(runs: Sequence[Run], cases: Sequence[Case], rounds_s: Mapping[str, float]) -> float:
+    """Of all runs that are missing."""
+    done = Counter(run["case"] for run in runs)
+    left = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
+    return sum(count * seconds_of(case, runs, rounds_s) for case, count in left.items()) / 60
+
+
+def one_round_s(
+    bundle: Bundle, settings: Mapping[str, Any], cases: Sequence[Case], runs: Sequence[Run]
+) -> dict[str, float]:
+    """Seconds of one round, which is thrown away, of each case that has runs to come and too few to go by."""
+    done, found = Counter(run["case"] for run in runs), {}
+    for case in cases:
+        if done[case.name] < min(_ENOUGH, case.runs):  # else its own runs tell, or there are none to come
+            began = time.perf_counter()
+            compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
+            found[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
+    return found
+
+
+def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What must be equal for runs to be one measurement, down to the gate's own source."""
+    options, sources = GateOptions(), sorted(Path(timed.__file__).parent.glob("*.py"))
+    return {
+        "run": bundle.manifest.run,
+        "artifact": arguments.artifact,
+        "sha256": bundle.artifact(arguments.artifact).sha256,
+        "seq": arguments.seq,
+        "threads": arguments.threads,
+        "max_slowdown": options.max_slowdown,
+        "error": options.error,
+        "longest_s": arguments.longest,
+        "processor": cpu_name(),
+        "versions": library_versions(),
+        "gate": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
+    }
+
+
+def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
+    """The runs of a file so far; it is begun where there is none. A line that a kill cut off is dropped.
+
+    Raises:
+        ValueError: it is of other settings, or something else.
+    """
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(settings) + "\n")
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    try:
+        told, *runs = map(json.loads, whole.splitlines())
+    except ValueError:
+        raise ValueError(f"{path}: is no file of this script; name another one") from None
+    if other := [name for name in settings if told.get(name) != settings[name]]:
+        raise ValueError(f"{path}: its runs are of another {', '.join(other)}; name another file")
+    write_text(path, whole + "\n")
+    return runs
+
+
+def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Print every case and every bar; the bars."""
+    for case in cases:
+        own = [run for run in runs if run["case"] == case.name]
+        if not own:
+            continue
+        seconds = statistics.median(run["seconds"] for run in own)
+        print(f"{case.name}: {len(own)} of {case.runs} runs, median {seconds:.0f} s: {dict(Counter(map(result, own)))}")
+    same = [run for run in runs if run["case"] == cases[0].name]
+    if same:
+        faults = Counter(filter(None, map(fault, same)))
+        bound = upper_bound(faults.total(), len(same))
+        print(f"alarms: {dict(faults)}; at most {bound:.1%} of all runs with 95 % confidence")
+    bars = judged(runs, cases)
+    for bar in bars:
+        met = {True: "met", False: "MISSED", None: "not enough runs yet"}[bar["met"]]
+        figure = f"{bar['value']} of {bar['of']}" if bar["of"] is not None else f"{bar['value']:.1f}"
+        print(f"{bar['bar']}: {figure}: {met}")
+    return bars
+
+
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", help="a run or a bundle")
+    parser.add_argument("--runs", type=Path, required=True, metavar="FILE.jsonl", help="a line per run; goes on there")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no run begins that would end later")
     parser.add_argument("--artifact", default="onnx-int8")
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--same", type=int, default=200, help="runs of the file against itself")
     parser.add_argument("--planted", type=int, default=50, help="runs of each planted slowdown")
-    parser.add_argument("--longest", type=float, default=120.0, help="seconds of a run")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    bundle, rules = locate(arguments.bundle, Path("artifacts")).open_bundle(), PairRules(longest_s=arguments.longest)
-    cases = [
-        Case("the same file", 1, 1, arguments.same),
-        Case("10 % planted", 10, 11, arguments.planted),
-        Case("3 % planted", 33, 34, arguments.planted),
-    ]
-    document: dict[str, Any] = {"created": now(), "host": describe_host(), "run": bundle.manifest.run}
-    document |= {"artifact": arguments.artifact, "seq": arguments.seq, "threads": arguments.threads}
-    document |= {"max_slowdown": rules.most, "error": rules.error, "cases": []}
-    for case in cases:
-        found = run(bundle, arguments, case, rules)
-        if not found:
-            continue
-        counts = Counter(f"{one['decision']}, {one['found']}" for one in found)
-        seconds = statistics.median(one["seconds"] for one in found)
-        summary = {"case": case.name, "slowdown": case.slowdown, "runs": len(found), "counts": dict(counts)}
-        document["cases"].append({**summary, "median_seconds": seconds, "found": found})
-        alarms = sum(one["decision"] == "fail" for one in found)
-        bound = f"; at most {upper_bound(alarms, len(found)):.1%} with 95 % confidence" if not case.slowdown else ""
-        print(f"\n{case.name}: {json.dumps(dict(counts))}; failed: {alarms} of {len(found)}{bound}; {seconds:.0f} s\n")
-        if arguments.json is not None:
-            write_json(arguments.json, document)  # after every case, so that a long run can be stopped
-    return 0
+    parser.add_argument("--longest", type=float, default=GateOptions().longest_s, help="seconds of a run")
+    parser.add_argument("--json", type=Path, help="write the settings, all runs and the bars")
+    arguments = parser.parse_args(given)
+    began, bundle = time.perf_counter(), locate(arguments.bundle, Path("artifacts")).open_bundle()
+    settings, cases = settings_of(bundle, arguments), cases_of(arguments.same, arguments.planted)
+    try:
+        runs = resumed(arguments.runs, settings)
+    except ValueError as error:
+        parser.error(str(error))
+    rounds_s = one_round_s(bundle, settings, cases, runs)
+    left = minutes_left(runs, cases, rounds_s)
+    print(f"{len(runs)} runs are there; about {left:.0f} minutes are left", flush=True)
+    while (case := next_case(runs, cases)) is not None:
+        if time.perf_counter() - began + seconds_of(case, runs, rounds_s) > arguments.minutes * 60:
+            print("the minutes are used up; call it again to go on")
+            break
+        run = measured(bundle, settings, case)
+        runs.append(run)
+        with arguments.runs.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(run) + "\n")
+        print(f"{len(runs)}, {case.name}: {result(run)}, {run['seconds']:.0f} s", flush=True)
+    bars = report(runs, cases)
+    if arguments.json is not None:
+        document = {"created": now(), "host": describe_host(), "settings": settings, "bars": bars, "runs": runs}
+        write_json(arguments.json, document)
+    return 1 if any(bar["met"] is False for bar in bars) else 0
 
 
 if __name__ == "__main__":

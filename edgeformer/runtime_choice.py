@@ -35,7 +35,8 @@ class RuntimeChoice(Frozen):
 def remember(report: Report, location: Location) -> None:
     """Keep what a search found fastest of each artifact, where several runtimes were measured on this machine.
 
-    Providers that round are kept of the pick alone: its score was held against what was asked for.
+    Providers that round are kept of the pick alone: its score was held against what was asked for. What was not
+    measured stably is not kept: the usual runtime answers then, as before any search.
 
     Args:
         report: with or without a search.
@@ -45,11 +46,13 @@ def remember(report: Report, location: Location) -> None:
     if search is None or search.basis == "estimated":
         return
     pick = None if search.pick is None else search.candidates[search.pick]
-    measured = [one for one in search.candidates if one.feasible and one.latency_status == "measured"]
+    measured = [one for one in search.candidates if one.feasible and one.latency_status == "measured" and one.stable]
     found = {}
     for artifact in bundle.built():
         own = [one for one in measured if one.artifact == artifact.id]
         if pick is not None and pick.artifact == artifact.id:
+            if pick not in measured:
+                continue
             found[artifact.id] = pick.provider
         elif len({one.provider for one in own}) > 1:
             usual = providers_asked(artifact, ALL_RUNTIMES)[0]

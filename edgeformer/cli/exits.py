@@ -43,6 +43,9 @@ def command(
     falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
     each loop, and the time of single texts with and without; [b]predict --confidence auto[/b] uses them.
 
+    The validation split has also chosen the epoch and judged the artifacts; what is promised by it says so. Rows that
+    chose nothing are better: --split with a test set, or --data.
+
     Where the rows cannot show it, nothing is written, and the message says how many could (exit code 2). Works without
     torch; from a bundle alone when --data names a file.
 

@@ -210,7 +210,7 @@ def command(
     how |= {"artifacts": tuple(artifact or ()), "runtime": runtime, "estimate_error": error}
     options = ProfileOptions(batches or None, seqs, **limits, **how)
     if against is not None:
-        nothing = {"search": search, **limit_flags(limits), "strict": strict, "runtime": runtime}
+        nothing = {"search": search, **limit_flags(limits), "strict": strict}
         refuse(nothing, "--against holds a bundle against another one")
         return gate.run_gate(gating, location, profile, options, (artifacts, as_json))
     return _judge(location, profile, options, as_json)

@@ -22,7 +22,10 @@ def command(
     tolerance: Annotated[
         str, typer.Option(metavar="SHARE", help="A time holds that is off by less than this.")
     ] = "15%",
-    minutes: Annotated[float, typer.Option(min=0.01, help="Begin no new round later than this.")] = 10.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Begin no new round later than this. Default: 10 for every five rows."),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure the rows again, or check the file alone.")
     ] = True,
@@ -40,8 +43,8 @@ def command(
     say) or [b]not comparable[/b], with the reason: another processor or card, another version, another speed. Rows are
     measured in turn, in fresh processes, until a sequential test is sure of each.
 
-    Exit code 0: what can be compared holds; 2: the file is damaged or contradicts itself; 3: a row is contradicted;
-    4: none is, but nothing could be compared, or a row is undecided.
+    Exit code 0: all that was measured here holds; 2: the file is damaged or contradicts itself; 3: a row is
+    contradicted; 4: none is, but nothing could be compared, a row is undecided, or another time was excused.
 
     Examples:
 
@@ -72,7 +75,7 @@ def command(
     if write_profile is not None:
         require_free(write_profile)
     named = locate(bundle, artifacts).open_bundle() if bundle is not None else None
-    options = ClaimOptions(AgainRules(tolerance=share, longest_s=minutes * 60), measure)
+    options = ClaimOptions(AgainRules(tolerance=share, longest_s=None if minutes is None else minutes * 60), measure)
     found, opened = verify_claim(claim, named, options, show_progress())
     if as_json:
         print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})

@@ -58,6 +58,9 @@ class ClaimCase(Frozen):
     change: float | None = Field(None, description="(here - claimed) / claimed")
     low: float | None = Field(None, description="the change is at least this; holds together with all other looks")
     high: float | None = Field(None, description="the change is at most this")
+    slowness: float | None = Field(
+        None, description="how many times as slow this processor was, by a product and a copy that both timed beside it"
+    )
     rounds: int = Field(0, description="fresh processes that were measured, in turn with those of the other cases")
     reason: str = ""
 
@@ -87,9 +90,13 @@ class ClaimVerification(Frozen):
 
     @property
     def exit_code(self) -> int:
-        """0 what can be compared holds, 3 something is contradicted, 4 nothing is, but too little could be said."""
+        """0 what can be compared holds, 3 something is contradicted, 4 nothing is, but too little could be said.
+
+        A time that was measured here, does not hold, and is excused leaves the claim open: it was not confirmed.
+        """
         found = {case.status for case in self.cases}
         if "contradicted" in found:
             return CONTRADICTED
-        settled = "confirmed" in found and "undecided" not in found
+        excused = any(case.status == "not comparable" and case.rounds for case in self.cases)
+        settled = "confirmed" in found and "undecided" not in found and not excused
         return 0 if settled or not self.measured else UNDECIDED

@@ -27,13 +27,18 @@ class GateCheck(Frozen):
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None
     seq: int | None = None
+    provider: str | None = Field(None, description="latency and memory: that computed both, where a runtime was named")
     unit: str = ""
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = Field(None, description="(candidate - baseline) / baseline; of a score the difference")
     low: float | None = Field(None, description="latency: the change is at least this; holds with all other looks")
     high: float | None = Field(None, description="latency: the change is at most this")
-    found: Literal["slower", "faster", "no different", "not known"] | None = None
+    found: Literal["slower", "faster", "no different", "not known"] | None = Field(
+        None,
+        description="latency: of the direction. no different: the whole range is within half of the limit, to either "
+        "side; not known: it reaches further, and holds zero",
+    )
     limit: float | None = Field(None, description="the largest change for the worse that is allowed")
     rounds: int = Field(0, description="latency: pairs of fresh processes that were measured")
     log_ratios: tuple[float, ...] = Field((), strict=False, description="latency: one per round, in their order")

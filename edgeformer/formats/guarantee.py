@@ -28,6 +28,11 @@ class ExitGuarantee(Frozen):
     method: str = Field(description="what chose the thresholds")
     thresholds: dict[str, float] = Field(description="loop → smallest top probability that lets a text leave there")
     split: str = Field(description="the held-out set, or file")
+    reused: bool | None = Field(
+        None,
+        description="whether these rows had a part in choosing the weights or in judging the artifact (the validation "
+        "split), so that the confidence is no longer exact; None: written by an earlier version, which did not say",
+    )
     rows: int = Field(description="held-out rows that the thresholds were chosen on")
     lost: int = Field(description="of these: right with all loops, wrong with early exit")
     won: int = Field(description="of these: wrong with all loops, right with early exit")
@@ -49,7 +54,10 @@ class ExitGuarantee(Frozen):
         """What is promised, in words."""
         left = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
         sure = f"{100 * self.confidence:.4g} % confidence"
-        return (
+        said = (
             f"accuracy falls by at most {100 * self.max_drop:g} points with {sure} on texts like the "
             f"{self.rows:,} rows of {self.split} (they left: {left})"
         )
+        if not self.reused:
+            return said
+        return f"{said}; the same rows chose the epoch or judged the artifact, so this is no independent proof"

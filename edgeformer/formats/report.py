@@ -98,8 +98,8 @@ class Check(Frozen):
     unit: str
     status: CheckStatus
     basis: MeasurementStatus | None = Field(None, description="what `value` is; an estimate also has low and high")
-    low: float | None = None
-    high: float | None = None
+    low: float | None = Field(None, description="of an estimate; or of a time that was measured twice or not stably")
+    high: float | None = Field(None, description="the same; a limit between the two is neither kept nor broken")
     reason: str | None = None
     batch: int | None = Field(None, description="of the call that `value` is of; None: of no call, a file's size")
     seq: int | None = Field(None, description="tokens of a row of that call")
@@ -140,11 +140,24 @@ class Candidate(Frozen):
     feasible: bool
     on_front: bool = Field(description="nothing else is at least as good in score, latency and size and better in one")
     reason: str | None = Field(None, description="why it is not feasible")
-    low_ms: float | None = Field(None, description="estimates: lower end of latency_ms")
-    high_ms: float | None = Field(None, description="estimates: upper end of latency_ms")
+    low_ms: float | None = Field(None, description="lower end of latency_ms: of an estimate, or of two processes")
+    high_ms: float | None = Field(None, description="upper end of latency_ms")
     unknown: tuple[str, ...] = Field((), strict=False, description="limits of which nobody can say whether it keeps")
     scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
     scored_on: str | None = Field(None, description="the target that scored it (`verify --write`); None: export did")
+    stable: bool | None = Field(None, description="whether its time was measured stably; None: not measured")
+
+
+class Comparison(Frozen):
+    """Two candidates, measured in turns as `--against` does: their own times were taken minutes apart."""
+
+    first: int = Field(description="position in `candidates`, of the smaller median")
+    second: int = Field(description="of the other one")
+    found: Literal["slower", "faster", "no different", "not known"] = Field(description="of the second")
+    change: float = Field(description="(second - first) / first, of their times")
+    low: float | None = Field(None, description="the change is at least this; holds together with all other looks")
+    high: float | None = Field(None, description="the change is at most this")
+    rounds: int = Field(description="pairs of fresh processes that were measured")
 
 
 class Search(Frozen):
@@ -164,6 +177,7 @@ class Search(Frozen):
     not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
     batch: int | None = Field(None, description="of the call whose time and memory the candidates have")
     seq: int | None = Field(None, description="tokens of a row of that call")
+    compared: Comparison | None = Field(None, description="the two fastest, where their medians are close; None: not")
 
 
 class SubjectArtifact(Frozen):

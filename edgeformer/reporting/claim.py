@@ -48,7 +48,7 @@ def print_claim_verification(found: ClaimVerification, console: Console) -> None
     if found.measured:
         ordered = sorted(found.cases, key=lambda case: _WORST_FIRST.index(case.status))
         title = f"{found.run}, claimed on {found.claimed_on}\nmeasured again on {found.host.get('cpu')}"
-        console.print(CASES.terminal(title, ordered))
+        console.print(CASES.known_in(ordered, "speed").terminal(title, ordered))
     for reason, names in _reasons(found).items():
         console.print(Text.assemble(("note ", "yellow"), f"{', '.join(names)}: {reason}"), soft_wrap=True)
     for note in found.notes:
@@ -89,6 +89,11 @@ def _ms(value: float | None) -> str:
     return DASH if value is None else f"{format_milliseconds(value)} ms"
 
 
+def _speed(case: ClaimCase) -> str:
+    """Of this processor, of the claimed one's."""
+    return DASH if case.slowness is None else f"{1 / case.slowness:.0%}"
+
+
 CASES: Columns[ClaimCase] = Columns(
     [
         Column("result", attrgetter("status"), mark=True),
@@ -100,6 +105,7 @@ CASES: Columns[ClaimCase] = Columns(
         Column("here", attrgetter("here_ms"), text=lambda case: _ms(case.here_ms), number=True),
         Column("change", attrgetter("change"), text=_change, number=True),
         Column("range", attrgetter("low"), text=_range, number=True, leaves=1),
+        Column("speed", attrgetter("slowness"), text=_speed, number=True, leaves=3),
         Column("rounds", attrgetter("rounds"), number=True, leaves=4),
     ]
 )

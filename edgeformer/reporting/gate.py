@@ -10,6 +10,7 @@ from xml.etree import ElementTree as Xml
 from rich.console import Console
 from rich.text import Text
 
+from edgeformer.backends import provider_facts
 from edgeformer.formats.escaping import markdown, markdown_line, visible
 from edgeformer.formats.files import write_text
 from edgeformer.formats.gate import Gate, GateCheck
@@ -33,7 +34,7 @@ def print_gate(gate: Gate, console: Console) -> None:
         console: of the terminal.
     """
     title = f"{gate.candidate}\nagainst {gate.baseline}"
-    console.print(CHECKS.pick(*_SHOWN).terminal(title, _ordered(gate)))
+    console.print(_columns(gate).terminal(title, _ordered(gate)))
     console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
     for note in (*_reasons(gate), *gate.notes):
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
@@ -41,7 +42,7 @@ def print_gate(gate: Gate, console: Console) -> None:
 
 def markdown_summary(gate: Gate) -> str:
     """GitHub-flavoured Markdown, as a workflow's summary shows it."""
-    table = CHECKS.pick(*_SHOWN).markdown(_ordered(gate), strong=lambda check: check.status in ("fail", "undecided"))
+    table = _columns(gate).markdown(_ordered(gate), strong=lambda check: check.status in ("fail", "undecided"))
     notes = "".join(f"- {markdown_line(note)}\n" for note in (*_reasons(gate), *gate.notes))
     return (
         f"## edgeformer gate: {gate.status}\n\n{_MEANINGS[gate.status]}\n\n"
@@ -66,7 +67,7 @@ def junit_xml(gate: Gate) -> str:
         timestamp=gate.created,
     )
     for check in gate.checks:
-        name = " ".join(filter(None, (check.name, _at(check))))
+        name = " ".join(filter(None, (check.name, _at(check), _with(check) and f"with {_with(check)}")))
         case = Xml.SubElement(suite, "testcase", classname=visible(check.artifact), name=name)
         said = visible(f"{_sentence(check)}{f' ({check.reason})' if check.reason else ''}")
         if check.status in tags:
@@ -100,6 +101,11 @@ def _at(check: GateCheck) -> str:
     return f"{check.batch} × {check.seq}{' per token' if check.phase == 'decode' else ''}"
 
 
+def _with(check: GateCheck) -> str:
+    """The runtime, where one was named."""
+    return "" if check.provider is None else provider_facts(check.provider).label
+
+
 def _written(value: float | None, check: GateCheck) -> str:
     if value is None:
         return DASH
@@ -129,7 +135,8 @@ def _limit(check: GateCheck) -> str:
 
 def _sentence(check: GateCheck) -> str:
     known = f"{_written(check.baseline, check)} before, {_written(check.candidate, check)} now, {_change(check)}"
-    parts = [known, _range(check), check.found or "", f"allowed {_limit(check)}"]
+    found = "whether faster or slower is not known" if check.found == "not known" else check.found or ""
+    parts = [known, _range(check), found, f"allowed {_limit(check)}"]
     return "; ".join(part for part in parts if part) if check.limit is not None else check.reason
 
 
@@ -142,13 +149,18 @@ def _reasons(gate: Gate) -> list[str]:
     return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
 
 
-_SHOWN = ("result", "check", "artifact", "at", "before", "now", "change", "range", "allowed")
+def _columns(gate: Gate) -> Columns[GateCheck]:
+    return CHECKS.pick(*_SHOWN).known_in(gate.checks, "with")
+
+
+_SHOWN = ("result", "check", "artifact", "at", "with", "before", "now", "change", "range", "allowed")
 CHECKS: Columns[GateCheck] = Columns(
     [
         Column("result", attrgetter("status"), mark=True),
         Column("check", attrgetter("name")),
         Column("artifact", attrgetter("artifact")),
         Column("at", _at, text=_at, leaves=3),
+        Column("with", attrgetter("provider"), text=_with, leaves=4),
         Column("before", attrgetter("baseline"), text=lambda c: _written(c.baseline, c), number=True, leaves=2),
         Column("now", attrgetter("candidate"), text=lambda c: _written(c.candidate, c), number=True, leaves=2),
         Column("change", attrgetter("change"), text=_change, number=True),

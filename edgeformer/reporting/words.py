@@ -71,6 +71,8 @@ def memory_range(memory: Memory) -> str:
 
 def value_range(check: Check) -> str:
     """As :func:`latency_range`."""
+    if check.basis != "estimated":
+        return value_words(check)
     return _ends(check.low, check.high, lambda end: quantity(end, check)) or value_words(check)
 
 

@@ -58,7 +58,10 @@ def first_exits(exits: Sequence[int], sure: NDArray[np.floating], thresholds: Ma
 
 
 class ExitNotes:
-    """Loss, top probability and perhaps more of every answer at every exit, in float32: 4 to 12 bytes each.
+    """Loss, top probability and perhaps more of every answer at every exit, 12 to 17 bytes for each.
+
+    Top probabilities are kept as they are compared when texts really leave, in float64: rounded to float32, one just
+    below a threshold reaches it, and at 1 a whole crowd would leave that never does.
 
     Args:
         exits: loops that answer, in rising order; whoever is left leaves at the last one.
@@ -69,7 +72,7 @@ class ExitNotes:
             raise ValueError(f"exits must rise, not {list(exits)}")
         self.exits = tuple(exits)
         self._losses: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
-        self._sure: dict[Rule, dict[int, list[Float32s]]] = {
+        self._sure: dict[Rule, dict[int, list[NDArray[np.floating]]]] = {
             rule: {loop: [] for loop in self.exits} for rule in get_args(Rule)
         }
         self._right: dict[int, list[NDArray[np.bool_]]] = {loop: [] for loop in self.exits}
@@ -92,7 +95,7 @@ class ExitNotes:
             cosine: between the hidden states before and after the exit's loop, [n]; None throughout: not known.
         """
         self._losses[loop].append(losses.astype(np.float32))
-        self._sure["confidence"][loop].append(confidence.astype(np.float32))
+        self._sure["confidence"][loop].append(confidence.astype(np.float64))
         if cosine is not None:
             self._sure["cosine"][loop].append(cosine.astype(np.float32))
         if right is not None:
@@ -103,7 +106,7 @@ class ExitNotes:
         """By which :meth:`leave` can let them leave."""
         return tuple(rule for rule, noted in self._sure.items() if any(noted.values()))
 
-    def confidences(self) -> Float32s:
+    def confidences(self) -> NDArray[np.float64]:
         """Top probability of every answer, [exits, n]. Raises ValueError as :meth:`leave`."""
         return self._stacked(self._sure["confidence"])
 

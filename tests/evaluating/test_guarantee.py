@@ -24,7 +24,7 @@ from edgeformer.run import locate
 from edgeformer.stages.evaluating import guarantee
 from edgeformer.stages.evaluating.choice import choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions
-from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
+from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, _reused, promise_exits
 from edgeformer.stages.evaluating.predict import Confidence, predict
 from tests.cli.in_process import Edgeformer, in_process
 
@@ -156,6 +156,17 @@ def test_in_the_bundle_itself(
     edgeformer("exits", ".", *rows)
     assert guarantee_of(bundle) is not None
     assert not [path.name for path in (*bundle.glob("*.lock"), *bundle.parent.glob(".*"))]
+
+
+def test_rows_that_chose_the_model_are_no_independent_proof(promised: Path) -> None:
+    """Of the promised bundle they are a file's."""
+    found = Bundle.open(promised).artifact(STEP).guarantee
+    assert found is not None and found.reused is False and "independent" not in found.sentence()
+    again = found.model_copy(update={"reused": _reused(GuaranteeOptions().rows)})
+    assert "the same rows chose the epoch or judged the artifact, so this is no independent proof" in again.sentence()
+    assert not _reused(EvaluateOptions(split="test")) and not _reused(
+        EvaluateOptions(split="validation", data=promised)
+    )
 
 
 def test_predict_says_what_it_promises(

@@ -23,13 +23,14 @@ from edgeformer.formats.files import write_json
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.report_file import read_report
 from edgeformer.run import Location
+from edgeformer.stages.profiling.claiming import rounds as rounds_module
 from edgeformer.stages.profiling.claiming.check import ClaimOptions, _judged, open_claim, verify_claim
 from edgeformer.stages.profiling.claiming.comparing import Machine, differences, why_not_here
 from edgeformer.stages.profiling.claiming.contribute import require_free, write_contribution
 from edgeformer.stages.profiling.claiming.make import make_claim, measured_rows
-from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again
+from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again, unknown_speed
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.sequential import interval
+from edgeformer.stages.profiling.gating.sequential import FEWEST_ROUNDS, fewest_rounds, interval
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from tests.cli.in_process import in_process
 
@@ -238,7 +239,7 @@ def test_a_claim_of_this_machine_is_measured_again(run: Path, whole: Path, tmp_p
     assert {case.status for case in found.cases} == {"confirmed"} and found.exit_code == 0
     for case in found.cases:
         assert case.here_ms is not None and case.low is not None and case.low <= (case.change or 0) <= (case.high or 0)
-        assert case.rounds >= 6 and case.provider == "CPUExecutionProvider"
+        assert case.rounds >= 6 and case.provider == "CPUExecutionProvider" and case.slowness is not None
     assert found.bundle == "inside the claim"
 
 
@@ -289,10 +290,8 @@ def test_what_is_not_as_it_was(run: Path, whole: Path, row: Row, machine: Machin
         update={"host": {**told.host, "versions": versions, "cores": 77}, "cpu_flags": (*(machine.flags or ()), "sse9")}
     )
     on_battery = calm.model_copy(update={"conditions": {**calm.conditions, "power": "battery 83 %"}})
-    unstable = on_battery.model_copy(update={"latency_ms": calm.latency_ms.model_copy(update={"stable": False})})
-    found = list(differences(unstable, artifact, other, machine))
+    found = list(differences(on_battery, artifact, other, machine))
     assert [text.split(" is ")[0] for text in found] == [
-        "the claim itself calls this row not stable",
         "onnxruntime was 1.0 and",
         "cores was 77 and",
         "the processors do not offer the same instructions: sse9",
@@ -331,9 +330,14 @@ def test_a_time_holds_if_its_whole_interval_is_within_the_tolerance(
 
 
 def test_noise_and_too_few_rounds_are_undecided(again: Callable[..., Again]) -> None:
-    for rounds in (again(*[1.0, 1.5] * 5), again(1.0, 1.0), again()):
+    few = "too little time: {} of the 6 rounds that say anything"
+    for rounds, why in (
+        (again(*[1.0, 1.5] * 5), "too noisy"),
+        (again(1.0, 1.0), few.format(2)),
+        (again(), few.format(0)),
+    ):
         case = _judged(rounds, CALM, None, [])
-        assert case.status == "undecided" and "too noisy" in case.reason
+        assert case.status == "undecided" and why in case.reason
     assert (case.here_ms, case.low, case.change) == (None, None, None)
 
 
@@ -344,6 +348,71 @@ def test_what_differs_excuses_another_time_and_spoils_no_confirmed_one(again: Ca
     assert _judged(again(*[1.0] * 10), CALM, None, doubts).status == "confirmed"
     speed = _judged(again(*[1.5] * 10), CALM, 1.5, [])
     assert speed.status == "not comparable" and "every row takes 1.50 times as long here" in speed.reason
+
+
+@pytest.mark.parametrize(
+    ("ratio", "speed", "status"),
+    [
+        (1.33, 1.33, "not comparable"),
+        (0.75, 0.75, "not comparable"),
+        (1.0, 1.33, "confirmed"),
+        (1.5, 1.0, "contradicted"),
+        (1.9, 1.3, "contradicted"),
+        (3.0, 3.0, "contradicted"),
+    ],
+)
+def test_a_time_is_not_contradicted_that_would_hold_at_equal_speed(
+    again: Callable[..., Again], ratio: float, speed: float, status: str
+) -> None:
+    rounds = again(*[ratio] * 10)
+    rounds.log_speeds.extend([log(speed)] * 10)
+    rounds.look(0.05)
+    case = _judged(rounds, CALM, None, unknown_speed(rounds, 1))
+    assert (case.status, case.slowness) == (status, pytest.approx(speed))
+    assert ("at equal speed the time would hold" in case.reason) == (status == "not comparable")
+
+
+def test_a_row_alone_cannot_tell_another_speed_where_the_claim_does_not_say_its_own(
+    again: Callable[..., Again],
+) -> None:
+    rounds = again(*[1.5] * 10)
+    assert unknown_speed(rounds, 3) == [] and unknown_speed(again(*[2.1] * 10), 1) == []
+    assert "tell whether the processor is at another speed" in unknown_speed(rounds, 2)[0]
+    assert _judged(rounds, CALM, None, unknown_speed(rounds, 2)).status == "not comparable"
+
+
+def test_every_measured_row_says_how_fast_its_processor_was(row: Row, again: Callable[..., Again]) -> None:
+    one = again()
+    assert one.claimed_speed is not None and one.claimed_speed.product_us > 1
+    one.add(one.claimed_ms, one.claimed_speed)
+    assert one.log_ratios == one.log_speeds == [0.0]
+    for written in ({"product_us": -1, "copy_us": 1}, {"product_us": 1e999, "copy_us": 1}, {"product_us": "1"}, 7):
+        unread = replace(again(), row=row.model_copy(update={"conditions": {"speed": written}}))
+        unread.add(1.0, one.claimed_speed)
+        assert unread.log_speeds == [] and unread.slowness is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "warnings", "status"),
+    [
+        (1.6, ("drifted while it was measured",), "confirmed"),
+        (1.6, (), "contradicted"),
+        (0.8, ("drifted while it was measured",), "contradicted"),
+        (2.5, ("drifted while it was measured",), "contradicted"),
+    ],
+)
+def test_a_row_that_is_not_stable_claims_a_range_which_excuses_nothing_beyond_it(
+    again: Callable[..., Again], ratio: float, warnings: tuple[str, ...], status: str
+) -> None:
+    """Its second process took half as long again; a second process ten times as slow counts as twice."""
+    rounds = again(*[ratio] * 10)
+    shaky = rounds.row.latency_ms.model_copy(update={"stable": False, "warnings": warnings, "quantiles_ms": ()})
+    for slower in (1.5, 10.0) if ratio < 2 else (10.0,):
+        noted = {"repeated_p50_ms": slower * rounds.claimed_ms}
+        row = rounds.row.model_copy(update={"latency_ms": shaky, "conditions": noted})
+        case = _judged(replace(rounds, row=row), CALM, None, [])
+        assert case.status == status
+        assert ("the claim calls this row not stable, and its time" in case.reason) == bool(warnings)
 
 
 def test_another_speed_is_one_factor_for_three_rows_or_more_and_no_more_than_two(again: Callable[..., Again]) -> None:
@@ -366,9 +435,31 @@ def test_what_does_not_open_here_is_not_comparable(run: Path, again: Callable[..
     assert judged.status == "not comparable" and judged.reason.startswith("it cannot be measured here: ")
 
 
+def test_of_many_rows_five_are_measured_before_the_others(
+    again: Callable[..., Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve rows, all as claimed, and a limit that lets every group have what it needs."""
+    rows, order = [again() for _ in range(12)], []
+
+    def one(row: Again) -> None:
+        order.append(next(place for place, known in enumerate(rows) if known is row))
+        row.add(row.claimed_ms, None)
+
+    monkeypatch.setattr(rounds_module, "_one", one)
+    measure_again(rows, AgainRules())
+    fewest = fewest_rounds(0.05 / 12)
+    assert {len(row.log_ratios) for row in rows} == {fewest} == {row.fewest for row in rows} and fewest > FEWEST_ROUNDS
+    assert {row.holds(0.15) for row in rows} == {"yes"}
+    assert [set(order[start : start + 5 * fewest]) for start in (0, 5 * fewest, 10 * fewest)] == [
+        {0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}, {10, 11},
+    ]  # fmt: skip
+
+
 def verification(*statuses: str, measured: bool = True) -> ClaimVerification:
     same = {"artifact": "a", "provider": "p", "phase": "steady", "batch": 1, "seq": 8, "claimed_ms": 1.0}
-    cases = tuple(ClaimCase.model_validate({**same, "status": status}) for status in statuses)
+    excused = {"status": "not comparable", "rounds": 8}
+    told = [excused if status == "excused" else {"status": status} for status in statuses]
+    cases = tuple(ClaimCase.model_validate({**same, **one}) for one in told)
     return ClaimVerification(
         claim="x", sha256="0" * 64, run="r", device="host", claimed_on="c", host={}, created="2026-11-23", seconds=1.0,
         tolerance=0.15, error=0.05, measured=measured, bundle=None, cases=cases,
@@ -380,6 +471,7 @@ def verification(*statuses: str, measured: bool = True) -> ClaimVerification:
     [
         (("confirmed",), 0),
         (("confirmed", "not comparable"), 0),
+        (("confirmed", "excused"), 4),
         (("confirmed", "undecided"), 4),
         (("not comparable",), 4),
         (("confirmed", "undecided", "contradicted"), 3),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
-from measuring_child import RULES
+from measuring_child import RULES, make_spec
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.bundle import Bundle
@@ -21,14 +24,19 @@ from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.formats.report import Memory
 from edgeformer.formats.units import parse_share
 from edgeformer.machine import nvidia
 from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating import gate as gate_module
-from edgeformer.stages.profiling.gating import pacing
+from edgeformer.stages.profiling.gating import pacing, pair
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak, file_checks, memory_check
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
+from edgeformer.stages.profiling.gating.pacing import Block, PaceSpec, Ready
+from edgeformer.stages.profiling.gating.pair import Pair, Pairing, PairRules, compare_pair
+from edgeformer.stages.profiling.gating.player import Player
+from edgeformer.stages.profiling.gating.sequential import Interval
 from edgeformer.stages.profiling.memory import peak_meter
 from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
 from edgeformer.tasks.classification.scoring import ClassificationScore
@@ -97,7 +105,7 @@ def test_too_few_rounds_leave_it_undecided_with_an_exit_code_of_its_own(baseline
     latency = checks(gate)["latency"]
     assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
     assert (latency.status, latency.found, latency.low) == ("undecided", "not known", None)
-    assert "too noisy, or the change too close" in latency.reason and latency.rounds == 1
+    assert "8 rounds are the fewest that say anything" in latency.reason and latency.rounds == 1
     case = next(case for case in ElementTree.fromstring(junit_xml(gate)) if "latency" in case.attrib["name"])
     assert [child.tag for child in case] == ["error"]
 
@@ -112,6 +120,17 @@ def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> Non
     for _ in range(2):  # a workflow's steps write one file
         append_summary(failed, tmp_path / "made" / "summary.md")
     assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
+
+
+def test_a_range_that_holds_anything_is_not_called_no_different() -> None:
+    wide = GateCheck(
+        name="latency", artifact="a", status="undecided", unit="ms", baseline=1.0, candidate=1.1, change=0.1,
+        low=-0.4, high=0.9, found=Interval(0.1, -0.4, 0.9).change(0.05), limit=0.05,
+    )  # fmt: skip
+    gate = Gate(
+        status="undecided", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(wide,)
+    )
+    assert "-40.0% to +90.0%; whether faster or slower is not known" in junit_xml(gate)
 
 
 def test_text_of_a_bundle_breaks_no_xml() -> None:
@@ -172,7 +191,35 @@ def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path,
     sides = (crashing, baseline) if broken == "candidate" else (baseline, crashing)
     latency = checks(gated(*sides))["latency"]
     assert latency.status == status and latency.reason.startswith(f"the {broken} cannot be measured: ")
-    assert "not enough memory" in latency.reason
+    assert "not enough memory" in latency.reason and "(its second failure)" in latency.reason
+
+
+def stumbling(monkeypatch: pytest.MonkeyPatch, *killed: int) -> None:
+    """Kills the child processes of these numbers, in the order in which they are started."""
+    real, started = pair.player, count()
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[Player]:
+        with real(spec) as process:
+            if next(started) in killed:
+                process._process.kill()
+            yield process
+
+    monkeypatch.setattr(pair, "player", player)
+
+
+def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fails(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate's process is the second of a round, and of the same round once more the fourth."""
+    short = replace(GATE, longest_s=0.0001)
+    stumbling(monkeypatch, 1)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert (latency.status, latency.rounds) == ("undecided", 1)
+    assert "measured once more after the candidate failed: its process ended early" in latency.reason
+    stumbling(monkeypatch, 1, 3)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
 
 
 def of_another_runtime(folder: Path, *names: str) -> Path:
@@ -211,6 +258,73 @@ def test_what_was_never_timed_is_not_passed_over(
     assert gate.exit_code == exit_code
     if "unknown" in statuses:
         assert (latencies["model"].status, latencies["other"].rounds) == ("unknown", 1)
+
+
+def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
+    named = replace(ONE, runtime="onnxruntime")
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), named)
+    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {"latency", "memory"}
+    assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
+    usual = Gate.model_validate(
+        {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
+    )
+    assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
+
+
+def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: float) -> Pairing:
+    """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
+    clock = SimpleNamespace(now=0.0)
+
+    def one(pair: object, rules: object, number: int, found: Pairing) -> None:
+        clock.now += seconds
+        found.log_ratios.append(0.2 * (-1) ** number)
+
+    monkeypatch.setattr(pair, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(pair, "_round", one)
+    return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "needs_s"),
+    [(2.0, 60, None), (20.0, 9, None), (30.0, 8, None), (80.0, 8, None), (90.1, 1, 8 * 90.1)],
+)
+def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
+) -> None:
+    """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
+    found = timed_rounds(monkeypatch, seconds, 180.0)
+    assert (len(found.log_ratios), found.needs_s) == (rounds, needs_s)
+
+
+@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * [(2, 50)]), (99.0, 5 * [(2, 3)]), (400.0, 3 * [(1, 3)])])
+def test_slow_calls_are_fewer(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[tuple[int, int]]
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[SimpleNamespace]:
+        """Notes what it is asked for: the child's calls are the same, whatever they take."""
+        memory = Memory(status="unavailable", reason="not asked")
+        ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+
+        def block(calls: int, untimed: int) -> Block:
+            asked.append((untimed, calls))
+            return Block(times_ms=(call_ms,))
+
+        yield SimpleNamespace(ready=lambda: ready, block=block)
+
+    monkeypatch.setattr(pair, "player", player)
+    spec = cast(PaceSpec, SimpleNamespace(repeat=1))
+    pair._round((spec, spec), PairRules(), 0, Pairing())
+    assert asked == 2 * blocks
+
+
+def test_a_child_times_what_it_is_asked_for(baseline: Path) -> None:
+    spec = PaceSpec(threads=1, item=("steady", 1, 8), measure=make_spec(baseline))
+    with pair.player(spec) as process:
+        process.ready()
+        assert [len(process.block(calls, untimed).times_ms) for calls, untimed in ((3, 1), (5, 2))] == [3, 5]
 
 
 def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:

@@ -1,17 +1,31 @@
 from __future__ import annotations
 
-from typing import Any, Literal
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 
+from benchmarks.search_by_brute_force import near_the_least
+from edgeformer.bundle import Bundle
+from edgeformer.formats.documents import load_profile
 from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Parity
-from edgeformer.formats.report import Energy, Latency
+from edgeformer.formats.report import Comparison, Energy, Latency, Report
 from edgeformer.formats.target_record import TargetRecord
-from edgeformer.stages.profiling.choosing import SearchOptions
+from edgeformer.formats.workspace import parse_manifest, read_json_bytes
+from edgeformer.run import locate
+from edgeformer.runtime_choice import FILE, RuntimeChoice, remember
+from edgeformer.stages.profiling.choosing import SearchOptions, check_options, choose
 from edgeformer.stages.profiling.profile import rows_there
+from edgeformer.stages.profiling.request import ProfileOptions, resolve
+from edgeformer.stages.profiling.settling import Grounds, _options, rivals, settle
 from edgeformer.stages.profiling.verdict import Limits
+from tests.backends.tiny_bundle import classifier_graph, write_bundle
+from tests.profiling.measuring_child import RULES, Recorder
 from tests.profiling.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
 
 
@@ -50,6 +64,116 @@ def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> Non
     found = run(bundle(artifact("large"), artifact("small")), rows)
     assert picked(found) == (expected, 2)
     assert ("they are within 2.5%, and it has the smaller file (100 B)" in found.reason) == (expected == "small")
+
+
+@pytest.mark.parametrize(("second", "expected"), [(4.05, "small"), (4.15, "large")])
+def test_what_two_processes_found_is_a_range_and_ranges_that_overlap_tie(second: float, expected: str) -> None:
+    """Of the larger file the second process had 4.1 ms; of the smaller one the first had 4.2."""
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(found) == (expected, 2)
+    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(4.0, 4.1), (second, 4.2)]
+    assert ("each was measured twice, and the ranges overlap" in found.reason) == (expected == "small")
+
+
+def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 9.0, size=100, conditions={"repeated_p50_ms": 3.0})]
+    assert picked(run(bundle(artifact("large"), artifact("small")), rows)) == ("large", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "words"),
+    [
+        ("faster", "small", "measured in turns, small against large: faster, -8.0% (-10.0% to -6.0%)"),
+        ("slower", "large", "large: smallest latency (4.00 ms)"),
+        ("no different", "small", "measured in turns they are the same, and it has the smaller file"),
+        ("not known", "large", "not known after 1 rounds"),
+    ],
+)
+def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_apart(
+    said: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
+) -> None:
+    found = run(
+        bundle(artifact("large"), artifact("small")), [row("large", 4.0, size=900), row("small", 4.4, size=100)]
+    )
+    assert picked(found) == ("large", 2) and rivals(found) == (0, 1)
+    ends = {"low": -0.1, "high": -0.06} if said == "faster" else {}
+    compared = Comparison(first=0, second=1, found=said, change=-0.08, rounds=1, **ends)
+    choice = check_options(SearchOptions(), bundle())
+    pick, reason = choose(_options(found.candidates), choice, "measured", compared)
+    assert pick is not None and found.candidates[pick].artifact == expected and words in reason
+
+
+@pytest.mark.parametrize(
+    ("second", "said", "near"),
+    [
+        (4.05, None, {"large", "small"}),
+        (4.15, None, {"large"}),
+        (4.15, "no different", {"large", "small"}),
+        (4.15, "faster", {"small"}),
+        (4.05, "slower", {"large"}),
+        (4.05, "not known", {"large", "small"}),
+    ],
+)
+def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
+    second: float, said: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
+) -> None:
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    if said is not None:
+        told = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
+        pick, reason = choose(_options(found.candidates), check_options(SearchOptions(), bundle()), "measured", told)
+        found = found.model_copy(update={"compared": told, "pick": pick, "reason": reason})
+    written = [one.model_dump(mode="json") for one in rows]
+    costs = [(one["latency_ms"]["p50"], one) for one in written]
+    same = near_the_least({"search": found.model_dump(mode="json")}, costs)
+    assert {one["artifact"] for one in same} == near
+    smallest = min(same, key=lambda one: one["size_bytes"])
+    assert picked(found) == (smallest["artifact"], 2)
+
+
+def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
+    manifest = bundle(artifact("a"), artifact("b"))
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)], options=SearchOptions(minimize="size"))) is None
+    estimates = [estimate("a", 1.0, 4.0), estimate("b", 1.0, 4.0)]
+    assert rivals(run(manifest, estimates, kind="cuda", on_target=False)) is None
+
+
+def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_path: Path) -> None:
+    """Two rounds' time: that is one round, which says nothing yet."""
+    here = Bundle.open(write_bundle(tmp_path / "bundle", {name: classifier_graph() for name in ("model", "other")}))
+    rows = [row(one.id, p50, size=one.size_bytes or 0) for one, p50 in zip(here.artifacts, (4.0, 4.1), strict=True)]
+    asked = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), rules=replace(RULES, min_s=1e-5))
+    request = resolve(asked, load_profile("host"), here.manifest)
+    grounds, progress = Grounds(here, request, None, Recorder()), Recorder()
+    choice = check_options(SearchOptions(), here.manifest)
+    scored = bundle(*(artifact(one.id) for one in here.artifacts))
+    settled = settle(run(scored, rows), choice, replace(grounds, progress=progress))
+    assert settled.compared is not None
+    assert (settled.compared.rounds, settled.compared.found) == (1, "not known") and progress.advanced == 1
+    assert "model against other" in settled.reason or "other against model" in settled.reason
+
+
+@pytest.mark.parametrize(("stable", "kept"), [(True, {"onnx-fp32": "openvino-cpu"}), (False, {})])
+def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: bool, kept: dict[str, str]) -> None:
+    folder = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", folder)
+    location = locate(str(folder), folder.parent)
+    rows = [
+        row("onnx-fp32", p50, provider=provider, latency_ms=Latency(status="measured", p50=p50, n=100, stable=stable))
+        for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
+    ]
+    found = run(bundle(artifact("onnx-fp32")), rows)
+    remember(cast(Report, SimpleNamespace(search=found, device="host", created="now")), location)
+    assert (
+        parse_manifest(RuntimeChoice, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
+        == kept
+    )
 
 
 @pytest.mark.parametrize(("low", "expected"), [(3.9, "small"), (4.2, "large")])

@@ -53,7 +53,7 @@ def decisions(slowdown: float, spread: float, runs: int = 200) -> list[tuple[str
             known = interval(list(ratios[:rounds]))
             if known.decision(0.05) != "undecided":
                 break
-        found.append((known.decision(0.05), known.change))
+        found.append((known.decision(0.05), known.change(0.05)))
     return found
 
 
@@ -80,7 +80,9 @@ def test_a_machine_that_is_too_noisy_leaves_it_undecided() -> None:
         (0.051, 0.2, "fail", "slower"),
         (0.049, 0.2, "undecided", "slower"),
         (0.01, 0.049, "pass", "slower"),
-        (-0.01, 0.049, "undecided", "no different"),  # it may be most of what is allowed, unseen
+        (-0.01, 0.049, "undecided", "not known"),  # it may be most of what is allowed, unseen
+        (-0.3, 0.024, "pass", "not known"),  # no slower than allowed, but maybe much faster
+        (-0.4, 0.9, "undecided", "not known"),
         (-0.01, 0.024, "pass", "no different"),
         (-0.2, -0.1, "pass", "faster"),
         (-1.0, inf, "undecided", "not known"),
@@ -88,7 +90,7 @@ def test_a_machine_that_is_too_noisy_leaves_it_undecided() -> None:
 )
 def test_decisions(low: float, high: float, decision: str, change: str) -> None:
     known = Interval((low + high) / 2, low, high)
-    assert (known.decision(0.05), known.change) == (decision, change)
+    assert (known.decision(0.05), known.change(0.05)) == (decision, change)
 
 
 def test_few_rounds_have_no_interval_and_an_odd_one_waits_for_the_next_look() -> None:

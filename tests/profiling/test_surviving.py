@@ -26,7 +26,7 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.stages.profiling import child
 real = OnnxSession.run
 def run(session, inputs):
-    if len(inputs["input_ids"]) in {batches}:
+    if len(inputs.get("input_ids", ())) in {batches}:  # what tells the speed of the processor has none
         {end}
     return real(session, inputs)
 OnnxSession.run = run

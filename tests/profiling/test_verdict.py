@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 
 from edgeformer.formats.report import Check, Energy, Latency, Memory, Row
-from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, judged_rows, shown, spared_of_latency
+from edgeformer.stages.profiling.verdict import (
+    Evidence,
+    Limits,
+    Quantity,
+    check_budget,
+    judged_rows,
+    shown,
+    spared_of_latency,
+    status_of,
+)
 
 
 def row(batch: int = 1, seq: int = 128, p50: float = 4.0, peak: int = 1000, stable: bool = True) -> Row:
@@ -105,6 +114,32 @@ def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) ->
             "memory_bytes": Memory(status="estimated", low=low, high=high),
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [(4.0, 4.9, "pass"), (4.9, 5.1, "unknown"), (5.1, 4.9, "unknown"), (5.1, 9.0, "fail"), (4.0, 5.0, "pass")],
+)
+def test_a_limit_between_what_two_processes_found_is_neither_kept_nor_broken(
+    first: float, second: float, expected: str
+) -> None:
+    twice = row(p50=first).model_copy(update={"conditions": {"repeated_p50_ms": second}})
+    check = check_budget([Evidence("model", 500, [twice], "")], limits()).checks[1]
+    assert (check.status, check.value, check.basis) == (expected, first, "measured")
+    assert (check.low, check.high) == (min(first, second), max(first, second))
+    told = Quantity(check.value, "measured", "", check.low, check.high)
+    assert status_of(check.limit, told) == expected, "as the check of a claim reads it"
+    assert ("the limit lies within the range" in str(check.reason)) == (expected == "unknown")
+
+
+@pytest.mark.parametrize(("stable", "expected"), [(True, "pass"), (False, "unknown")])
+def test_of_a_sample_that_was_not_stable_the_quartiles_count(stable: bool, expected: str) -> None:
+    """Half of its calls took 4 ms, the others 6 ms."""
+    two_speeds = (*[4.0] * 21, *[6.0] * 20)
+    once = row(stable=stable)
+    latency = once.latency_ms.model_copy(update={"quantiles_ms": two_speeds})
+    known = Evidence("model", 500, [once.model_copy(update={"latency_ms": latency})], "")
+    assert statuses(known, limits())["latency"] == expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from edgeformer.tasks import task_named
 from edgeformer.tasks.classification.scoring import score, softmax
 from edgeformer.tasks.early_exit import SWEEP, ExitNotes, exit_logits
+from edgeformer.tasks.metric import top_probability
 
 EXITS, ROWS, CLASSES = (1, 2, 4), 40, 3
 
@@ -73,10 +74,22 @@ def test_who_is_just_sure_enough_leaves(threshold: float) -> None:
         notes.add(loop, np.zeros(1), np.array([threshold]))
     assert notes.leave({1: threshold}).mean_loops == 1.0
     assert notes.leave({1: threshold + 1e-6}).mean_loops == 2.0
-    assert notes.leave({1: threshold + 1e-12}).mean_loops == 1.0, "both are kept in four bytes"
+    assert notes.leave({1: threshold + 1e-12}).mean_loops == 2.0
 
 
-def test_notes_take_four_bytes_and_are_averaged_in_eight() -> None:
+def test_who_is_not_quite_sure_stays_as_in_the_session_that_lets_texts_leave() -> None:
+    """In four bytes a probability of 1 - 1e-9 is 1."""
+    logits = np.array([[0.0, -20.7, -25.0], [0.0, -800.0, -900.0]], np.float32)
+    sure = top_probability(logits)
+    assert 1 - 1e-8 < sure[0] < 1 == sure[1] == np.float32(sure[0])
+    notes = ExitNotes((1, 2))
+    for loop in (1, 2):
+        notes.add(loop, np.zeros(2), sure)
+    assert notes.leave({1: 1.0}).share == {"1": float((sure >= 1.0).mean()), "2": 0.5}
+    assert (notes.confidences() == sure).all()
+
+
+def test_losses_take_four_bytes_and_are_averaged_in_eight() -> None:
     notes = ExitNotes((3,))
     notes.add(3, np.array([0.1]), np.ones(1))
     assert notes.leave({}).loss == float(np.float32(0.1))

@@ -42,7 +42,8 @@ class GuaranteeOptions:
     """What is to be promised, and which rows show it.
 
     Attributes:
-        rows: the held-out set or file, and the artifact; None there: every step artifact.
+        rows: the held-out set or file, and the artifact; None there: every step artifact. The validation split is at
+            hand for every run, but not independent of the model; what is written says so.
         max_drop: ε, of accuracy.
         risk: δ, that the promise does not hold.
     """
@@ -123,6 +124,7 @@ def _promised(choice: Choice, options: GuaranteeOptions, progress: Progress) -> 
         method=METHOD,
         thresholds={str(loop): value for loop, value in found.thresholds.items()},
         split=scoring.name(choice),
+        reused=_reused(options.rows),
         rows=count,
         lost=found.lost,
         won=found.won,
@@ -135,6 +137,11 @@ def _promised(choice: Choice, options: GuaranteeOptions, progress: Progress) -> 
         time=_measured(choice, scoring, found.thresholds, progress),
         created=now(),
     )
+
+
+def _reused(rows: EvaluateOptions) -> bool:
+    """Whether training and export have looked at these rows: by them the best epoch is kept, and INT8 is judged."""
+    return rows.data is None and rows.split == "validation"
 
 
 def _alone(rows: EvaluateOptions) -> EvaluateOptions:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import BundleManifest
-from edgeformer.formats.report import Candidate
+from edgeformer.formats.report import Candidate, Comparison
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.profiling.verdict import Quantity, shown
 from edgeformer.tasks import Metric, all_tasks, task_named
@@ -21,6 +21,8 @@ Basis = Literal["measured", "estimated", "host"]
 
 NOISE = 0.025
 """Measurements that differ by less are one: the coefficient of variation above which a row warns."""
+CLOSE = 0.15
+"""Medians of processes that ran minutes apart may differ by so much and be one; then both are measured in turns."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,10 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> Choice:
 
 @dataclass(frozen=True)
 class Option:
-    """A candidate, what is known of the quantity that is minimized, and whether its time was measured stably."""
+    """A candidate, and what is known of the quantity that is minimized."""
 
     candidate: Candidate
     cost: Quantity
-    stable: bool = True
 
     @property
     def value(self) -> float:
@@ -116,29 +117,55 @@ def front(candidates: Sequence[Candidate], metric: Metric) -> set[int]:
     }
 
 
-def choose(options: Sequence[Option], choice: Choice, basis: Basis) -> tuple[int | None, str]:
+def choose(
+    options: Sequence[Option], choice: Choice, basis: Basis, compared: Comparison | None = None
+) -> tuple[int | None, str]:
     """The position of the pick and why it is the pick; None and why nothing is.
 
     Args:
         options: all candidates.
         choice: what was asked for.
         basis: whose times they have.
+        compared: what measuring two of them in turns has found; it goes before their own times.
     """
-    feasible = [position for position, option in enumerate(options) if option.candidate.feasible]
-    if not feasible:
+    pool = pool_of([option.candidate for option in options])
+    if not pool:
         return None, _why_nothing(options, choice)
-    certain = [position for position in feasible if not options[position].candidate.unknown]
-    pool = certain or feasible
     best = min(pool, key=lambda position: options[position].value)
-    tied = [p for p in pool if choice.minimize == "size" or _within_noise(options[best], options[p])]
+    if compared is not None and compared.found == "faster" and best == compared.first:
+        best = compared.second
+
+    def ties(other: int) -> bool:
+        told = compared is not None and {best, other} == {compared.first, compared.second}
+        if compared is not None and told and compared.found != "not known":
+            return compared.found == "no different"
+        return _within_noise(options[best], options[other])
+
+    tied = [position for position in pool if choice.minimize == "size" or position == best or ties(position)]
     pick = min(tied, key=lambda position: _order(options[position], choice))
-    return pick, _why(options, pick, best, pool, choice) + _reservations(options[pick].candidate, basis)
+    reason = _why(options, (pick, best), pool, choice, compared)
+    return pick, reason + _reservations(options[pick].candidate, basis)
+
+
+def pool_of(candidates: Sequence[Candidate]) -> list[int]:
+    """Positions of those that may be picked: feasible, and where there are such, known to keep every limit.
+
+    Args:
+        candidates: all that were looked at.
+    """
+    feasible = [position for position, candidate in enumerate(candidates) if candidate.feasible]
+    return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
 def _within_noise(best: Option, other: Option) -> bool:
-    """Whether ``other``, which is no smaller than ``best``, might as well be as small."""
+    """Whether ``other``, which is no smaller than ``best``, might as well be as small.
+
+    Ranges of measured times are what two processes found, not how far off a third one may be: they tie what is close.
+    """
     high, low = best.cost.high, other.cost.low
-    return other.value <= best.value * (1 + NOISE) or (high is not None and low is not None and low <= high)
+    overlap = high is not None and low is not None and low <= high
+    close = other.cost.basis == "estimated" or other.value <= best.value * (1 + CLOSE)
+    return other.value <= best.value * (1 + NOISE) or (overlap and close)
 
 
 def _order(option: Option, choice: Choice) -> tuple[float, ...]:
@@ -149,12 +176,15 @@ def _order(option: Option, choice: Choice) -> tuple[float, ...]:
     return candidate.size_bytes, *((threads, latency) if choice.minimize == "latency" else (latency, threads))
 
 
-def _why(options: Sequence[Option], pick: int, best: int, pool: Sequence[int], choice: Choice) -> str:
-    """Why the pick was picked: it has the least, or is no different from that within noise."""
+def _why(
+    options: Sequence[Option], found: tuple[int, int], pool: Sequence[int], choice: Choice, compared: Comparison | None
+) -> str:
+    """Why the pick was picked: it has the least, or is no different from it within noise. ``found``: pick and best."""
+    pick, best = found
     name, what = _label(options, pick), choice.minimize
     among = f"of {len(pool)} that {_demands(choice)}" if len(pool) > 1 else f"the only one that {_demands(choice)}"
     if pick != best:
-        within = "their ranges overlap" if options[pick].cost.low is not None else f"they are within {NOISE:.1%}"
+        within = _how_close(options, pick, best, compared)
         size = options[pick].candidate.size_bytes
         smaller = size < options[best].candidate.size_bytes
         otherwise = "fewer threads" if choice.minimize == "latency" else "shorter time"
@@ -171,10 +201,34 @@ def _why(options: Sequence[Option], pick: int, best: int, pool: Sequence[int], c
     if others:
         following = min(others, key=lambda position: options[position].value)
         reason += f"; next: {_label(options, following)}, {_cost(options[following], what)}"
-    shaky = sum(not options[position].stable for position in pool) if what in ("latency", "energy") else 0
+    reason += _in_turns(options, compared)
+    shaky = (
+        sum(options[position].candidate.stable is False for position in pool) if what in ("latency", "energy") else 0
+    )
     if shaky:
         reason += f". {shaky} of the {len(pool)} measurements are not stable: measure again when the machine is quiet"
     return reason
+
+
+def _how_close(options: Sequence[Option], pick: int, best: int, compared: Comparison | None) -> str:
+    """Why the pick's time is no different from the least."""
+    if compared is not None and compared.found == "no different" and {pick, best} == {compared.first, compared.second}:
+        return "measured in turns they are the same"
+    if options[pick].cost.basis == "estimated" and options[pick].cost.low is not None:
+        return "their ranges overlap"
+    if options[pick].value <= options[best].value * (1 + NOISE):
+        return f"they are within {NOISE:.1%}"
+    return "each was measured twice, and the ranges overlap"
+
+
+def _in_turns(options: Sequence[Option], compared: Comparison | None) -> str:
+    """What measuring the two in turns has found, where anything."""
+    if compared is None:
+        return ""
+    told = f"; measured in turns, {_label(options, compared.second)} against {_label(options, compared.first)}: "
+    if compared.low is None or compared.high is None:
+        return f"{told}not known after {compared.rounds} rounds"
+    return f"{told}{compared.found}, {compared.change:+.1%} ({compared.low:+.1%} to {compared.high:+.1%})"
 
 
 def _demands(choice: Choice) -> str:

@@ -14,12 +14,14 @@ import numpy as np
 
 from edgeformer.backends import OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.backends.session import Array
+from edgeformer.formats.device import Speed
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.machine.host import usable_cores
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.energy import energy_counter, measure_energy
+from edgeformer.stages.profiling.estimating.reference import Reference, typical
 from edgeformer.stages.profiling.measure import measure, summarise
 from edgeformer.stages.profiling.memory import (
     added,
@@ -36,6 +38,7 @@ Buffers = Sequence[Mapping[str, Array]]
 # Set by the parent for this process only.
 _PINNING = ("OMP_PROC_BIND", "OMP_NUM_THREADS")
 _DEVICE_CALLS = 100
+_PROBES = 5
 _BUFFERS, _LEAST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
 """Different inputs in rotation keep a cache from answering instead of the artifact; large ones are fewer."""
 
@@ -149,6 +152,11 @@ def buffers_of(spec: MeasureSpec, shape: Shape) -> Buffers:
     return spec.checked.calls(shape, max(_LEAST_BUFFERS, min(_BUFFERS, _BUFFER_BYTES // max(1, size))))
 
 
+def probed(reference: Reference | None) -> list[Speed]:
+    """Some probes of the processor's speed, as one side of a measurement needs them: one alone may meet a hiccup."""
+    return [reference.speed() for _ in range(_PROBES)] if reference is not None else []
+
+
 class _Measurement:
     """One artifact over its shapes and phases. The first one's opening and first call are the cold row."""
 
@@ -159,6 +167,8 @@ class _Measurement:
         backend = opener_of(spec.checked.artifact, spec.provider)
         self.provider = backend.provider(spec.checked.artifact, spec.provider)
         backend.load(spec.checked.artifact)  # part of the baseline: the runtime, nothing opened
+        # So is what tells the processor's speed, by which another machine can compare the times.
+        self.reference = None if on_gpu(self.provider) else Reference()
 
         unpin()
         self.buffers = {shape: buffers_of(spec, shape) for shape in spec.shapes}
@@ -179,6 +189,8 @@ class _Measurement:
                 release_unused()
         finally:
             self.meter.close()
+            if self.reference is not None:
+                self.reference.close()
 
     def _measure_item(self, item: Item, cold: bool) -> None:
         """Open afresh every time: a peak must not hold what earlier shapes made the runtime keep."""
@@ -213,9 +225,11 @@ class _Measurement:
         # A provider that brings threads of its own has as many as it likes.
         counted = self.spec.threads if provider_facts(self.provider).counts_threads else None
         pools = max(1, len(self.spec.checked.parts))
+        speeds = probed(self.reference)
         before = conditions.read_cpu()
         sample = measure(workload.call, self.rules)
         use = conditions.used_between(before, conditions.read_cpu(), self.other_threads)
+        speeds += probed(self.reference)
         memory = self._memory(workload, since_reset)
         described = conditions.describe(self.spec.threads, self.spec.gpu_uuid)
         energy = measure_energy(workload.call, energy_counter(self.provider, self.spec.gpu_uuid), self.rules)
@@ -231,6 +245,8 @@ class _Measurement:
             "foreign_cores": round(use.foreign_cores, 2),
             "buffers": len(self.buffers[item[1:]]),
         }
+        if speeds:
+            facts["speed"] = typical(speeds).model_dump()
         if why_none is not None:
             facts["no_device_ms"] = why_none
         return self._row(item, latency, memory, energy, facts).model_copy(update={"device_ms": device_ms})

@@ -22,6 +22,7 @@ from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row, Search, SizeParts
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
+from edgeformer.stages.profiling.choosing import check_options
 from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.launch import measure_in_child
@@ -29,6 +30,7 @@ from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, p
 from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
 from edgeformer.stages.profiling.search import search, verdict_of_pick
+from edgeformer.stages.profiling.settling import Grounds, settle
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
 
 __all__ = ["ProfileOptions", "profile_bundle"]
@@ -213,7 +215,10 @@ def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Searc
     manifest, records = here.bundle.manifest, here.bundle.records
     here.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
     of_targets = records.completing(manifest, here.device.match)
-    return search(manifest, rows, known, here.request.limits, here.options.search, of_targets)
+    found = search(manifest, rows, known, here.request.limits, here.options.search, of_targets)
+    gpu = here.target.gpu.uuid if here.target.gpu is not None else None
+    choice = check_options(here.options.search, manifest)
+    return settle(found, choice, Grounds(here.bundle, here.request, gpu, here.progress))
 
 
 def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator[str]:

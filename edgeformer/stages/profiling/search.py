@@ -74,8 +74,8 @@ def search(
     Returns:
         All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
         those that meet the bound and break no limit. Candidates of which every limit is known to be kept go before
-        those with a limit that nobody can decide. Differences within noise (2.5 %, or overlapping ranges of estimates)
-        do not count: the smaller file wins.
+        those with a limit that nobody can decide. Differences within noise (2.5 %, or overlapping ranges: of estimates,
+        or of measured times that are close) do not count: the smaller file wins.
 
     Raises:
         InputError: as :func:`check_options`.
@@ -204,8 +204,7 @@ def _option(
     of_device = known if row is not None and question.basis != "host" else replace(known, rows=[])
     of_row = _as_opened(of_device, row.provider, row.threads) if row is not None else of_device
     checks = check_budget([replace(of_row, why_no_rows=missing.reason)], limits).checks
-    size = Quantity(known.size_bytes, "measured", "")
-    costs = {"latency": latency, "memory": memory, "energy": energy, "size": size}
+    costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(known.size_bytes, "measured", "")}
     against = _against(checks, score, latency, choice)
     least = costs[choice.minimize]
     if least.value is None and not against:
@@ -231,8 +230,9 @@ def _option(
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
         scored_as=score.scored_as,
         scored_on=record.device if record is not None and score.value is not None else None,
+        stable=row.latency_ms.stable if row is not None else None,
     )
-    return Option(candidate, least, stable=row is None or row.latency_ms.stable is not False)
+    return Option(candidate, least)
 
 
 def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, choice: Choice) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgeformer.backends import provider_facts
 from edgeformer.bundle import Bundle
 from edgeformer.formats.claim import CaseStatus, Claim, ClaimCase, ClaimVerification
 from edgeformer.formats.claim_file import BUNDLE_FOLDER, REPORT_MEMBER, ClaimFile
@@ -19,12 +20,20 @@ from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.host import now
 from edgeformer.stages.profiling.claiming.comparing import Machine, differences, why_not_here
 from edgeformer.stages.profiling.claiming.make import environment_of, is_of, measured_rows
-from edgeformer.stages.profiling.claiming.rounds import Again, AgainRules, common_factor, measure_again
+from edgeformer.stages.profiling.claiming.rounds import (
+    Again,
+    AgainRules,
+    Holds,
+    common_factor,
+    measure_again,
+    unknown_speed,
+)
 from edgeformer.stages.profiling.consistency import require_consistent
-from edgeformer.stages.profiling.gating.gate import RULES
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
+from edgeformer.stages.profiling.gating.timed import RULES
 from edgeformer.stages.profiling.measure import MeasureRules
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec
+from edgeformer.stages.profiling.verdict import shown
 
 _NO_BUNDLE = "the claim holds its bundle's checksums only; name the bundle itself with --bundle"
 
@@ -221,6 +230,7 @@ def _cases(
             found.append(_case(row, "not comparable", why))
             continue
         doubts = list(differences(row, opened.inside.artifact(row.artifact), environment, here))
+        doubts += unknown_speed(again[place], len(again))
         found.append(_judged(again[place], options.again, factor, doubts))
     return found
 
@@ -235,7 +245,13 @@ def _spec(row: Row, checked: CheckedArtifact, gpu_uuid: str | None, options: Cla
         rules=options.rules or RULES,
         gpu_uuid=gpu_uuid,
     )
-    return PaceSpec(threads=measure.threads, gpu_uuid=gpu_uuid, item=(row.phase, row.batch, row.seq), measure=measure)
+    return PaceSpec(
+        threads=measure.threads,
+        gpu_uuid=gpu_uuid,
+        item=(row.phase, row.batch, row.seq),
+        measure=measure,
+        probes=provider_facts(row.provider).kind == "cpu",
+    )
 
 
 def _case(row: Row, status: CaseStatus, reason: str, **figures: object) -> ClaimCase:
@@ -249,17 +265,36 @@ def _judged(again: Again, rules: AgainRules, factor: float | None, doubts: Seque
     if again.refusal is not None:
         return _case(again.row, "not comparable", f"it cannot be measured here: {again.refusal}")
     known, holds = again.known, again.holds(rules.tolerance)
-    status: CaseStatus = {"yes": "confirmed", "no": "contradicted", "not known": "undecided"}[holds]  # type: ignore[assignment]
-    reason = ""
-    if holds == "not known":
-        reason = "this machine is too noisy to say, or there was too little time for more rounds; measure again"
+    status, reason = _STATUSES[holds], ""
+    if holds == "not known" and len(again.log_ratios) < again.fewest:
+        rounds = len(again.log_ratios)
+        reason = f"too little time: {rounds} of the {again.fewest} rounds that say anything; give --minutes more"
+    elif holds == "not known":
+        reason = "this machine is too noisy to say; measure again"
+    elif holds == "another speed":
+        reason = (
+            f"this processor was {again.slowness:.2f} times as slow as the claim says that its own was, and at equal "
+            "speed the time would hold: measure again when it is as fast"
+        )
     elif holds == "no" and (excuses := [*doubts, *_speeds(factor)]):
         status, reason = "not comparable", f"the time is another one, but {'; '.join(excuses)}"
     elif holds == "no":
         reason = "the same files on a machine of the same kind, under the same conditions, take another time"
-    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
+    if again.claimed_range != (1.0, 1.0):
+        low, high = (end * again.claimed_ms for end in again.claimed_range)
+        said = f"the claim calls this row not stable, and its time {shown(low, 'ms')} to {shown(high, 'ms')}"
+        reason = "; ".join(filter(None, (said, reason)))
     change = known.middle if again.log_ratios else None
-    return _case(again.row, status, reason, here_ms=again.here_ms, change=change, rounds=len(again.log_ratios), **ends)
+    told = {"here_ms": again.here_ms, "change": change, "rounds": len(again.log_ratios), "slowness": again.slowness}
+    return _case(again.row, status, reason, **told, **known.ends)
+
+
+_STATUSES: Mapping[Holds, CaseStatus] = {
+    "yes": "confirmed",
+    "no": "contradicted",
+    "not known": "undecided",
+    "another speed": "not comparable",
+}
 
 
 def _speeds(factor: float | None) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -20,16 +20,13 @@ from edgeformer.formats.report import Report
 from edgeformer.formats.report_file import read_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks, memory_check
+from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.pair import Pairing, PairRules, SideError, compare_pair
-from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS
-from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.gating.pair import Pair
+from edgeformer.stages.profiling.gating.timed import RULES, timed_checks
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
 from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
 
-RULES = replace(MeasureRules(), warmup_max_s=1.5)
-"""As for any row; but a process that does not settle goes on, for the other one meets the same machine."""
 _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 
@@ -161,90 +158,80 @@ def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
         for both in chosen
     ]
     task = here.candidate.task
+    ways = [(both, checked, way) for both, checked in opened for way in here.request.providers(both.candidate)]
     timed = [
-        (both, checked, item)
-        for both, checked in opened
+        (both, checked, way, item)
+        for both, checked, way in ways
         for shape in here.items
         for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
-        if cannot_run(both.candidate) is None
+        if cannot_run(both.candidate, way) is None
     ]
     for both, _ in opened:
         yield from file_checks(here.baseline.manifest, here.candidate.manifest, both, here.options)
-        if (refusal := cannot_run(both.candidate)) is not None:
-            yield _refused(both, refusal, matters=here.named or not timed)
-    for both, checked, item in timed:
-        yield from _timed(here, both, checked, item, here.options.error / len(timed))
+        if not here.request.providers(both.candidate):
+            status: GateStatus = "undecided" if here.named else "unknown"
+            why = f"{here.request.runtime} does not open it"
+            yield GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=why)
+    for both, _, way in ways:
+        if (refusal := cannot_run(both.candidate, way)) is not None:
+            told = _refused(both, way, refusal, matters=here.named or not timed)
+            yield told.model_copy(update={"provider": _named_way(here, way)})
+    for both, checked, way, item in timed:
+        for check in _timed(here, both, _specs(here, checked, way, item), here.options.error / len(timed)):
+            yield check.model_copy(update={"provider": _named_way(here, way)})
 
 
-def _refused(both: Both, refusal: str, matters: bool) -> GateCheck:
+def _named_way(here: _Gating, provider: str | None) -> str | None:
+    """What a check says that it was computed with: nothing, where nobody asked for a runtime."""
+    return provider if here.request.runtime is not None else None
+
+
+def _refused(both: Both, provider: str | None, refusal: str, matters: bool) -> GateCheck:
     """The latency of a candidate that this machine cannot run.
 
     Args:
         both: the artifact.
+        provider: that was to compute it; None: what fits.
         refusal: why it cannot.
         matters: somebody asked for this artifact, or no other one was timed.
     """
     status: GateStatus = "undecided" if matters else "unknown"
     reason = f"this machine can run neither: {refusal}"
-    if cannot_run(both.baseline) is None:
+    if cannot_run(both.baseline, provider) is None:
         status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
     return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
 
 
-def _timed(
-    here: _Gating, both: Both, checked: Sequence[CheckedArtifact], item: Item, error: float
-) -> Iterator[GateCheck]:
-    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
-    options, (phase, batch, seq) = here.options, item
-    specs = [
+def _specs(here: _Gating, checked: Sequence[CheckedArtifact], provider: str | None, item: Item) -> Pair:
+    """How baseline and candidate are opened; ``provider``: that computes both."""
+    threads, rules = here.request.threads[0], here.options.rules or RULES
+    first, second = (
         PaceSpec(
-            threads=here.request.threads[0],
+            threads=threads,
             gpu_uuid=here.gpu_uuid,
             item=item,
             measure=MeasureSpec(
                 checked=one,
-                provider=here.request.provider,
-                threads=here.request.threads[0],
-                shapes=((batch, seq),),
-                rules=options.rules or RULES,
+                provider=provider,
+                threads=threads,
+                shapes=(item[1:],),
+                rules=rules,
                 gpu_uuid=here.gpu_uuid,
             ),
         )
         for one in checked
-    ]
-    rules = PairRules(longest_s=options.longest_s, most=options.max_slowdown, error=error)
+    )
+    return first, second
+
+
+def _timed(here: _Gating, both: Both, pair: Pair, error: float) -> Iterator[GateCheck]:
+    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
+    phase, batch, seq = pair[0].item
     at = {"phase": phase, "batch": batch, "seq": seq}
     with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
-        try:
-            found = compare_pair((specs[0], specs[1]), rules, lambda _: here.progress.advance(1))
-        except SideError as problem:
-            # A candidate that does not run is worse than any; without a baseline there is nothing to compare with.
-            status: GateStatus = "fail" if problem.candidate else "undecided"
-            check = GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))
-            yield check.model_copy(update=at)
-            return
-    yield _latency(found, both, rules).model_copy(update=at)
-    yield memory_check(both, options, found.peaks).model_copy(update=at)
-
-
-def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
-    known, rounds = found.known, len(found.log_ratios)
-    decision = known.decision(rules.most)
-    reason = f"{rounds} rounds of two fresh processes"
-    if decision == "undecided":
-        room = "all rounds" if rounds >= MOST_ROUNDS else f"{rules.longest_s:.0f} s"
-        reason += f", which are {room}: the machine is too noisy, or the change too close to what is allowed"
-    if found.unsettled:
-        reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
-    ends = {"low": known.low, "high": known.high} if known.change != "not known" else {}
-    facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
-    facts |= {"found": known.change, "change": known.middle, "rounds": rounds, "reason": reason, **ends}
-    facts |= {"baseline": _middle(found.baseline_ms), "candidate": _middle(found.candidate_ms)}
-    return GateCheck.model_validate({**facts, "log_ratios": found.log_ratios}, strict=False)
-
-
-def _middle(values: Sequence[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+        found = timed_checks(both, pair, here.options, error, lambda _: here.progress.advance(1))
+    for check in found:
+        yield check.model_copy(update=at)
 
 
 def _notes(here: _Gating, chosen: Sequence[Both]) -> Iterator[str]:

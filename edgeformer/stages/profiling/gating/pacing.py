@@ -14,16 +14,15 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import on_gpu, opener_of
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.device import Speed
 from edgeformer.formats.report import Memory
 from edgeformer.stages.profiling.child import Send
+from edgeformer.stages.profiling.estimating.reference import Reference, typical
 from edgeformer.stages.profiling.measure import measure
-from edgeformer.stages.profiling.measuring import buffers_of, opened, unpin
+from edgeformer.stages.profiling.measuring import buffers_of, opened, probed, unpin
 from edgeformer.stages.profiling.memory import PeakMeter, added, gpu_memory_of_process, peak_meter, resident_bytes
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 from edgeformer.stages.profiling.process import End, Job
-
-_RETURN_CALLS = 2
-"""At the start of a block, not timed: the caches are the other process's by then, and the threads sleep."""
 
 
 class PaceSpec(Job):
@@ -33,6 +32,7 @@ class PaceSpec(Job):
     kind: Literal["pace"] = "pace"
     measure: MeasureSpec = Field(description="what to open, with the rules of its warm-up")
     item: Item = Field(strict=False)
+    probes: bool = Field(False, description="tell the processor's speed with every block")
     repeat: int = Field(1, ge=1, description="calls that are timed as one: a benchmark plants a slowdown with it")
 
 
@@ -51,19 +51,22 @@ class Block(Frozen):
 
     kind: Literal["block"] = "block"
     times_ms: tuple[float, ...] = Field(strict=False)
+    speed: Speed | None = Field(None, description="of the processor before and after, where it was asked for")
 
 
 ANSWERS: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block | End, Field(discriminator="kind")])
 
 
 def work(told: bytes, send: Send) -> None:
-    """Open; warm up at the first line of stdin; then a block for every line, which holds a number of calls."""
+    """Open; warm up at the first line of stdin; then a block for every line, which holds two numbers of calls: those
+    that are not timed, and those that are."""
     spec = PaceSpec.model_validate_json(told, strict=False)
     artifact = spec.measure.checked.artifact
     backend = opener_of(artifact, spec.measure.provider)
     provider = backend.provider(artifact, spec.measure.provider)
     backend.load(artifact)
     unpin()
+    reference = Reference() if spec.probes else None
     buffers = buffers_of(spec.measure, spec.item[1:])
     meter, baseline = peak_meter(), resident_bytes()
     with closing(meter), closing(opened(spec.measure, spec.item, provider, buffers)) as workload:
@@ -78,12 +81,16 @@ def work(told: bytes, send: Send) -> None:
         # The warm-up of the measuring rules; one call behind it, because the sample is taken in blocks.
         rules = replace(spec.measure.rules, min_s=0.0, min_calls=1, max_s=0.0)
         sample = measure(call, rules)
-        typical = sample.warmup_s * 1000 / sample.warmup_calls
+        call_ms = sample.warmup_s * 1000 / sample.warmup_calls
         memory = _memory(provider, spec.gpu_uuid, meter, baseline)
-        send(Ready(provider=provider, call_ms=typical, memory=memory, settled=sample.stable))
+        send(Ready(provider=provider, call_ms=call_ms, memory=memory, settled=sample.stable))
         gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
-            send(Block(times_ms=tuple(_block(call, int(line)))))
+            speeds = probed(reference)
+            untimed, timed = map(int, line.split())
+            times_ms = _block(call, untimed, timed)
+            speeds += probed(reference)
+            send(Block(times_ms=tuple(times_ms), speed=typical(speeds) if speeds else None))
 
 
 def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_bytes: int) -> Memory:
@@ -91,9 +98,9 @@ def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_byte
     return gpu_memory_of_process(gpu_uuid) if on_gpu(provider) else added(meter, baseline_bytes, since_reset=True)
 
 
-def _block(call: object, calls: int) -> list[float]:
+def _block(call: object, untimed: int, calls: int) -> list[float]:
     assert callable(call)
-    for index in range(_RETURN_CALLS):
+    for index in range(untimed):
         call(index)
     times_ms = []
     for index in range(calls):

@@ -19,21 +19,33 @@ from edgeformer.formats.report import Memory
 from edgeformer.stages.profiling.gating.files import SidePeak
 from edgeformer.stages.profiling.gating.pacing import PaceSpec, Ready, typical_ms
 from edgeformer.stages.profiling.gating.player import Player, PlayerError, calls_of_block, player
-from edgeformer.stages.profiling.gating.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, interval
+from edgeformer.stages.profiling.gating.sequential import (
+    ERROR,
+    EVERY,
+    MOST_ROUNDS,
+    Interval,
+    fewest_rounds,
+    interval,
+)
 
 Pair = tuple[PaceSpec, PaceSpec]
 """Baseline and candidate."""
 
 
+_RETURN = 2
+"""Calls at the start of a block, not timed: the caches are the other process's by then, and the threads sleep."""
+_SLOW_MS, _SLOW_PAIRS, _SLOW_RETURN = 100.0, 3, 1
+"""Calls that take longer vary less, and what a return costs is a smaller part of them: fewer of both are enough."""
+_EXTENDED = 4
 _SIDES = ("baseline", "candidate")
 
 
 class SideError(ArtifactError):
-    """One of the two cannot be measured. ``candidate``: it is that one."""
+    """One of the two cannot be measured. ``candidate``: it is that one. ``why``: as its process said."""
 
-    def __init__(self, side: int, reason: str) -> None:
-        super().__init__(f"the {_SIDES[side]} cannot be measured: {reason}")
-        self.candidate = side == 1
+    def __init__(self, side: int, why: str, again: str = "") -> None:
+        super().__init__(f"the {_SIDES[side]} cannot be measured: {why}{again}")
+        self.side, self.candidate, self.why = side, side == 1, why
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,8 @@ class PairRules:
     Attributes:
         pairs: of blocks in a round; odd, so that their median is one of them.
         block_s: about what a block takes; ``block_calls`` are its fewest calls.
-        longest_s: no new round begins later than this after the first one.
+        longest_s: no new round begins later than this after the first one, unless too few were measured to say
+            anything: then up to four times as late.
         most: the largest slowdown that is allowed; None: measured until the interval is ``error`` narrow or time ends.
         error: the chance that any interval misses.
     """
@@ -58,7 +71,11 @@ class PairRules:
 
 @dataclass
 class Pairing:
-    """What the rounds have given, of the baseline and the candidate. Of their ``…_ms``: a round's medians."""
+    """What the rounds have given, of the baseline and the candidate. Of their ``…_ms``: a round's medians.
+
+    ``stumbles``: what made a round be measured once more, in words. ``needs_s``: that the fewest rounds would take,
+    where that is too long to begin.
+    """
 
     log_ratios: list[float] = field(default_factory=list)
     baseline_ms: list[float] = field(default_factory=list)
@@ -67,6 +84,8 @@ class Pairing:
     known: Interval = field(default_factory=lambda: interval([]))
     providers: tuple[str, str] = ("", "")
     unsettled: int = 0
+    stumbles: list[str] = field(default_factory=list)
+    needs_s: float | None = None
 
     @property
     def peaks(self) -> tuple[SidePeak, SidePeak]:
@@ -78,6 +97,9 @@ class Pairing:
 def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None] = lambda _: None) -> Pairing:
     """Measure rounds until the slowdown is known well enough, or time or rounds are used up.
 
+    A process that cannot go on may have met a moment without memory, or a signal meant for another one: the round is
+    measured once more. A side that fails twice, in whichever rounds, cannot be measured.
+
     Args:
         pair: baseline and candidate.
         rules: how, and what is enough.
@@ -86,15 +108,33 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
     Raises:
         SideError: one of the two cannot be measured.
     """
-    found, began = Pairing(), time.perf_counter()
-    while len(found.log_ratios) < MOST_ROUNDS and time.perf_counter() - began < rules.longest_s:
-        _round(pair, rules, len(found.log_ratios), found)
+    found, began, failed, fewest = Pairing(), time.perf_counter(), set[int](), fewest_rounds(rules.error)
+    while len(found.log_ratios) < MOST_ROUNDS:
+        took_s, rounds = time.perf_counter() - began, len(found.log_ratios)
+        if rounds >= fewest and took_s >= rules.longest_s:
+            break
+        if 0 < rounds < fewest and (needs_s := took_s * fewest / rounds) > rules.longest_s * _EXTENDED:
+            found.needs_s = needs_s
+            break
+        _insist(pair, rules, found, failed)
         advance(found)
         if len(found.log_ratios) % EVERY == 0:
             found.known = interval(found.log_ratios, rules.error)
             if found.known.decision(rules.most) != "undecided":
                 break
     return found
+
+
+def _insist(pair: Pair, rules: PairRules, found: Pairing, failed: set[int]) -> None:
+    """A round, measured once more for each side that fails for the first time; ``failed``: those that have."""
+    while True:
+        try:
+            return _round(pair, rules, len(found.log_ratios), found)
+        except SideError as error:
+            if error.side in failed:
+                raise SideError(error.side, error.why, " (its second failure)") from None
+            failed.add(error.side)
+            found.stumbles.append(f"the {_SIDES[error.side]} failed: {error.why}")
 
 
 def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
@@ -110,11 +150,12 @@ def _round(pair: Pair, rules: PairRules, number: int, found: Pairing) -> None:
                 ready[side] = players[side].ready()
         slowest_ms = max(one.call_ms for one in ready.values())
         calls = calls_of_block(slowest_ms, rules.block_s, rules.block_calls)
+        slow = slowest_ms > _SLOW_MS
         times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(rules.pairs):
+        for turn in range(min(rules.pairs, _SLOW_PAIRS) if slow else rules.pairs):
             for side in order if turn % 2 == 0 else order[::-1]:
                 with _named(side):
-                    times[side].append(typical_ms(players[side].block(calls)))
+                    times[side].append(typical_ms(players[side].block(calls, _SLOW_RETURN if slow else _RETURN)))
     baseline, candidate = times
     found.log_ratios.append(median(log(b / a) for a, b in zip(baseline, candidate, strict=True)))
     found.baseline_ms.append(median(baseline) / pair[0].repeat)

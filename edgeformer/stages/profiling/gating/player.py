@@ -43,9 +43,9 @@ class Player:
         assert isinstance(answer, Ready)
         return answer
 
-    def block(self, calls: int) -> Block:
-        """Time so many calls."""
-        self._ask(str(calls))
+    def block(self, calls: int, untimed: int = 2) -> Block:
+        """Time so many calls, after some ``untimed`` ones."""
+        self._ask(f"{untimed} {calls}")
         answer = self._answer()
         assert isinstance(answer, Block)
         return answer

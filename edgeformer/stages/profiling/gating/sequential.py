@@ -38,13 +38,24 @@ class Interval:
     high: float
 
     @property
-    def change(self) -> Change:
-        """What can be said of the direction."""
+    def ends(self) -> dict[str, float]:
+        """``low`` and ``high``; empty where the sample is too small to have any."""
+        return {"low": self.low, "high": self.high} if self.high < inf and self.low > -1 else {}
+
+    def change(self, most: float) -> Change:
+        """What can be said of the direction.
+
+        No different is what lies within half of the slowdown that is allowed, to either side: an interval that merely
+        holds zero may hold a tenth more as well.
+
+        Args:
+            most: the largest slowdown that is allowed, e.g. 0.05.
+        """
         if self.low > 0:
             return "slower"
         if self.high < 0:
             return "faster"
-        return "no different" if self.high < inf and self.low > -1 else "not known"
+        return "no different" if -most / 2 < self.low and self.high < most / 2 else "not known"
 
     def decision(self, most: float) -> Decision:
         """Against the largest slowdown that is allowed.
@@ -79,6 +90,15 @@ def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:
     middle = float(np.median(ordered)) if ordered else 0.0
     low, high = (exp(end) - 1 if end < inf else inf for end in ends)
     return Interval(exp(middle) - 1, low, high)
+
+
+def fewest_rounds(error: float = ERROR) -> int:
+    """Rounds before which no interval has ends; the smaller the error, the more.
+
+    Args:
+        error: the chance that an interval of the run misses.
+    """
+    return min(_boundaries(error), default=MOST_ROUNDS)
 
 
 @lru_cache(maxsize=16)
