@@ -176,8 +176,9 @@ def main() -> int:
     if asked.way:
         child(asked)
         return 0
-    if asked.rows < 2 * _WINDOW * _BATCH:
-        parser.error(f"--rows: at least {2 * _WINDOW * _BATCH}, two windows of which the first warms up")
+    # Two windows, of which the first warms up; and the recipe keeps a tenth of the rows to select by.
+    if asked.rows < 3 * _WINDOW * _BATCH:
+        parser.error(f"--rows: at least {3 * _WINDOW * _BATCH}")
     watch, limit = Watch(), Limit(asked.minutes)
     limit.tell(asked.rounds * (0.9 + asked.rows / 700))
     rates, precision = measured(asked, limit)
