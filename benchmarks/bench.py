@@ -70,7 +70,7 @@ CASES = (
     Case("decode", ("--rounds", "4", "--minutes", "6")),
     Case(
         "hugging_face_trainer",
-        ("--model", "{model}", "--data", "{data}", "--rows", "640", "--rounds", "3", "--minutes", "5"),
+        ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "3", "--minutes", "6"),
         ("model", "data"),
         ("transformers",),
     ),
