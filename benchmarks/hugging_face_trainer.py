@@ -11,9 +11,9 @@ The classifiers differ by what transformers puts in front of the last layer: the
 own, where the recipe takes the mean over the tokens; that is one product of a row per text, against six layers.
 
 Samples per second are those of all logging windows but the first, which warms up. Of each round the ratio is taken.
-``Trainer`` groups texts among as many as a quarter of the rows, up to 1,600, and begins with the longest: few rows would
-group worse than real sets do, and the first window leaves out a little of its dearest work. Padded texts all cost the
-same, so a few batches of them do.
+``Trainer`` groups texts among as many as a quarter of the rows, up to 1,600, and begins with the longest: few rows
+would group worse than real sets do, and the first window leaves out a little of its dearest work. Padded texts all cost
+the same, so a few batches of them do.
 
 Usage: python -m benchmarks.hugging_face_trainer --model DIR --data DIR [--rows 4800] [--rounds 3] [--minutes 9]
                                                  [--threads N] [--json FILE]
