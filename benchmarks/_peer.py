@@ -1,12 +1,10 @@
 """Child of peers.py: one way of computing a model, timed on request. Only edgeformer's own ways import edgeformer.
 
-Prints ``{"ready": …}``, or ``{"unavailable": why}`` and ends. Then each line of its input, ``BATCH SEQ CALLS``, is
-answered by the milliseconds of so many calls, as a JSON list.
+Each request, ``[BATCH, SEQ, CALLS]``, is answered by the milliseconds of so many calls.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.ways import serve
 
 Call = Callable[[], object]
 Prepare = Callable[[int, int], Call]
@@ -159,22 +159,23 @@ def timed(call: Call, calls: int) -> list[float]:
     return found
 
 
+def answering(name: str, model: Path, threads: int) -> Callable[[list[int]], list[float]]:
+    """What answers requests. Raises whatever the way's libraries raise."""
+    prepare, prepared = way_named(name, model, threads), dict[tuple[int, int], Call]()
+
+    def answer(request: list[int]) -> list[float]:
+        batch, seq, calls = request
+        if (batch, seq) not in prepared:
+            prepared[batch, seq] = prepare(batch, seq)
+        return timed(prepared[batch, seq], calls)
+
+    return answer
+
+
 def main() -> None:
     """NAME MODEL THREADS."""
     name, model, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
-    try:
-        prepare = way_named(name, model, threads)
-    except Exception as error:  # whatever is missing is told
-        print(json.dumps({"unavailable": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
-        return
-    print(json.dumps({"ready": name}), file=answers, flush=True)
-    prepared: dict[tuple[int, int], Call] = {}
-    for line in sys.stdin:
-        batch, seq, calls = map(int, line.split())
-        if (batch, seq) not in prepared:
-            prepared[batch, seq] = prepare(batch, seq)
-        print(json.dumps(timed(prepared[batch, seq], calls)), file=answers, flush=True)
+    serve(name, lambda: answering(name, model, threads))
 
 
 if __name__ == "__main__":

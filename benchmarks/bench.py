@@ -3,9 +3,10 @@
 The models are made first: the light recurrent encoder and the baseline, trained for a hundred steps (random and
 trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
 cannot run here is skipped, and the reason is told and kept; what there is no time for, too. A script that fails leaves
-the others alone. Each writes its JSON below --out, and session.json says of every one whether it ran, how long it took,
-or why not. `make results` shows what that session in benchmarks/results/bench says was done. --only adds to the session
-that is there, if that was of the same machine and versions, and begins another one if not.
+the others alone; one that could not judge all of its bars is incomplete, and says why. Each writes its JSON below
+--out, and session.json says of every one whether it ran, how long it took, or why not. `make results` shows what that
+session in benchmarks/results/bench says was done. --only adds to the session that is there, if that was of the same
+machine and versions, and begins another one if not.
 
 Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--model DIR] [--crt RUN]… [--peers-python FILE]
                                   [--only NAME,…] [--minutes 30]
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.judging import INCOMPLETE
 from edgeformer.backends import library_versions
 from edgeformer.machine.host import code_version, cpu_name, default_threads, now
 
@@ -57,18 +59,18 @@ class Case:
 
 CASES = (
     Case("waiting", ("{light}", "--rounds", "3"), ("light",)),
-    Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "10"), ("light", "baseline")),
+    Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "5", "--minutes", "4"), ("light", "baseline")),
     Case("openvino_speed", ("{light}/bundle", "--rounds", "15"), ("light",), ("openvino",)),
     Case(
         "peers",
         ("--model", "{model}", "--bundle", "{minilm}/bundle", "--light", "{light}/bundle",
-         "--peers-python", "{peers_python}", "--rounds", "8"),
+         "--peers-python", "{peers_python}", "--rounds", "4", "--minutes", "6"),
         ("model", "minilm", "light"),
     ),
-    Case("decode", ("--rounds", "3")),
+    Case("decode", ("--rounds", "4", "--minutes", "6")),
     Case(
         "hugging_face_trainer",
-        ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "1"),
+        ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "3", "--minutes", "6"),
         ("model", "data"),
         ("transformers",),
     ),
@@ -134,23 +136,21 @@ class Models:
 
     def _edgeformer(self, *words: str) -> None:
         command = [sys.executable, "-m", "edgeformer", *words, "--artifacts", str(self.folder)]
-        failed = finished(command, self.deadline, allowed=(0, 3))
-        if failed is not None:
-            raise LookupError(f"edgeformer {' '.join(words)}: {failed}")
+        code, why = finished(command, self.deadline)
+        if code not in (0, INCOMPLETE):
+            raise LookupError(f"edgeformer {' '.join(words)}: {why}")
 
 
-def finished(command: Sequence[str], deadline: float, allowed: Sequence[int] = (0,)) -> str | None:
-    """Why a command failed; None: it did not. It is ended at the deadline."""
+def finished(command: Sequence[str], deadline: float) -> tuple[int | None, str]:
+    """A command's exit code, and its last words. It is ended at the deadline, and has no code then."""
     left = deadline - time.monotonic()
     if left <= 0:
-        return "no time is left"
+        return None, "no time is left"
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
     except subprocess.TimeoutExpired:
-        return "it was ended when the time was over"
-    if done.returncode in allowed:
-        return None
-    return (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        return None, "it was ended when the time was over"
+    return done.returncode, (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
 
 
 def command_of(case: Case, models: Models, out: Path) -> list[str]:
@@ -168,7 +168,7 @@ def command_of(case: Case, models: Models, out: Path) -> list[str]:
 
 
 def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
-    """What became of a case: ``status`` done, skipped or failed, ``seconds``, ``reason``."""
+    """What became of a case: ``status`` done, incomplete, skipped or failed, ``seconds``, ``reason``."""
     began = time.monotonic()
     out = folder / f"{case.name}.json"
     try:
@@ -179,10 +179,11 @@ def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
         return {"status": "skipped", "reason": str(error)}
     out.unlink(missing_ok=True)  # a script that fails leaves none of an earlier session
     made, began = began, time.monotonic()
-    failed = finished(command, models.deadline)
-    found: dict[str, Any] = {"status": "done" if failed is None else "failed", "seconds": time.monotonic() - began}
+    code, why = finished(command, models.deadline)
+    status = {0: "done", INCOMPLETE: "incomplete"}.get(code if code is not None else -1, "failed")
+    found: dict[str, Any] = {"status": status, "seconds": time.monotonic() - began}
     found |= {"preparing_s": began - made, "measured": now(), "code_version": code_version()}
-    return {**found, **({"reason": failed} if failed is not None else {})}
+    return {**found, **({"reason": why} if status != "done" else {})}
 
 
 def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:

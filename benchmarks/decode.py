@@ -1,225 +1,298 @@
-"""Decoding CRT-Deep on this CPU as `generate` does, FP32 and INT8, against cached decoding in torch; and its prompt.
+"""Decoding CRT-Deep on this CPU as `generate` does, in FP32, INT8 and blocks of 4 and 8 bits, against torch.
 
-Random weights, an exported bundle's own graphs: the decode graph (all loops in one call) and the step graphs, which
-stop after any loop. torch is eager with keys, values and convolution inputs kept; its matrix products are routed as
-``set_float32_matmul_precision`` does with --matmul, and ``OMP_PROC_BIND=true`` pins its threads. All variants take
-turns, A B C A B C …, in one process; ratios are of medians, round by round, with their spread.
+Random weights, an exported bundle's own graphs. Every way is a process of its own that stays open and waits: the decode
+graph (all loops in one call) and the step graphs (which stop after any loop), each opened as edgeformer opens it, and
+torch: eager, with keys, values and convolution inputs kept, its threads pinned, and of the ways that torch has of
+computing a product with one row the fastest that is as exact as FP32. Of each round all are asked in turn, every other
+round backwards; ratios are round by round, with their spread.
 
-``exits``: how much faster a step that stops after loop e is than one through all L, embedding and head subtracted from
-both, as a share of L / e. ``prefill``: a prompt read in one call, to the logits of its next token, against one forward
-of the full graph on the same tokens, and against as many steps of one token.
+The bars: torch's time over that of the decode graph in FP32 (3), and over that of the fastest with 8-bit or 4-bit
+weights (6). ``exits``: how much faster a step that stops after loop e is than one through all L, embedding and head
+subtracted from both, as a share of L / e (0.9). ``prefill``: a prompt read in one call, to the logits of its next
+token, over one forward of the full graph on the same tokens, which computes the logits of the last one only, too (1.5).
 
-Usage: python -m benchmarks.decode [--recipe crt_deep_rtx4050] [--context 512] [--rounds 5] [--tokens 8] [--threads N]
-                                   [--matmul highest|high|medium] [--graphs DIR] [--json FILE]
+Each way's weights per second are told beside the memory's rate. The last logits of all are compared with those of an
+uncached forward of the whole text in torch, at every exit.
+
+Usage: python -m benchmarks.decode [--recipe crt_deep_rtx4050] [--context 512] [--rounds 7] [--tokens 8] [--minutes 9]
+                                   [--threads N] [--graphs DIR [--export-only]] [--json FILE]
+
+--graphs keeps the exported graphs there, or uses those that are there; --export-only ends when they are written, so
+that another call has its minutes for measuring. The exit code is 3 where a bar was not judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-import torch
 
-from benchmarks.onnx_decode import Writing, ratio, spread
-from edgeformer.backends.decoder import Decoder
-from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
-from edgeformer.backends.torch.session import torch_decoder
+from benchmarks._decode import PRECISIONS, STEPPED
+from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
+from benchmarks.ways import Way, environment
+from edgeformer.backends import library_versions
 from edgeformer.families import load_recipe
-from edgeformer.families.crt.cache import CachedLoops
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.crt.network import NETWORK, build_crt
-from edgeformer.families.tracing import cut_out
 from edgeformer.machine.host import cpu_name, default_threads, now
-from edgeformer.stages.exporting.graph_files import weights_file, write_graph
-from edgeformer.stages.exporting.int8 import quantized_graphs
-from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
 
-PRECISIONS = ("fp32", "int8")
-DECODE, FULL = "decode", "full"
-Files = dict[str, Path]
+_TORCH, _FP32_BAR, _BITS_BAR, _EXIT_BAR, _PREFILL_BAR = "torch", 3.0, 6.0, 0.9, 1.5
+Times = dict[str, list[float]]
 
 
-def write_graphs(model: CRT, folder: Path) -> dict[str, Files]:
-    """Precision → part → file: the step graphs, the decode graph, and the full forward of the last exit."""
-    known = {precision: folder / precision for precision in PRECISIONS}
-    if not all((place / "done").is_file() for place in known.values()):
-        started = time.perf_counter()
-        plain = NETWORK.trace(model, ["input_ids"], steps=True)
-        for precision, place in known.items():
-            place.mkdir(parents=True, exist_ok=True)
-            graphs = plain if precision == "fp32" else quantized_graphs(plain, place)
-            assert graphs.decode is not None
-            full = cut_out(graphs.exits, {exit_logits(model.loops): "logits"})
-            with weights_file(place / "model.onnx_data") as weights:
-                for name, graph in {**graphs.steps, DECODE: graphs.decode, FULL: full}.items():
-                    write_graph(graph, place / f"{name}.onnx", weights)
-            (place / "done").touch()
-            print(f"{precision} written after {time.perf_counter() - started:.0f} s", flush=True)
-    return {precision: {path.stem: path for path in place.glob("*.onnx")} for precision, place in known.items()}
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Of two ways, round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
 
 
 class Bench:
     """All that is compared.
 
     Args:
-        settings: of the command line.
+        recipe: of the model.
+        asked: the command line.
+        folder: of the graphs.
+        stack: ends the processes.
     """
 
-    def __init__(self, model: CRT, files: dict[str, Files], settings: argparse.Namespace) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, recipe: LanguageRecipe, asked: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self._asked, self._folder, self._stack = asked, folder, stack
+        self.loops, self._words = recipe.model.loops, recipe.model.vocab_size
+        self.exits = (*recipe.model.exits, self.loops)
         self._draw = np.random.default_rng(0)
-        self.prompt = self.tokens(settings.context)
-        self.parts, self.decode, self.full = {}, {}, {}
-        for precision, paths in files.items():
-            self.parts[precision] = StepParts(paths, model.loops, model.exits, self._opened)
-            self.decode[precision], self.full[precision] = (self._opened(paths[name]) for name in (DECODE, FULL))
-        last = model.loops
-        self.writing = {"torch": Writing(torch_decoder(CachedLoops(model)), self.prompt, last)}
-        for precision in files:
-            text = Decoder(FullDepthEngine(self.decode[precision]))
-            self.writing[f"{precision} decode graph"] = Writing(text, self.prompt, last)
-            for loop in model.exits:
-                steps = Decoder(StepEngine(self.parts[precision]))
-                self.writing[f"{precision} steps, exit {loop}"] = Writing(steps, self.prompt, loop)
+        self.prompt = self._tokens(asked.context)
+        self._text = list(self.prompt)
 
-    def _opened(self, path: Path) -> OnnxSession:
-        return OnnxSession(path, threads=self.settings.threads, in_turns=True)
+    def export(self) -> float:
+        """Seconds that writing the graphs took."""
+        with ExitStack() as alone:
+            seconds: float = self._opened("graphs", alone).ask({})
+        return seconds
 
-    def tokens(self, count: int) -> list[int]:
-        """At random."""
-        return list(self._draw.integers(self.model.tokens.num_embeddings, size=count).tolist())
+    def open(self) -> dict[str, Any]:
+        """Start every way, tune torch, read the prompt; what torch was told."""
+        names = [_TORCH, *(f"{precision} decode" for precision in PRECISIONS)]
+        names += [f"{precision} {kind}" for precision in STEPPED for kind in ("steps", "full")]
+        self._ways = {name: self._opened(name, self._stack) for name in names}
+        # What all are asked for: name of the figure → way and loop.
+        self._asks = {_TORCH: (_TORCH, self.loops)}
+        self._asks |= {f"{name} graph": (name, self.loops) for name in names if name.endswith("decode")}
+        self._asks |= {f"{p} steps, exit {loop}": (f"{p} steps", loop) for p in STEPPED for loop in self.exits}
+        tuned: dict[str, Any] = self._ways[_TORCH].ask({"do": "tune"})
+        for way, loop in self._asks.values():
+            self._ways[way].ask({"do": "read", "ids": self.prompt, "loop": loop})
+        return tuned
 
-    def rounds(self) -> Iterator[dict[str, float]]:
-        """Milliseconds of everything in turns; a first round warms up and is not given."""
-        for number in range(self.settings.rounds + 1):
-            fresh = self.tokens(self.settings.tokens)
-            found = {name: writing.median_ms(fresh) for name, writing in self.writing.items()}
-            for precision in self.parts:
-                found |= {f"{precision} {name}": value for name, value in self._ends(precision, fresh).items()}
-            if number:
-                print(
-                    f"round {number}: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()), flush=True
-                )
-                yield found
+    def weight_bytes(self) -> dict[str, int]:
+        """Precision → bytes of weights that one token's products read."""
+        return {name: self._ways[f"{name} decode"].ask({"do": "weight_bytes"}) for name in PRECISIONS}
 
-    def _ends(self, precision: str, fresh: list[int]) -> dict[str, float]:
-        """Embedding and head alone; the prompt in one call, and one forward of the full graph on it."""
-        parts, ids = self.parts[precision], np.array([self.prompt], dtype=np.int64)
-
-        def ends(token: int) -> None:
-            engine = StepEngine(parts)
-            engine.readout(engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False), self.model.loops)
-
-        return {
-            "embedding and head": statistics.median(timed_ms(lambda token=token: ends(token)) for token in fresh),
-            "prefill": timed_ms(
-                lambda: Writing(Decoder(FullDepthEngine(self.decode[precision])), self.prompt, self.model.loops)
-            ),
-            "full forward": timed_ms(lambda: self.full[precision].run({"input_ids": ids})),
-        }
-
-    def differences(self) -> dict[str, float]:
-        """Largest difference of the last logits from those of a full forward in torch, once all rounds are over."""
+    def round(self, number: int) -> dict[str, float]:
+        """Milliseconds of everything, all in turn."""
+        fresh = self._tokens(self._asked.tokens)
+        self._text += fresh
         found = {}
-        for name, writing in self.writing.items():
-            loop = int(name.rsplit(" ", 1)[-1]) if "exit" in name else self.model.loops
-            reference = self.writing["torch"].logits if loop == self.model.loops else None
-            if reference is not None and name != "torch":
-                found[name] = float(np.abs(writing.logits - reference).max())
+        for name in [*self._asks][:: -1 if number % 2 else 1]:
+            way, loop = self._asks[name]
+            found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
+        for precision in STEPPED:
+            found[f"{precision} embedding and head"] = self._ways[f"{precision} steps"].ask(
+                {"do": "ends", "ids": fresh}
+            )
         return found
 
+    def prompts(self, number: int) -> dict[str, float]:
+        """Milliseconds of reading the prompt in one call, and of one forward of the full graph, in turn.
 
-def timed_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of one call."""
-    started = time.perf_counter()
-    call()
-    return 1000 * (time.perf_counter() - started)
+        Texts begin anew with it.
+        """
+        asks = {f"{precision} prefill": f"{precision} decode" for precision in STEPPED}
+        asks |= {f"{precision} full forward": f"{precision} full" for precision in STEPPED}
+        request = {"do": "read", "ids": self.prompt, "loop": self.loops}
+        return {name: self._ways[asks[name]].ask(request) for name in [*asks][:: -1 if number % 2 else 1]}
+
+    def differences(self) -> dict[str, float]:
+        """Largest difference of every way's last logits from those of an uncached forward of its whole text."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = str(Path(folder) / "logits.npz")
+            self._ways[_TORCH].ask({"do": "reference", "ids": self._text, "file": file})
+            with np.load(file) as read:
+                exact = {int(loop): read[loop] for loop in read.files}
+            found = {}
+            for name, (way, loop) in self._asks.items():
+                own = str(Path(folder) / "own.npy")
+                self._ways[way].ask({"do": "save", "file": own, "loop": loop})
+                found[name] = float(np.abs(np.load(own) - exact[loop]).max())
+        return found
+
+    def _tokens(self, count: int) -> list[int]:
+        return list(self._draw.integers(self._words, size=count).tolist())
+
+    def _opened(self, name: str, stack: ExitStack) -> Way:
+        threads = self._asked.threads
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks._decode",
+            name,
+            self._asked.recipe,
+            str(self._folder),
+            str(threads),
+        ]
+        way = Way(name, command, environment(threads, torch_alone=name == _TORCH), stack)
+        if way.reason:
+            raise SystemExit(f"{name}: {way.reason}")
+        return way
 
 
-def measure(bench: Bench) -> dict[str, Any]:
-    """Times and ratios."""
-    rounds = list(bench.rounds())
-    times = {name: [one[name] for one in rounds] for name in rounds[0]}
-    loops, result = bench.model.loops, {"ms": {name: spread(values) for name, values in times.items()}}
-    for precision in bench.parts:
-        ends, whole = times[f"{precision} embedding and head"], times[f"{precision} steps, exit {loops}"]
-        share = {}
-        for loop in bench.model.exits[:-1]:
-            early = times[f"{precision} steps, exit {loop}"]
-            gains = [(w - e) / (t - e) for w, t, e in zip(whole, early, ends, strict=True)]
-            share[str(loop)] = spread([gain * loop / loops for gain in gains])
-        prefill = times[f"{precision} prefill"]
-        result[precision] = {
-            "torch_over_decode_graph": ratio(times["torch"], times[f"{precision} decode graph"]),
-            "torch_over_steps": ratio(times["torch"], whole),
-            "exits_share_of_loop_ratio": share,
-            "prefill_over_full_forward": ratio(prefill, times[f"{precision} full forward"]),
-            "token_by_token_over_prefill": ratio(
-                [value * bench.settings.context for value in times[f"{precision} decode graph"]], prefill
-            ),
-        }
-    return {**result, "max_abs_difference_from_torch": bench.differences()}
+def shares(times: Times, precision: str, exits: Sequence[int]) -> dict[int, list[float]]:
+    """Exit → how much faster a step that stops there is, embedding and head subtracted, as a share of L / e."""
+    *early, last = exits
+    ends, whole = times[f"{precision} embedding and head"], times[f"{precision} steps, exit {last}"]
+    return {
+        loop: [
+            (w - e) / (t - e) * loop / last
+            for w, t, e in zip(whole, times[f"{precision} steps, exit {loop}"], ends, strict=True)
+        ]
+        for loop in early
+    }
 
 
-def show(result: dict[str, Any]) -> None:
-    """The ratios as sentences."""
+def bars_of(times: Times, exits: Sequence[int]) -> list[Bar]:
+    """Every bar of this script."""
+    speed = {name: ratio(times[_TORCH], times[f"{name} decode graph"]) for name in PRECISIONS}
+    fewest = max((name for name in PRECISIONS if name != "fp32"), key=lambda name: statistics.median(speed[name]))
+    bars = [judged("torch over the decode graph, fp32", speed["fp32"], _FP32_BAR, at_least=True)]
+    bars.append(judged(f"torch over the decode graph, {fewest}", speed[fewest], _BITS_BAR, at_least=True))
+    for precision in STEPPED:
+        for loop, found in shares(times, precision, exits).items():
+            bars.append(judged(f"share of the loops' ratio, exit {loop}, {precision}", found, _EXIT_BAR, at_least=True))
+        prompts = ratio(times[f"{precision} prefill"], times[f"{precision} full forward"])
+        bars.append(judged(f"prefill over one forward, {precision}", prompts, _PREFILL_BAR, at_least=False))
+    return bars
+
+
+def summary(times: Times, exits: Sequence[int], context: int) -> dict[str, Any]:
+    """Times, and every ratio with its spread, by precision."""
+    result: dict[str, Any] = {"ms": {name: spread(values) for name, values in times.items()}}
     for precision in PRECISIONS:
-        for name, value in result[precision].items():
-            several = value if "median" not in value else {"": value}
-            for loop, one in several.items():
-                what = f"{precision} {name.replace('_', ' ')} {loop}".rstrip()
-                print(f"{what}: {one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f})")
-    print(f"largest differences: {result['max_abs_difference_from_torch']}")
+        graph = times[f"{precision} decode graph"]
+        result[precision] = {"torch_over_decode_graph": spread(ratio(times[_TORCH], graph))}
+        if precision not in STEPPED:
+            continue
+        prefill = times[f"{precision} prefill"]
+        by_token = [value * context / whole for value, whole in zip(graph, prefill, strict=False)]
+        result[precision] |= {
+            "torch_over_steps": spread(ratio(times[_TORCH], times[f"{precision} steps, exit {exits[-1]}"])),
+            "exits_share_of_loop_ratio": {
+                str(e): spread(found) for e, found in shares(times, precision, exits).items()
+            },
+            "prefill_over_full_forward": spread(ratio(prefill, times[f"{precision} full forward"])),
+            "token_by_token_over_prefill": spread(by_token),
+        }
+    return result
 
 
-def main() -> None:
-    """Command line."""
+def rates(times: Times, read: Mapping[str, int], bandwidth: float) -> dict[str, Any]:
+    """Gigabytes of weights per second by each way that takes all loops; what memory gives; the time that it would take.
+
+    Args:
+        read: precision → bytes of weights that a token's products read.
+        bandwidth: bytes per second.
+    """
+    ways = {_TORCH: "fp32", **{f"{precision} decode graph": precision for precision in PRECISIONS}}
+    return {
+        "weight_bytes_per_token": dict(read),
+        "memory_gb_per_s": bandwidth / 1e9,
+        "floor_ms": {precision: 1000 * size / bandwidth for precision, size in read.items()},
+        "gb_per_s": {way: read[name] / statistics.median(times[way]) / 1e6 for way, name in ways.items()},
+    }
+
+
+def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Times, Times, float]:
+    """Of every round the times of tokens and of prompts, and the median rate of memory; a first one warms up."""
+    tokens: Times = {}
+    prompts: Times = {}
+    with ExitStack() as stack:
+        command = [sys.executable, "-m", "benchmarks._torch_rates", str(asked.threads), "64", "64"]
+        memory = Way("memory", command, environment(asked.threads, torch_alone=True), stack)
+        bandwidths = [memory.ask("rates")["bandwidth"] for _ in range(3)]
+    for part, kept in ((bench.prompts, prompts), (bench.round, tokens)):
+        part(1)
+        for number in limit.rounds(asked.rounds):
+            found = part(number)
+            for name, value in found.items():
+                kept.setdefault(name, []).append(value)
+            print(f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()), flush=True)
+    return tokens, prompts, statistics.median(bandwidths)
+
+
+def options() -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="crt_deep_rtx4050")
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=8, help="tokens per round and variant")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=8, help="tokens per round and way")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="of everything; rounds that would end later are left out"
+    )
     parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--matmul", choices=["highest", "high", "medium"], default="medium", help="of torch")
     parser.add_argument("--graphs", type=Path, help="keep the exported graphs here, or use those that are there")
+    parser.add_argument("--export-only", action="store_true", help="write the graphs to --graphs, and end")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe)
+    asked = parser.parse_args()
+    if asked.export_only and asked.graphs is None:
+        parser.error("--export-only: name the folder: --graphs DIR")
+    return asked
+
+
+def main() -> int:
+    """Command line; 3 where a bar was not judged."""
+    asked = options()
+    recipe = load_recipe(asked.recipe)
     if not isinstance(recipe, LanguageRecipe):
-        raise SystemExit(f"{arguments.recipe} is no language model")
-    if arguments.context + arguments.tokens * (arguments.rounds + 1) > recipe.model.max_positions:
+        raise SystemExit(f"{asked.recipe} is no language model")
+    if asked.context + asked.tokens * (asked.rounds + 1) > recipe.model.max_positions:
         raise SystemExit(f"context and new tokens are more than the model's {recipe.model.max_positions} positions")
-    torch.set_num_threads(arguments.threads)
-    torch.set_float32_matmul_precision(arguments.matmul)
-    torch.manual_seed(0)
-    model = build_crt(recipe.model).eval()
-    with tempfile.TemporaryDirectory() as temporary, torch.inference_mode(mode=False):
-        files = write_graphs(model, arguments.graphs or Path(temporary))
-        result = measure(Bench(model, files, arguments))
-    show(result)
-    if arguments.json is not None:
-        settings = {
-            key: getattr(arguments, key) for key in ("recipe", "context", "rounds", "tokens", "threads", "matmul")
-        }
-        versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-        pinned = os.environ.get("OMP_PROC_BIND", "false")
-        host = {"cpu": cpu_name(), **versions, "python": platform.python_version(), "pinned": pinned, "measured": now()}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({**settings, "host": host, **result}, indent=2) + "\n", encoding="utf-8")
+    watch, limit = Watch(), Limit(asked.minutes, parts=2)
+    limit.tell(9)
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        bench = Bench(recipe, asked, asked.graphs or Path(temporary), stack)
+        print(f"graphs after {bench.export():.0f} s", flush=True)
+        if asked.export_only:
+            return 0
+        tuned = bench.open()
+        print(f"torch: {tuned['chosen']}", flush=True)
+        tokens, prompts, bandwidth = measure(bench, asked, limit)
+        times = tokens | prompts
+        result = summary(times, bench.exits, asked.context)
+        result["bandwidth"] = rates(times, bench.weight_bytes(), bandwidth)
+        result["max_abs_difference"] = bench.differences()
+        conditions = watch.conditions(asked.threads)
+    print(json.dumps({name: result[name] for name in ("bandwidth", "max_abs_difference")}, indent=2), flush=True)
+    report = {key: getattr(asked, key) for key in ("recipe", "context", "rounds", "tokens", "threads")}
+    host = {"cpu": cpu_name(), "python": platform.python_version(), "measured": now()}
+    report |= {"host": host, "versions": library_versions(), "torch": tuned, "conditions": conditions, **result}
+    report["bars"] = unless(conditions["disturbed"], bars_of(times, bench.exits))
+    if asked.json is not None:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return told(report["bars"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

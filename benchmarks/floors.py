@@ -3,13 +3,15 @@
 The floor of a call is the larger of two times: its matrix products at the rate of one large product in the same
 precision, and its weights read once from memory (a quarter of FP32's bytes in INT8, half in bfloat16), also where loops
 use them again. Both rates are measured in every round, because processors change their speed within minutes; of each
-round the ratio is taken.
+round the ratio is taken. torch's share of the rates is measured in a process of its own, with pinned threads.
 
 Usage:
-    python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 20] [--threads N] [--json FILE]
+    python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 8] [--minutes 9] [--threads N]
+                                        [--json FILE]
 
 A bundle made with ``edgeformer export --int8`` has INT8 for both runtimes. bfloat16 is of processors that multiply in
-it. Where OpenVINO is not installed, ONNX Runtime is measured alone.
+it. Where OpenVINO is not installed, ONNX Runtime is measured alone; then a bar that it misses is not judged, and the
+exit code is 3.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,12 +31,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import onnx
-import torch
 from onnx import TensorProto, helper
 
+from benchmarks.judging import MET, Bar, Limit, Watch, judged, told, unless
 from benchmarks.openvino_speed import opened
+from benchmarks.ways import Way, environment
 from edgeformer.backends import default_provider, library_versions
 from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.openvino.runtime import missing
 from edgeformer.backends.session import Session
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import EdgeformerError
@@ -44,8 +49,6 @@ from edgeformer.stages.profiling.messages import CheckedArtifact, Item
 
 _ROWS, _WIDTH = 2048, 1024
 _OPERATIONS = 2 * _ROWS * _WIDTH * _WIDTH
-_LARGE = 1 << 26
-"""Numbers of four bytes that no cache holds."""
 _BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _BARS = {
     ("fp32", "1x16"): 3.0, ("fp32", "1x128"): 2.0, ("fp32", "16x64"): 1.4, ("fp32", "16x128"): 1.4,
@@ -101,7 +104,6 @@ class Machine:
     """
 
     def __init__(self, folder: Path, threads: int, stack: ExitStack) -> None:
-        torch.set_num_threads(threads)
         draw = np.random.default_rng(0)
         provider = default_provider("cpu")
         square = (_WIDTH, _WIDTH)
@@ -114,22 +116,20 @@ class Machine:
             "fp32": draw.normal(size=(_ROWS, _WIDTH)).astype(np.float32),
             "int8": draw.integers(0, 256, (_ROWS, _WIDTH)).astype(np.uint8),
         }
-        self._products: dict[str, list[Callable[[], object]]] = {}
+        self._products: dict[str, Callable[[], object]] = {}
         for name, file in graphs.items():
             session = stack.enter_context(OnnxSession(file, provider, threads))
-            self._products[name] = [partial(session.run, {"x": feeds[name]})]
-        left, right = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
-        self._products["fp32"].append(partial(torch.mm, left, right))
-        self._products["bf16"] = [partial(torch.mm, left.bfloat16(), right.bfloat16())]
-        self._source, self._target = torch.ones(_LARGE), torch.empty(_LARGE)
+            self._products[name] = partial(session.run, {"x": feeds[name]})
+        command = [sys.executable, "-m", "benchmarks._torch_rates", str(threads), str(_ROWS), str(_WIDTH)]
+        self._torch = Way("torch", command, environment(threads, torch_alone=True), stack)
+        if self._torch.reason:
+            raise SystemExit(f"the rates of torch: {self._torch.reason}")
 
     def rates(self) -> dict[str, float]:
-        """Operations per second in each precision, by the faster library; and bytes per second of a copy."""
-        found = {
-            name: max(_OPERATIONS / seconds_of(product) for product in products)
-            for name, products in self._products.items()
-        }
-        found["bandwidth"] = 2 * 4 * _LARGE / seconds_of(partial(self._target.copy_, self._source))
+        """Operations per second in each precision, by the faster library; and bytes per second, of a copy or read."""
+        found: dict[str, float] = self._torch.ask("rates")
+        for name, product in self._products.items():
+            found[name] = max(_OPERATIONS / seconds_of(product), found.get(name, 0.0))
         return found
 
 
@@ -158,11 +158,11 @@ def precision_of(way: str) -> str:
 
 
 def rounds_of(
-    sessions: Mapping[str, Session], call: Mapping[str, Any], work: Needed, machine: Machine, rounds: int
+    sessions: Mapping[str, Session], call: Mapping[str, Any], work: Needed, machine: Machine, rounds: Iterable[int]
 ) -> dict[str, list[tuple[float, float]]]:
     """Of every way and round: milliseconds, and their ratio to the floor of the same round."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
-    for number in range(rounds):
+    for number in rounds:
         rates = machine.rates()
         for name in list(sessions)[:: -1 if number % 2 else 1]:
             took = seconds_of(partial(sessions[name].run, dict(call)))
@@ -193,48 +193,89 @@ def best(rows: Mapping[str, Mapping[str, float]], precision: str) -> tuple[str, 
     return (name, own[name]["floors"]) if name is not None else None
 
 
-def measured(bundle: Bundle, shapes: list[str], machine: Machine, rounds: int, threads: int) -> dict[str, Any]:
-    """Every shape of one bundle, told as it goes."""
+def bar_of(name: str, shape: str, precision: str, values: list[float], absent: Iterable[str]) -> Bar | None:
+    """The verdict on the quickest way in a precision; None where there is no bar.
+
+    Args:
+        values: of that way, multiples of the floor by round; none: there is no way in this precision.
+        absent: ways that could not be opened: only where these are none does the quickest miss a bar for good.
+    """
+    wanted = _BARS.get((precision, shape))
+    if wanted is None:
+        return None
+    what = f"{name} {shape} {precision} over its floor"
+    if not values:
+        return judged(what, values, wanted, at_least=False, missing=[f"the bundle has nothing in {precision}"])
+    bar = judged(what, values, wanted, at_least=False)
+    return bar if bar["verdict"] == MET else judged(what, values, wanted, at_least=False, missing=absent)
+
+
+class Asked(NamedTuple):
+    """What the command line says."""
+
+    shapes: list[str]
+    rounds: int
+    threads: int
+
+
+def measured(bundle: Bundle, asked: Asked, machine: Machine, limit: Limit) -> tuple[dict[str, Any], list[Bar]]:
+    """Every shape of one bundle, told as it goes; and its bars."""
     checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    bars: list[Bar] = []
+    why = missing()
+    absent = [] if why is None else [f"OpenVINO is unavailable: {why}"]
     with ExitStack() as stack:
-        sessions = dict(opened(bundle, threads, stack))
-        for shape in shapes:
+        sessions = dict(opened(bundle, asked.threads, stack))
+        for shape in asked.shapes:
             batch, seq = map(int, shape.split("x"))
             work = needed_by(bundle, (batch, seq))
-            found = rounds_of(sessions, checked.calls((batch, seq), 1)[0], work, machine, rounds)
+            call = checked.calls((batch, seq), 1)[0]
+            found = rounds_of(sessions, call, work, machine, limit.rounds(asked.rounds))
             rows = rows_of(found)
-            told[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}
+            report[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}
             for name, row in rows.items():
                 print(f"{bundle.name} {shape:7} {name:36} {row['p50_ms']:8.2f} ms  {spread_of(row)}", flush=True)
             for precision in _BYTES:
+                floors: list[float] = []
                 if (fastest := best(rows, precision)) is not None:
-                    bar = _BARS.get((precision, shape))
-                    told[shape]["best"][precision] = {"way": fastest[0], "floors": fastest[1], "bar": bar}
-    return told
+                    wanted = _BARS.get((precision, shape))
+                    report[shape]["best"][precision] = {"way": fastest[0], "floors": fastest[1], "bar": wanted}
+                    floors = [ratio for _, ratio in found[fastest[0]]]
+                bars += filter(None, [bar_of(bundle.name, shape, precision, floors, absent)])
+    return report, bars
 
 
-def main() -> None:
-    """Command line."""
+def main() -> int:
+    """Command line; 3 where a bar was not judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--shapes", default="1x16,1x128,16x64,16x128")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=9.0, help="of everything; what would end later is left out")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    told: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
-    told |= {"versions": library_versions(), "bundles": {}}
+    shapes, watch = asked.shapes.split(","), Watch()
+    limit = Limit(asked.minutes, len(shapes) * len(asked.bundles))
+    limit.tell(0.5 + len(shapes) * len(asked.bundles) * asked.rounds * 0.07)
+    report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
+    report |= {"versions": library_versions(), "bundles": {}}
+    bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         machine = Machine(Path(folder), asked.threads, stack)
-        told["rates"] = machine.rates()
+        report["rates"] = machine.rates()
         for path in asked.bundles:
             bundle = Bundle.open(path)
-            shapes = asked.shapes.split(",")
-            told["bundles"][bundle.name] = measured(bundle, shapes, machine, asked.rounds, asked.threads)
+            found, own = measured(bundle, Asked(shapes, asked.rounds, asked.threads), machine, limit)
+            report["bundles"][bundle.name] = found
+            bars += own
+        report["conditions"] = watch.conditions(asked.threads)
+    report["bars"] = unless(report["conditions"]["disturbed"], bars)
     if asked.json is not None:
-        asked.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return told(report["bars"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

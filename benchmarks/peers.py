@@ -7,115 +7,86 @@ peers want older libraries than edgeformer: they may live in an environment of t
     python3 -m venv peers
     peers/bin/pip install torch sentence-transformers "optimum-onnx[onnxruntime]" "optimum-intel[openvino]"
 
-Usage: python benchmarks/peers.py --model DIR --bundle BUNDLE --light BUNDLE [--peers-python FILE] [--threads N]
-                                  [--shapes 1x16,1x128,16x64,16x128] [--rounds 20] [--json FILE]
+Usage: python -m benchmarks.peers --model DIR --bundle BUNDLE --light BUNDLE [--peers-python FILE] [--threads N]
+                                  [--shapes 1x16,1x128,16x64,16x128] [--rounds 10] [--minutes 9] [--json FILE]
 
 --model: MiniLM's folder. --bundle: the same, by ``edgeformer import hf`` and ``export``. --light: the light recurrent
-model. A way whose library is missing is said to be unavailable.
+model. The bar: no peer is faster than our quickest way, at any shape. A way whose library is missing is told, in the
+JSON too; without one of the peers the bar is not judged, and the exit code is 3.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
+from benchmarks.ways import Way, environment
 from edgeformer.backends import library_versions
 from edgeformer.machine.host import cpu_name, default_threads
 
-_PEER = Path(__file__).with_name("_peer.py")
 _PROVIDERS = ("CPUExecutionProvider", "openvino-cpu")
 _PEERS = (
     "torch:eager", "torch:compile", "sentence-transformers:onnx", "sentence-transformers:openvino",
     "optimum-onnxruntime:O2", "optimum-openvino:",
 )  # fmt: skip
-_CALLS_S = 0.3
+_LIGHT = "light, "
+_CALLS_S = 0.2
 
 
-class Way:
-    """A child process that times one way on request.
-
-    Args:
-        name: of the way, as _peer.py knows it.
-        command: that starts it.
-        environment: of the process.
-        stack: ends it.
-
-    Attributes:
-        reason: why it cannot be measured; empty: it can.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], stack: ExitStack) -> None:
-        self.name = name
-        self._process = stack.enter_context(
-            subprocess.Popen(
-                [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                env={**os.environ, **environment},
-            )
-        )  # fmt: skip
-        stack.callback(self._process.terminate)
-        answer = self._answer()
-        self.reason = "it ended without an answer" if answer is None else answer.get("unavailable", "")
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def ms(self, batch: int, seq: int, calls: int) -> list[float]:
-        """Milliseconds of so many calls. Raises SystemExit where the process has ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{batch} {seq} {calls}\n")
-        self._process.stdin.flush()
-        found = self._answer()
-        if found is None:
-            raise SystemExit(f"{self.name} ended at {batch}x{seq}")
-        return [float(value) for value in found]
-
-
-def opened(asked: argparse.Namespace, stack: ExitStack) -> list[Way]:
-    """Every way that works here; the others are said."""
-    environment = {"OMP_NUM_THREADS": str(asked.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def opened(asked: argparse.Namespace, stack: ExitStack) -> tuple[list[Way], dict[str, str]]:
+    """Every way that works here, and why the others do not."""
     wanted = [(f"edgeformer:{provider}", sys.executable, asked.bundle) for provider in _PROVIDERS]
     wanted += [(f"edgeformer:{provider}", sys.executable, asked.light) for provider in _PROVIDERS]
     wanted += [(name, asked.peers_python, asked.model) for name in _PEERS]
-    ways = []
+    ways, absent = [], {}
     for name, python, model in wanted:
-        told = f"light, {name}" if model == asked.light else name
-        way = Way(told, [python, str(_PEER), name, str(model), str(asked.threads)], environment, stack)
+        called = f"{_LIGHT}{name}" if model == asked.light else name
+        own = environment(asked.threads, torch_alone=name.startswith("torch:"))
+        way = Way(called, [python, "-m", "benchmarks._peer", name, str(model), str(asked.threads)], own, stack)
         if way.reason:
-            print(f"{told}: unavailable: {way.reason}", flush=True)
+            absent[called] = way.reason
+            print(f"{called}: unavailable: {way.reason}", flush=True)
         else:
             ways.append(way)
-    return ways
+    return ways, absent
 
 
-def measured(ways: Sequence[Way], shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
+def measured(ways: Sequence[Way], shape: tuple[int, int], rounds: int, limit: Limit) -> dict[str, list[float]]:
     """Way → the median milliseconds of each round."""
     found: dict[str, list[float]] = {way.name: [] for way in ways}
-    calls = {way.name: max(3, round(_CALLS_S * 1000 / statistics.median(way.ms(*shape, 3)))) for way in ways}
-    for number in range(rounds):
+    calls = {way.name: max(3, round(_CALLS_S * 1000 / statistics.median(way.ask((*shape, 3))))) for way in ways}
+    for number in limit.rounds(rounds):
         for way in ways[:: -1 if number % 2 else 1]:
-            found[way.name].append(statistics.median(way.ms(*shape, calls[way.name])))
+            found[way.name].append(statistics.median(way.ask((*shape, calls[way.name]))))
     return found
 
 
-def fastest(found: Mapping[str, Sequence[float]], of: str) -> str | None:
-    """The quickest of our ways with that prefix."""
-    own = [name for name in found if name.startswith(of)]
+def fastest(found: Mapping[str, Sequence[float]]) -> str | None:
+    """The quickest of our ways with the peers' weights."""
+    own = [name for name in found if name.startswith("edgeformer")]
     return min(own, key=lambda name: statistics.median(found[name]), default=None)
+
+
+def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
+    """At a shape: the time of each peer over that of our quickest way; it must be 1 at least."""
+    base, bars = fastest(found), []
+    for name in _PEERS:
+        ratios = [peer / own for peer, own in zip(found.get(name, ()), found[base] if base else (), strict=False)]
+        absent = [f"{one} is unavailable" for one, there in ((name, name in found), ("our own", base)) if not there]
+        bars.append(judged(f"{shape} {name} over ours", ratios, 1.0, at_least=True, missing=absent))
+    return bars
 
 
 def rows_of(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Median milliseconds of every way; and its time over that of our quickest, with the quartiles over rounds."""
-    base = fastest(found, "edgeformer")
+    base = fastest(found)
     rows = {}
     for name, values in found.items():
         ratios = [value / own for value, own in zip(values, found[base or name], strict=True)]
@@ -124,33 +95,45 @@ def rows_of(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]
     return rows
 
 
-def main() -> None:
-    """Command line."""
+def main() -> int:
+    """Command line; 3 where a bar was not judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--light", type=Path, required=True)
     parser.add_argument("--peers-python", default=sys.executable)
     parser.add_argument("--shapes", default="1x16,1x128,16x64,16x128")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="of everything; rounds that would end later are left out"
+    )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    told: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
-    told |= {"versions": library_versions(), "shapes": {}}
+    shapes, watch = asked.shapes.split(","), Watch()
+    limit = Limit(asked.minutes, len(shapes))
+    limit.tell(2 + len(shapes) * (0.5 + asked.rounds * 0.11))  # opening; torch.compile at each shape
+    report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
+    report |= {"versions": library_versions(), "shapes": {}}
+    times: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
-        ways = opened(asked, stack)
-        told["ways"] = [way.name for way in ways]
-        for shape in asked.shapes.split(","):
+        ways, report["unavailable"] = opened(asked, stack)
+        report["ways"] = [way.name for way in ways]
+        for shape in shapes:
             batch, seq = map(int, shape.split("x"))
-            rows = rows_of(measured(ways, (batch, seq), asked.rounds))
-            told["shapes"][shape] = rows
+            times[shape] = measured(ways, (batch, seq), asked.rounds, limit)
+            rows = rows_of(times[shape])
+            report["shapes"][shape] = rows
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 print(f"{shape:7} {name:42} {row['p50_ms']:9.2f} ms  {row['ratio']:.2f}× ours ({spread})", flush=True)
+        report["conditions"] = watch.conditions(asked.threads)
+    bars = [bar for shape in shapes for bar in bars_of(shape, times[shape])]
+    report["bars"] = unless(report["conditions"]["disturbed"], bars)
     if asked.json is not None:
-        asked.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return told(report["bars"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,17 +17,34 @@ def bench(folder: Path = RESULTS) -> str:
     if not session.is_file():
         return ""
     told = json.loads(session.read_text(encoding="utf-8"))
-    done = {name: case for name, case in told["cases"].items() if case["status"] == "done"}
+    done = {name: case for name, case in told["cases"].items() if case["status"] in ("done", "incomplete")}
     days = sorted({case.get("measured", told["measured"])[:10] for case in done.values()} or {told["measured"][:10]})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     parts = [f"{told['host']}, {told['threads']} threads, {when}. Ratios are of medians, in turns."]
     for name, made in _PARTS.items():
         path = folder / f"{name}.json"
         if name in done and path.is_file():
-            parts.append(made(json.loads(path.read_text(encoding="utf-8"))))
-    skipped = {name: case for name, case in told["cases"].items() if case["status"] != "done"}
+            found = json.loads(path.read_text(encoding="utf-8"))
+            parts += [made(found), *bars(found)]
+    skipped = {name: case for name, case in told["cases"].items() if name not in done}
     parts += [f"`{name}` did not run: {case['reason']}." for name, case in skipped.items()]
     return "\n\n".join(parts)
+
+
+def bars(told: dict[str, Any]) -> list[str]:
+    """The verdicts of a script that has bars, as a table."""
+    if not told.get("bars"):
+        return []
+    rows = [
+        [
+            bar["what"],
+            spread(bar) if "median" in bar else "–",
+            f"{bar['sense']} {bar['wanted']:g}",
+            f"{bar['verdict']}: {bar['reason']}" if "reason" in bar else bar["verdict"],
+        ]
+        for bar in told["bars"]
+    ]
+    return [markdown(["", "found", "bar", "verdict"], rows)]
 
 
 def _waiting(told: dict[str, Any]) -> str:
@@ -72,8 +89,8 @@ def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
 
 def _decode(told: dict[str, Any]) -> str:
     rows = []
-    for precision in ("fp32", "int8"):
-        for name, value in told[precision].items():
+    for precision in ("fp32", "int8", "int4", "nbits8"):
+        for name, value in told.get(precision, {}).items():
             several = {"": value} if "median" in value else value
             rows += [
                 [precision.upper(), f"{name.replace('_', ' ')} {loop}".rstrip(), spread(one)]

@@ -27,6 +27,7 @@ from onnx_ir.passes.common import (
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
+from edgeformer.families.sizes import ask_inputs
 from edgeformer.formats.errors import EdgeformerError
 
 OPSET = 20
@@ -283,8 +284,10 @@ class Composer:
             name="main_graph",
         )
         model = onnx_ir.Model(graph, ir_version=_IR_VERSION, functions=list(self._functions.values()))
+        between = {str(value.name) for value in (*inputs, *(value for node in self._nodes for value in node.outputs))}
         InlinePass()(model)
         RemoveUnusedOpsetsPass()(model)
+        ask_inputs(model, between)
         tidy(model)
         return model
 

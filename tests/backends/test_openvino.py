@@ -7,19 +7,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
-from edgeformer.backends import OpenOptions, opener_of, provider_facts, providers_asked, runtime_names
+from edgeformer.backends import (
+    OpenOptions,
+    library_versions,
+    opener_of,
+    provider_facts,
+    providers_asked,
+    runtime_names,
+)
 from edgeformer.backends.openvino import runtime
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import InputError, MissingDependencyError
 from edgeformer.formats.files import write_json
-from edgeformer.machine.host import cpu_name
+from edgeformer.formats.report import Candidate, Search
+from edgeformer.machine.host import cpu_name, default_threads
 from edgeformer.run import locate
-from edgeformer.runtime_choice import FILE, RuntimeChoice, fastest_here
+from edgeformer.runtime_choice import FILE, RuntimeChoice, fastest_here, remember
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.evaluating.predict import opened, predict
 from edgeformer.stages.exporting.export import export
@@ -113,7 +122,7 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     assert fastest_here(location) == {}
     choice = RuntimeChoice(
         processor=cpu_name(), bundle=location.open_bundle().contents.fingerprint, device="host", created="now",
-        providers={"onnx-fp32": CPU},
+        threads=default_threads(), versions=library_versions(), providers={"onnx-fp32": CPU},
     )  # fmt: skip
     location.reports.mkdir(exist_ok=True)
     write_json(location.reports / FILE, choice)
@@ -123,9 +132,33 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     bundle = location.open_bundle()
     bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "what somebody says of it"}))
     assert fastest_here(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
-    for other in ({"processor": "another one"}, {"bundle": "another one"}, {"bundle": None}):
+    libraries = {**library_versions(), "openvino": "another one"}
+    another = ({"processor": "another one"}, {"bundle": "another one"}, {"threads": 64}, {"versions": libraries})
+    of_earlier_versions = ({"bundle": None}, {"threads": None}, {"versions": None})
+    for other in (*another, *of_earlier_versions):
         write_json(location.reports / FILE, choice.model_copy(update=other))
         assert fastest_here(location) == {}
+
+
+@HERE
+def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    location, usual = locate(str(run), run.parent), default_threads()
+    known = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
+    known |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
+
+    def search(*times: tuple[str, int, float]) -> SimpleNamespace:
+        made = [Candidate(provider=name, threads=threads, latency_ms=ms, **known) for name, threads, ms in times]
+        return SimpleNamespace(search=Search(
+            metric="accuracy", bound=None, minimize="latency", candidates=made, pick=len(made) - 1, reason="",
+        ), device="host", created="now")  # fmt: skip
+
+    remember(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
+    assert fastest_here(location) == {"onnx-fp32": CPU}
+    usually = ("CPUExecutionProvider", usual, 1.0), (CPU, usual, 2.0)
+    remember(search(*usually, (CPU, usual + 1, 0.5)), location)
+    assert fastest_here(location) == {"onnx-fp32": "CPUExecutionProvider"}
 
 
 @HERE

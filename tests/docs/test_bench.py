@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import CASES, Case, Models, command_of, main, run
+from benchmarks.judging import judged
 from benchmarks.results_page.bench import _PARTS, bench
 from tests.docs.document import ROOT
 
@@ -50,6 +51,15 @@ def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(t
     assert not (tmp_path / "plan_time.json").exists()
 
 
+def test_a_script_that_could_not_judge_all_is_incomplete_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys; print('1 of 2 bars were not judged: torch is away', file=sys.stderr); sys.exit(3)"
+    monkeypatch.setattr("benchmarks.bench.command_of", lambda *given: [sys.executable, "-c", script])
+    found = run(Case("peers", ()), models(tmp_path), tmp_path)
+    assert (found["status"], found["reason"]) == ("incomplete", "1 of 2 bars were not judged: torch is away")
+
+
 def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--only", "nothing", "--out", str(tmp_path)])
@@ -76,12 +86,16 @@ def test_every_seed_of_a_run_is_handed_on(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
     assert bench(tmp_path) == ""
-    cases = {"waiting": {"status": "done"}, "floors": {"status": "done", "measured": "2026-11-25T00:00:00"}}
+    cases = {
+        "waiting": {"status": "incomplete", "reason": "another"},
+        "floors": {"status": "done", "measured": "2026-11-25T00:00:00"},
+    }
     cases |= {"peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
     session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases}
     (tmp_path / "session.json").write_text(json.dumps(session), encoding="utf-8")
     row = {"median": 0.21, "least": 0.2, "most": 0.25, "bar": 0.3}
-    (tmp_path / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}}), encoding="utf-8")
+    bars = [judged("--help, s", [0.2, 0.21, 0.25], 0.3, at_least=False), judged("another, s", [], 5, at_least=False)]
+    (tmp_path / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}, "bars": bars}), encoding="utf-8")
     way = {"way": "onnxruntime fp32", "floors": 1.38, "bar": 1.4}
     floors = {"bundles": {"light": {"16x128": {"best": {"fp32": way}}}}}
     (tmp_path / "floors.json").write_text(json.dumps(floors), encoding="utf-8")
@@ -89,6 +103,8 @@ def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
     page = bench(tmp_path)
     assert page.startswith("A CPU, 2 threads, 2026-11-23 to 2026-11-25.")
     assert "0.21 (0.20–0.25)" in page
+    assert "at most 0.3 | met " in page
+    assert "not judged: 0 of at least 3 rounds were measured" in page
     assert "| light" in page
     assert "1.38" in page
     assert "`peers` did not run: needs MiniLM's folder." in page

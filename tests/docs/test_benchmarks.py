@@ -76,7 +76,12 @@ def test_the_table_has_every_script() -> None:
     children = {
         "_peer.py",
         "_training_steps.py",
+        "_decode.py",
+        "_torch_rates.py",
+        "_torch_routes.py",
         "side_by_side.py",
+        "judging.py",
+        "ways.py",
         "__init__.py",
         "__main__.py",
         "session.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ import pytest
 import torch
 
 from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.decode_graph import decode_windows
 from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepEngine
-from edgeformer.families.crt.graphs import step_specs
+from edgeformer.families.crt.graphs import compose_decode, step_specs
 from edgeformer.families.crt.model import CRT
 from edgeformer.families.crt.network import build_crt
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs
 from edgeformer.families.encoder.model import EncoderClassifier
 from edgeformer.families.norms import half_for_export
+from edgeformer.families.sizes import ask_inputs
 from edgeformer.families.tracing import GraphSpec, export_graph
 from edgeformer.formats.errors import InputError
 from edgeformer.stages.exporting.graph_files import write_graph
@@ -71,6 +74,35 @@ def test_step_graphs_are_the_model_whichever_token_leaves_where(changes: dict[st
             decoder.advance(model.loops)
             assert close(decoder.row_logits(model.loops), expected[model.loops][:, place])
     assert decoder.length == TOKENS
+
+
+def test_all_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
+    model = crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
+    decode = compose_decode(model, {name: export_graph(spec) for name, spec in step_specs(model).items()})
+    counted = Counter(node.op_type for node in decode.graph)
+    assert [counted[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
+    asked = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]
+    assert sorted(asked) == [("input_ids", 0), ("input_ids", 1), ("past_key_values.0.key", 2)]
+    ids = torch.randint(0, 60, (2, 9))
+    found = decode_windows(opened(tmp_path / "decode.onnx", decode), ids.numpy(), 6)
+    assert close(found, uncached(model, ids)[3][:, 5:])
+
+
+def test_a_size_inside_of_a_piece_is_asked_where_it_is() -> None:
+    """The head of a decode graph was traced with several tokens, and is given one."""
+    piece = onnx_ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[batch, sequence] x) => (int64[1] inner, int64[1] outer) {
+            y = Neg(x)
+            inner = Shape<start = 1, end = 2>(y)
+            outer = Shape<start = 1, end = 2>(x)
+        }"""
+    )
+    for value in (piece.graph.inputs[0], piece.graph.node(0).outputs[0]):
+        value.shape = onnx_ir.Shape(["batch", "sequence"])
+    ids = onnx_ir.Value(name="ids", shape=onnx_ir.Shape(["batch", "sequence"]), type=piece.graph.inputs[0].type)
+    piece.graph.inputs.insert(0, ids)
+    ask_inputs(piece, {"x"})
+    assert [node.inputs[0].name for node in piece.graph if node.op_type == "Shape"] == ["y", "ids"]
 
 
 def test_every_distinct_head_is_a_part() -> None:

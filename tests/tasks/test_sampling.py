@@ -51,6 +51,38 @@ def test_top_p_keeps_the_fewest_that_reach_p(logits, p, k):
     assert probabilities.sum() == pytest.approx(1.0)
 
 
+def sorted_whole(logits, p):
+    """The rule by sorting every token, as written down; its sums are what decides, to the last bit."""
+    shares = np.exp(logits.astype(np.float64) - float(logits.max()))
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")
+    reached = np.flatnonzero(np.cumsum(shares[order]) >= p)
+    return np.sort(order[: int(reached[0]) + 1 if len(reached) else len(order)])
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.99, 1 - 1e-12])
+@pytest.mark.parametrize("steepness", [0.01, 1.0, 3.0, 12.0])
+@pytest.mark.parametrize("rounded", [False, True], ids=["all differ", "many are as likely"])
+def test_top_p_of_a_large_vocabulary_is_that_of_the_whole_sort(p, steepness, rounded):
+    logits = steepness * np.random.default_rng(5).normal(size=5000)
+    logits = (np.round(logits, 1) if rounded else logits).astype(np.float32)
+    tokens, probabilities = Sampler(Sampling(top_p=p)).candidates(logits)
+    expected = sorted_whole(logits, p)
+    assert np.array_equal(tokens, expected)
+    kept = np.exp(logits.astype(np.float64) - float(logits.max()))[expected]
+    assert np.array_equal(probabilities, kept / kept.sum())
+
+
+def test_what_the_likeliest_reach_is_not_sorted_whole(monkeypatch):
+    sizes, sort = [], np.argsort
+    monkeypatch.setattr(np, "argsort", lambda values, **options: sizes.append(len(values)) or sort(values, **options))
+    steep = 6 * np.random.default_rng(0).normal(size=50_257)
+    candidates(steep, top_p=0.9)
+    assert sizes == [1024]
+    candidates(np.zeros(50_257), top_p=0.9)
+    assert sizes[-1] == 50_257
+
+
 def test_top_p_by_hand():
     logits = np.log([0.2, 0.5, 0.3])
     assert [candidates(logits, top_p=p)[0] for p in (0.01, 0.49, 0.51, 0.79, 0.81)] == [

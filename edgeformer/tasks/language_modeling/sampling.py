@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from edgeformer.formats.errors import ArtifactError, InputError
 
+_LIKELIEST = 1024
+"""Tokens of a larger vocabulary that are sorted first."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -76,12 +79,27 @@ class Sampler:
         probabilities = np.exp(scaled[tokens])
         tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
         if self._sampling.top_p is not None and self._sampling.top_p < 1:
-            # The fewest of the likeliest that sum to it or more; at least one.
-            order = np.argsort(-probabilities, kind="stable")
-            sums = np.cumsum(probabilities[order] / probabilities.sum())
-            kept = np.sort(order[: int(np.searchsorted(sums, self._sampling.top_p, side="left")) + 1])
+            kept = _top_p(probabilities / probabilities.sum(), self._sampling.top_p)
             tokens, probabilities = tokens[kept], probabilities[kept]
         return tokens, probabilities / probabilities.sum()
+
+
+def _top_p(shares: NDArray[np.float64], p: float) -> NDArray[np.int64]:
+    """Numbers of the fewest likeliest that sum to p or more, rising; at least one.
+
+    Sorting a whole vocabulary takes longer than many a model's token, and the first hundreds mostly reach p: only where
+    these do not is all of it sorted. What is kept is the same, to the last bit of the sums.
+    """
+    if len(shares) > _LIKELIEST:
+        edge = np.partition(shares, -_LIKELIEST)[-_LIKELIEST]
+        order = np.flatnonzero(shares >= edge)  # with all that are as likely as the last one
+        order = order[np.argsort(-shares[order], kind="stable")]
+        sums = np.cumsum(shares[order])
+        if sums[-1] >= p:
+            return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
+    order = np.argsort(-shares, kind="stable")
+    sums = np.cumsum(shares[order])
+    return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
 
 
 def _top_k(scaled: NDArray[np.float64], k: int | None) -> NDArray[np.int64]:

@@ -1,0 +1,246 @@
+"""Child of decode.py: a model of a recipe with random weights that decodes in one way, timed on request.
+
+Arguments: WAY RECIPE GRAPHS THREADS. GRAPHS: the folder of the exported graphs. The ways:
+
+- ``graphs``: no way; the first request has the graphs written that are not there, and is answered when they are.
+- ``torch``: eager, with keys, values and convolution inputs kept, products routed by what is fastest for one token.
+- ``PRECISION decode``: the decode graph, opened as edgeformer opens it.
+- ``PRECISION steps``: the step graphs, opened as edgeformer opens them; also embedding and head alone.
+- ``PRECISION full``: the full text in one call, of the head only the last position, as a prompt needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.ways import serve
+from edgeformer.backends.decoder import Decoder
+from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
+from edgeformer.backends.onnxruntime.session import OnnxSession
+from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
+from edgeformer.families import load_recipe
+from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+
+DECODE, STATES = "decode", "states"
+STEPPED = ("fp32", "int8")
+"""Precisions that have step graphs and the full text, too; the others have the decode graph alone."""
+PRECISIONS = (*STEPPED, "int4", "nbits8")
+_MOST_ERROR = 1e-5
+"""Of a product, as a share of its largest number: what computes in bfloat16 is off by a hundredth."""
+
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+def model_of(recipe: LanguageRecipe) -> Any:
+    """With random weights, the same in every process."""
+    import torch
+
+    from edgeformer.families.crt.network import build_crt
+
+    torch.manual_seed(0)
+    return build_crt(recipe.model).eval()
+
+
+def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
+    """Every precision's graphs in a folder of its own, where they are not there yet."""
+    from edgeformer.families.crt.network import NETWORK
+    from edgeformer.families.tracing import cut_out, state_name
+    from edgeformer.stages.exporting import int4, int8
+    from edgeformer.stages.exporting.graph_files import weights_file, write_graph
+
+    wanted = [precision for precision in PRECISIONS if not (folder / precision / "done").is_file()]
+    if not wanted:
+        return
+    model = model_of(recipe)
+    plain = NETWORK.trace(model, ["input_ids"], steps=True)
+    assert plain.decode is not None
+    for precision in wanted:
+        place = folder / precision
+        place.mkdir(parents=True, exist_ok=True)
+        if precision in STEPPED:
+            made = plain if precision == "fp32" else int8.quantized_graphs(plain, place)
+            graphs = {
+                **made.steps,
+                DECODE: made.decode,
+                STATES: cut_out(made.exits, {state_name(model.loops): "state"}),
+            }
+        else:
+            graphs = {DECODE: int4.quantize(plain.decode) if precision == "int4" else eight_bits(plain.decode)}
+        with weights_file(place / "model.onnx_data") as weights:
+            for name, graph in graphs.items():
+                write_graph(graph, place / f"{name}.onnx", weights)
+        (place / "done").touch()
+
+
+def eight_bits(decode: Any) -> Any:
+    """The decode graph with weights in blocks of 8 bits (MatMulNBits), each stored once; tables in INT8."""
+    import onnx_ir
+
+    # Imported here: the module makes the root logger tell everything that any library does.
+    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+    from edgeformer.stages.exporting.int8 import prepare
+
+    logging.getLogger().setLevel(logging.WARNING)
+    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, accuracy_level=4, bits=8)
+    quantizer = MatMulNBitsQuantizer(onnx_ir.to_proto(prepare(decode)), algo_config=config)
+    quantizer.process()
+    model = onnx_ir.from_proto(quantizer.model.model)
+    onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
+    onnx_ir.passes.common.DeduplicateHashedInitializersPass()(model)
+    return model
+
+
+def weight_bytes(graph: Path) -> int:
+    """What one token reads of stored weights: those of every product, as often as a product has them."""
+    model = onnx.load(str(graph), load_external_data=False).graph
+    sizes = {
+        one.name: int(np.prod(one.dims, dtype=np.int64) * onnx.helper.tensor_dtype_to_np_dtype(one.data_type).itemsize)
+        for one in model.initializer
+    }
+    products = [node for node in model.node if node.op_type in ("MatMul", "Gemm", "MatMulInteger", "MatMulNBits")]
+    return sum(sizes.get(name, 0) for node in products for name in node.input)
+
+
+class Texts:
+    """Texts that are written token by token, one for every loop that is stopped after, all after the same prompt."""
+
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        self._begin, self._texts, self._logits = begin, dict[int, Any](), dict[int, Any]()
+
+    def read(self, ids: list[int], loop: int) -> float:
+        """A new text; milliseconds to the logits of its next token."""
+        began = time.perf_counter()
+        self._texts[loop] = self._begin()
+        self._step(ids, loop)
+        return 1000 * (time.perf_counter() - began)
+
+    def write(self, ids: list[int], loop: int) -> float:
+        """Median milliseconds of one token."""
+        times = []
+        for token in ids:
+            began = time.perf_counter()
+            self._step([token], loop)
+            times.append(1000 * (time.perf_counter() - began))
+        return statistics.median(times)
+
+    def save(self, file: str, loop: int) -> bool:
+        """The newest logits as a file."""
+        np.save(file, self._logits[loop])
+        return True
+
+    def _step(self, ids: list[int], loop: int) -> None:
+        text = self._texts[loop]
+        text.read(ids)
+        text.advance(loop)
+        self._logits[loop] = text.logits(loop)
+
+
+def asked_of(texts: Texts, more: Mapping[str, Answer] | None = None) -> Answer:
+    """What answers requests: ``do``, and its arguments."""
+    known: dict[str, Answer] = {
+        "read": lambda asked: texts.read(asked["ids"], asked["loop"]),
+        "write": lambda asked: texts.write(asked["ids"], asked["loop"]),
+        "save": lambda asked: texts.save(asked["file"], asked["loop"]),
+        **(more or {}),
+    }
+    return lambda asked: known[asked["do"]](asked)
+
+
+def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
+    """Beside texts: ``tune``; ``reference``, the logits of the uncached model after all of a text at every exit."""
+    import torch
+
+    from benchmarks._torch_routes import tune
+    from edgeformer.backends.torch.session import torch_decoder
+    from edgeformer.families.crt.cache import CachedLoops
+
+    torch.set_num_threads(threads)
+    model, plain = model_of(recipe), model_of(recipe)
+
+    @torch.inference_mode()
+    def reference(asked: Mapping[str, Any]) -> bool:
+        states = plain(torch.tensor([asked["ids"]]))
+        np.savez(asked["file"], **{str(loop): plain.head_of(loop)(states[loop][0, -1]).numpy() for loop in plain.exits})
+        return True
+
+    texts = Texts(lambda: torch_decoder(CachedLoops(model)))
+    return asked_of(texts, {"tune": lambda _: tune(model, _MOST_ERROR), "reference": reference})
+
+
+def decode_way(files: Mapping[str, Path], threads: int) -> Answer:
+    """Beside texts: ``weight_bytes``."""
+    graph = OnnxSession(files[DECODE], threads=threads)
+    more: dict[str, Answer] = {"weight_bytes": lambda _: weight_bytes(files[DECODE])}
+    return asked_of(Texts(lambda: Decoder(FullDepthEngine(graph))), more)
+
+
+def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -> Answer:
+    """Beside texts: ``ends``, median milliseconds of embedding a token and of its logits, without any loop."""
+    loops = recipe.model.loops
+    parts = StepParts(files, loops, (*recipe.model.exits, loops), partial(OnnxSession, threads=threads, in_turns=True))
+
+    def ends(asked: Mapping[str, Any]) -> float:
+        times = []
+        for token in asked["ids"]:
+            began = time.perf_counter()
+            engine = StepEngine(parts)
+            engine.readout(engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False), loops)
+            times.append(1000 * (time.perf_counter() - began))
+        return statistics.median(times)
+
+    return asked_of(Texts(lambda: Decoder(StepEngine(parts))), {"ends": ends})
+
+
+def full_way(files: Mapping[str, Path], threads: int) -> Answer:
+    """``full``: milliseconds of one forward of all tokens, to the logits of the next one."""
+    states, head = (OnnxSession(files[name], threads=threads, in_turns=True) for name in (STATES, "readout"))
+
+    def full(asked: Mapping[str, Any]) -> float:
+        began = time.perf_counter()
+        state = states.run({"input_ids": np.array([asked["ids"]], dtype=np.int64)})["state"]
+        head.run({"state": state[:, -1:]})
+        return 1000 * (time.perf_counter() - began)
+
+    return lambda asked: full(asked)
+
+
+def graphs_way(recipe: LanguageRecipe, folder: Path) -> Answer:
+    """Answers when all graphs are there: seconds that writing them took."""
+
+    def write(_: object) -> float:
+        began = time.perf_counter()
+        write_graphs(recipe, folder)
+        return time.perf_counter() - began
+
+    return write
+
+
+def answering(way: str, name: str, folder: Path, threads: int) -> Answer:
+    """What answers requests to a way."""
+    recipe = load_recipe(name)
+    assert isinstance(recipe, LanguageRecipe)
+    precision, _, kind = way.partition(" ")
+    files = {path.stem: path for path in (folder / precision).glob("*.onnx")}
+    made: dict[str, Callable[[], Answer]] = {
+        "": lambda: graphs_way(recipe, folder) if precision == "graphs" else torch_way(recipe, threads),
+        "decode": lambda: decode_way(files, threads),
+        "steps": lambda: steps_way(recipe, files, threads),
+        "full": lambda: full_way(files, threads),
+    }
+    return made[kind]()
+
+
+if __name__ == "__main__":
+    _way, _recipe, _folder, _threads = sys.argv[1:]
+    serve(_way, lambda: answering(_way, _recipe, Path(_folder), int(_threads)))

@@ -1,0 +1,140 @@
+"""What scripts with bars share: verdicts, a limit of time, and what else the machine did meanwhile."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psutil
+
+from edgeformer.machine.host import usable_cores
+from edgeformer.stages.profiling.conditions import CpuReading, read_cpu, used_between
+
+ROUNDS = 3
+"""Fewer judge nothing."""
+MET, NOT_MET, NOT_JUDGED = "met", "not met", "not judged"
+INCOMPLETE = 3
+"""Exit code where a bar was not judged, as of edgeformer's own commands: done, but not everything."""
+
+Bar = dict[str, Any]
+
+
+def judged(what: str, found: Sequence[float], wanted: float, *, at_least: bool, missing: Iterable[str] = ()) -> Bar:
+    """A bar with its verdict, which is of the median.
+
+    Args:
+        what: is compared.
+        found: one figure per round.
+        wanted: the bar.
+        at_least: the figure must reach it; else it must not exceed it.
+        missing: reasons why nothing can be said.
+    """
+    reasons = [*missing]
+    if len(found) < ROUNDS:
+        reasons.append(f"{len(found)} of at least {ROUNDS} rounds were measured")
+    bar: Bar = {"what": what, "sense": "at least" if at_least else "at most", "wanted": wanted}
+    if found:
+        bar |= {"median": statistics.median(found), "low": min(found), "high": max(found)}
+    if reasons:
+        return {**bar, "verdict": NOT_JUDGED, "reason": "; ".join(reasons)}
+    reached = bar["median"] >= wanted if at_least else bar["median"] <= wanted
+    return {**bar, "verdict": MET if reached else NOT_MET}
+
+
+def unless(disturbed: str | None, bars: Sequence[Bar]) -> list[Bar]:
+    """The bars; none of them judged where the machine was disturbed, which is why."""
+    if disturbed is None:
+        return [*bars]
+    return [
+        {**bar, "verdict": NOT_JUDGED, "reason": "; ".join(filter(None, [disturbed, bar.get("reason")]))}
+        for bar in bars
+    ]
+
+
+def told(bars: Sequence[Bar]) -> int:
+    """Print every bar's verdict; the exit code: 3 where one was not judged, 0 otherwise, also where one is not met."""
+    for bar in bars:
+        found = f"{bar['median']:.2f} ({bar['low']:.2f} to {bar['high']:.2f})" if "median" in bar else "–"
+        why = f": {bar['reason']}" if "reason" in bar else ""
+        print(f"{bar['verdict']:10} {bar['what']}: {found}, bar: {bar['sense']} {bar['wanted']:g}{why}", flush=True)
+    left = [bar for bar in bars if bar["verdict"] == NOT_JUDGED]
+    if not left:
+        return 0
+    reasons = "; ".join(dict.fromkeys(bar["reason"] for bar in left))
+    print(f"{len(left)} of {len(bars)} bars were not judged: {reasons}", file=sys.stderr)
+    return INCOMPLETE
+
+
+class Limit:
+    """So much time: no round begins that would not end within it, going by the longest so far.
+
+    Args:
+        minutes: for everything that is still to come.
+        parts: of it, one after the other, with an equal share of what is left for each.
+    """
+
+    def __init__(self, minutes: float, parts: int = 1) -> None:
+        self._minutes, self._end, self._parts = minutes, time.monotonic() + 60 * minutes, parts
+
+    def tell(self, minutes: float) -> None:
+        """Say how long it will take.
+
+        Args:
+            minutes: that it would take on two cores without a limit.
+        """
+        print(f"about {max(1, round(min(minutes, self._minutes)))} minutes on two quiet cores", flush=True)
+
+    def rounds(self, wanted: int) -> Iterable[int]:
+        """Numbers of the rounds of the next part, from 0. The first is always done."""
+        began = time.monotonic()
+        until = began + (self._end - began) / self._parts
+        self._parts = max(1, self._parts - 1)
+        longest = 0.0
+        for number in range(wanted):
+            start = time.monotonic()
+            if number and start + longest > until:
+                print(f"{number} of {wanted} rounds: no time is left for more", flush=True)
+                return
+            yield number
+            longest = max(longest, time.monotonic() - start)
+
+
+class Watch:
+    """What the machine does from now on beside this process and its children."""
+
+    def __init__(self) -> None:
+        self._before = _reading()
+
+    def conditions(self, threads: int) -> dict[str, Any]:
+        """What was going on so far, and ``disturbed``: why figures like these could not be had again; None: they could.
+
+        Args:
+            threads: that a way computes with.
+        """
+        use = used_between(self._before, _reading())
+        doubts = use.warnings() or ["other processes computed while this was measured"]
+        disturbed = "; ".join(doubts) if use.disturbed(usable_cores(), None) else None
+        found: dict[str, Any] = {
+            "foreign_cores": round(use.foreign_cores, 2),
+            "stolen_cores": round(use.stolen_cores, 2),
+        }
+        if threads > usable_cores():
+            disturbed = f"{threads} threads, where this process may use {usable_cores()} cores"
+        return {**found, "own_cores": round(use.own_cores, 2), "disturbed": disturbed}
+
+
+def _reading() -> CpuReading:
+    """As of the machine, with this process's own time that of its children, too, whether they live or not."""
+    here = psutil.Process()
+    seconds = sum(os.times()[:4])
+    for child in here.children(recursive=True):
+        try:
+            seconds += sum(child.cpu_times()[:4])
+        except psutil.Error:  # it ended at this moment; whoever waits for it has its time
+            continue
+    return replace(read_cpu(), own_s=seconds, thread_s={})

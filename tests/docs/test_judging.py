@@ -1,0 +1,184 @@
+"""Bars of benchmarks: a verdict only where there is one, within the time, and on a quiet machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper, save
+
+from benchmarks import _torch_routes, judging, peers
+from benchmarks._decode import weight_bytes
+from benchmarks._torch_routes import tune
+from benchmarks.decode import bars_of
+from benchmarks.floors import bar_of
+from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, told, unless
+from benchmarks.waiting import seconds
+from benchmarks.ways import Way, environment
+from edgeformer.stages.profiling.conditions import CpuReading
+
+
+def test_the_median_decides_in_the_sense_of_the_bar() -> None:
+    ratios = [2.5, 3.1, 9.0]
+    assert judged("speed", ratios, 3, at_least=True)["verdict"] == MET
+    assert judged("time", ratios, 3, at_least=False)["verdict"] == NOT_MET
+    assert {"median": 3.1, "low": 2.5, "high": 9.0}.items() <= judged("speed", ratios, 3, at_least=True).items()
+
+
+def test_two_rounds_and_what_is_missing_judge_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = [
+        judged("speed", [4.0, 5.0], 3, at_least=True),
+        judged("peer", [4.0] * 3, 1, at_least=True, missing=["gone"]),
+    ]
+    assert [(bar["verdict"], bar["reason"]) for bar in bars] == [
+        (NOT_JUDGED, "2 of at least 3 rounds were measured"), (NOT_JUDGED, "gone"),
+    ]  # fmt: skip
+    assert told(bars) == INCOMPLETE
+    assert "2 of 2 bars were not judged" in capsys.readouterr().err.splitlines()[-1]
+    assert told([judged("speed", [1.0] * 3, 3, at_least=True)]) == 0, "a bar that is not met was judged"
+
+
+def test_nothing_is_judged_where_others_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = [judged("speed", [4.0] * 3, 3, at_least=True)]
+    assert unless(None, bars) == bars
+    (bar,) = unless("other processes used 1.5 cores", bars)
+    assert (bar["verdict"], bar["reason"]) == (NOT_JUDGED, "other processes used 1.5 cores")
+    # Ten seconds in which this process and its children used 12, and all processes 27.
+    times = iter([CpuReading(0.0, 100.0, 10.0, 0.0, None), CpuReading(10.0, 127.0, 22.0, 0.0, None)])
+    monkeypatch.setattr(judging, "_reading", lambda: next(times))
+    found = Watch().conditions(1)
+    assert (found["foreign_cores"], found["own_cores"]) == (1.5, 1.2)
+    assert found["disturbed"] == "other processes used 1.5 cores while this was measured"
+
+
+def test_rounds_end_before_the_time_is_over_and_parts_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def rounds(limit: Limit, took: float) -> int:
+        done = 0
+        for _ in limit.rounds(100):
+            clock[0] += took
+            done += 1
+        return done
+
+    limit = Limit(10, parts=2)
+    assert rounds(limit, 70) == 4  # 280 of 300 seconds
+    assert rounds(limit, 50) == 6  # 300 of the 320 that are left
+    assert rounds(limit, 99) == 1, "the first is always done"
+
+
+def test_only_torch_alone_is_pinned() -> None:
+    """Pinned, the main thread has one core, which the threads of ONNX Runtime and OpenVINO would all inherit."""
+    assert environment(2, torch_alone=True)["OMP_PROC_BIND"] == "true"
+    assert environment(2, torch_alone=False)["OMP_PROC_BIND"] == "false"
+
+
+def test_a_way_that_ends_says_its_last_words() -> None:
+    with ExitStack() as stack:
+        gone = Way("gone", [sys.executable, "-c", "raise SystemExit('no such library')"], {}, stack)
+        assert gone.reason == "it ended: no such library"
+        absent = "from benchmarks.ways import serve; serve('absent', lambda: 1 / 0)"
+        assert (
+            "division" in Way("absent", [sys.executable, "-c", absent], environment(1, torch_alone=False), stack).reason
+        )
+        echo = "from benchmarks.ways import serve; serve('echo', lambda: lambda asked: 1 / asked)"
+        way = Way("echo", [sys.executable, "-c", echo], environment(1, torch_alone=False), stack)
+        assert (way.reason, way.ask(4)) == ("", 0.25)
+        with pytest.raises(SystemExit, match="echo ended at 0: ZeroDivisionError"):
+            way.ask(0)
+
+
+def test_without_a_peer_its_bar_is_not_judged() -> None:
+    found = {"edgeformer:CPUExecutionProvider": [2.0] * 3, "light, edgeformer:openvino-cpu": [1.0] * 3}
+    found |= {"torch:eager": [4.0] * 3}
+    bars = {bar["what"]: bar for bar in peers.bars_of("1x16", found)}
+    assert bars["1x16 torch:eager over ours"]["median"] == 2.0
+    assert bars["1x16 torch:eager over ours"]["verdict"] == MET
+    rival = bars["1x16 optimum-onnxruntime:O2 over ours"]
+    assert (rival["verdict"], rival["reason"].split(";")[0]) == (NOT_JUDGED, "optimum-onnxruntime:O2 is unavailable")
+
+
+def test_a_floor_is_missed_for_good_only_where_every_runtime_is_there() -> None:
+    absent = ["OpenVINO is unavailable"]
+
+    def verdict(values: list[float], absent: list[str]) -> str:
+        bar = bar_of("light", "16x128", "fp32", values, absent)
+        assert bar is not None
+        return str(bar["verdict"])
+
+    assert verdict([1.3] * 3, absent) == MET
+    assert verdict([1.5] * 3, []) == NOT_MET
+    assert verdict([1.5] * 3, absent) == verdict([], []) == NOT_JUDGED
+    assert bar_of("light", "16x128", "bf16", [1.5] * 3, []) is None
+
+
+def test_exits_are_judged_without_embedding_and_head() -> None:
+    """A head of 10 ms and loops of 5 ms each: half the loops are twice as fast, whatever the head takes."""
+    times = {"torch": [150.0] * 3, "fp32 decode graph": [45.0] * 3, "int4 decode graph": [20.0] * 3}
+    times |= {"int8 decode graph": [30.0] * 3, "nbits8 decode graph": [27.0] * 3}
+    for precision in ("fp32", "int8"):
+        times |= {f"{precision} steps, exit {loop}": [10.0 + 5 * loop] * 3 for loop in (2, 4, 8)}
+        times |= {f"{precision} embedding and head": [10.0] * 3}
+        times |= {f"{precision} prefill": [400.0] * 3, f"{precision} full forward": [250.0] * 3}
+    bars = {bar["what"]: bar for bar in bars_of(times, (2, 4, 8))}
+    assert bars["share of the loops' ratio, exit 4, fp32"]["median"] == pytest.approx(1)
+    assert bars["torch over the decode graph, int4"]["median"] == pytest.approx(7.5)
+    assert bars["prefill over one forward, int8"]["verdict"] == NOT_MET
+
+
+class Small(torch.nn.Module):
+    """The parts of a CRT that a token's products are counted by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.trm, self.head = (
+            torch.nn.Linear(8, 8, bias=False),
+            torch.nn.Linear(8, 4),
+            torch.nn.Linear(4, 9),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.trm(self.attention(x)))
+        return result
+
+
+def test_torch_is_told_nothing_that_costs_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Small()
+    rows = torch.randn(1, 1, 8), torch.randn(1, 3, 8), torch.randn(2, 1, 8)
+    expected = [model(row) for row in rows]
+
+    def rounded(layers: list[torch.nn.Linear]) -> None:
+        for layer in layers:
+            layer.forward = lambda x, layer=layer: torch.zeros(*x.shape[:-1], layer.out_features)  # type: ignore
+
+    exact = {name: _torch_routes.ROUTES[name] for name in ("highest", "product with a vector")}
+    monkeypatch.setattr(_torch_routes, "ROUTES", {**exact, "a fast one": rounded})
+    found = tune(model, 1e-5)
+    assert found["routes"]["a fast one"]["error"] == 1
+    assert found["chosen"] in exact
+    exact["product with a vector"]([model.attention, model.trm, model.head])
+    for row, result in zip(rows, expected, strict=True):
+        torch.testing.assert_close(model(row), result, atol=1e-5, rtol=1e-5)
+
+
+def test_the_weights_of_a_product_count_as_often_as_it_is_computed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in (("x", "y"), ("y", "z"))]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4)) for name in ("x", "z")]
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    save(helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])), tmp_path / "g.onnx")
+    assert weight_bytes(tmp_path / "g.onnx") == 2 * 4 * 4 * 4
+
+
+def test_of_what_is_timed_only_a_profile_may_miss_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    missed = subprocess.CompletedProcess([], 3, "told", "an artifact was rejected")
+    monkeypatch.setattr(subprocess, "run", lambda *given, **options: missed)
+    assert seconds("profile", allowed=(0, 3))[1] == "told"
+    with pytest.raises(SystemExit, match="edgeformer export: exit code 3: an artifact was rejected"):
+        seconds("export")
