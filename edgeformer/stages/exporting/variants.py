@@ -111,7 +111,8 @@ def variants_of(
         progress: reports tracing.
     """
     steps = options.exits == "all"
-    graphs = _traced(subject, "FP32", steps, progress)
+    with bar(progress, "Tracing the FP32 graphs", None):
+        graphs = subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
     yield Variant("fp32"), subject, lambda: graphs
     if options.int8:
         yield Variant("int8"), subject, lambda: quantized_graphs(graphs, workplace)
@@ -130,18 +131,14 @@ def variants_of(
         half: list[Graphs] = []
 
         def traced() -> Graphs:
-            half.append(_traced(subject, "FP16", steps, progress))
+            with bar(progress, "Making the FP16 graphs", None):
+                half.append(subject.network.trace_half(subject.model, tuple(subject.inputs), graphs, steps=steps))
             return half[0]
 
         yield Variant("fp16"), subject, traced
         if small is not None:
             half_for_export(small.model)
             yield Variant("fp16", True), small, lambda: _trimmed(small, "FP16", next(iter(half), None), progress)
-
-
-def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:
-    with bar(progress, f"Tracing the {name} graphs", None):
-        return subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
 
 
 def _trimmed(small: Exportable, name: str, whole: Graphs | None, progress: Progress) -> Graphs:
