@@ -129,6 +129,14 @@ class Network(ABC):
             EdgeformerError: torch cannot export it.
         """
 
+    def trace_half(self, model: Any, inputs: Sequence[str], whole: Graphs, *, steps: bool) -> Graphs:
+        """As :meth:`trace`, of a model that was made FP16 in place.
+
+        Args:
+            whole: graphs of the same model in FP32, which those in FP16 can be made of.
+        """
+        return self.trace(model, inputs, steps=steps)
+
     def trace_trimmed(self, model: Any, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
         """As :meth:`trace`, without steps, of a model that :meth:`trim` made.
 

@@ -28,6 +28,7 @@ from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
 from edgeformer.families.sizes import ask_inputs
+from edgeformer.families.wide import mark_float32, softmax_in_float32
 from edgeformer.formats.errors import EdgeformerError
 
 OPSET = 20
@@ -109,22 +110,6 @@ def text_spec(
     return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
 
 
-def _softmax_in_float32(model: onnx_ir.Model) -> None:
-    """In an FP16 graph: exponentials of FP16 scores lose what tells close tokens apart, and their sum may overflow."""
-    for node in [node for node in model.graph if node.op_type == "Softmax"]:
-        scores, weights = node.inputs[0], node.outputs[0]
-        if scores is None or scores.dtype != onnx_ir.DataType.FLOAT16:
-            continue
-        wide = onnx_ir.node("Cast", [scores], {"to": int(onnx_ir.DataType.FLOAT)}, name=f"{node.name}_wide")
-        exact = onnx_ir.node("Softmax", [wide.outputs[0]], dict(node.attributes), name=node.name)
-        half = int(onnx_ir.DataType.FLOAT16)
-        narrow = onnx_ir.node("Cast", [exact.outputs[0]], {"to": half}, name=f"{node.name}_narrow")
-        wide.outputs[0].name, exact.outputs[0].name = f"{weights.name}_scores", f"{weights.name}_float32"
-        onnx_ir.convenience.replace_nodes_and_values(
-            model.graph, node, [node], [wide, exact, narrow], [weights], [narrow.outputs[0]]
-        )
-
-
 @functools.cache
 def _read_operators_once() -> None:
     """torch reads the source of every ONNX operator again for each export: most of the time that a small graph takes.
@@ -164,7 +149,8 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
-    _softmax_in_float32(program.model)
+    mark_float32(program.model, spec.module)
+    softmax_in_float32(program.model)
     tidy(program.model)
     return program.model
 

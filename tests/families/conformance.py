@@ -27,7 +27,7 @@ from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.backends.torch.session import torch_decoder
 from edgeformer.families import ROOM, Family, family_of
-from edgeformer.families.network import Losses, Place, count_parameters, run_scorer
+from edgeformer.families.network import Losses, Network, Place, count_parameters, run_scorer
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.saving import load_model, save_model
 from edgeformer.families.tracing import Graphs, cut_out, state_name
@@ -41,6 +41,7 @@ from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.plan import count_offline
 from edgeformer.tasks import Prepared, Task, task_named
 from edgeformer.tasks.early_exit import exit_logits
+from tests.families.same_graph import described
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -322,10 +323,14 @@ def check_half_precision(case: Case, folder: Path) -> None:
     for (name, parameter), original in zip(half.named_parameters(), case.model.parameters(), strict=True):
         assert parameter.dtype == (torch.float32 if id(parameter) in kept else torch.float16), name
         assert id(parameter) not in kept or torch.equal(parameter, original), name
-    traced = case.family.network.trace(half, case.names, steps=False)
-    assert not traced.steps
+    network = case.family.network
+    traced = made = network.trace(half, case.names, steps=False)
+    if type(network).trace_half is not Network.trace_half:
+        made = network.trace_half(half, case.names, case.graphs, steps=False)
+        assert described(made.exits) == described(traced.exits), "not the graph that is traced of the halved model"
+    assert not made.steps
     path = folder / "half.onnx"
-    write_graph(traced.exits, path)
+    write_graph(made.exits, path)
     needed = audit_sharing(onnx.load(str(path)), count_parameters(case.model))
     assert needed.stored_parameters == needed.unique_parameters
     with OnnxSession(path, threads=1) as session:

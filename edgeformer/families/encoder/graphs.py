@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.halving import halved
 from edgeformer.families.tracing import (
     Composer,
     Graphs,
@@ -73,6 +74,20 @@ def encoder_graphs(model: EncoderClassifier, *, steps: bool, whole: Graphs | Non
     """
     known = {name: piece for name, piece in (whole.pieces if whole is not None else {}).items() if name != _EMBED}
     pieces = {name: known[name] if name in known else export_graph(spec) for name, spec in _specs(model).items()}
+    return _composed(model, pieces, steps)
+
+
+def half_graphs(model: EncoderClassifier, whole: Graphs, *, steps: bool) -> Graphs:
+    """As :func:`encoder_graphs`, of a model made FP16, without tracing it.
+
+    Args:
+        whole: graphs of the same model in FP32.
+    """
+    pieces = {name: halved(whole.pieces[name], spec) for name, spec in _specs(model).items()}
+    return _composed(model, pieces, steps)
+
+
+def _composed(model: EncoderClassifier, pieces: dict[str, onnx_ir.Model], steps: bool) -> Graphs:
     exits = _composed_exits(_Composing(model, pieces))
     if not steps:
         return Graphs(exits, pieces=pieces)
@@ -114,7 +129,7 @@ def _layer_spec(model: EncoderClassifier, inputs: dict[str, Tensor], queries: in
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch names the graph's inputs by them
     _sign(forward, [inspect.Parameter(name, kind) for name in examples])
     longest = {"sequence": len(model.cos)}
-    return GraphSpec(_Function(forward), examples, {"state": _STATE, **_BESIDE}, ("next_state",), longest)
+    return GraphSpec(Piece(layer, forward), examples, {"state": _STATE, **_BESIDE}, ("next_state",), longest)
 
 
 def _as_input(name: str) -> str:
@@ -123,14 +138,6 @@ def _as_input(name: str) -> str:
 
 def _sign(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-
-
-class _Function(nn.Module):
-    """A function without weights of its own, which torch would store beside those that it is given."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = forward
 
 
 @dataclass

@@ -42,6 +42,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1).to(x.dtype)
 
 
+class Rotation(nn.Module):
+    """:func:`rotate` as a module, so that a traced graph shows which of its nodes compute in float32."""
+
+    keeps_float32 = True
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Shapes as :func:`rotate`."""
+        return rotate(x, cos, sin)
+
+
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """torch's scaled-dot-product attention. Shapes as in :data:`Attention`; scale is D^-0.5."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
@@ -55,6 +65,7 @@ class SelfAttention(nn.Module):
         self.heads, self.head_size = heads, size // heads
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
+        self.rotate = Rotation()
         self.dropout = dropout
         self.attention = attention
 
@@ -65,7 +76,7 @@ class SelfAttention(nn.Module):
         → [B, queries, d].
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
-        q, k = rotate(q[:, :queries], cos[:queries], sin[:queries]), rotate(k, cos, sin)
+        q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         dropout = self.dropout if self.training else 0.0
         mixed = self.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, dropout)
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.families.distillation import classification_loss
-from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs
+from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs, half_graphs
 from edgeformer.families.encoder.model import Attention, EncoderClassifier, SelfAttention, sdpa
 from edgeformer.families.network import Loss, Network, Place, count_parameters
 from edgeformer.families.tracing import Graphs
@@ -93,6 +93,9 @@ class EncoderNetwork(Network):
 
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         return encoder_graphs(model, steps=steps)
+
+    def trace_half(self, model: EncoderClassifier, inputs: Sequence[str], whole: Graphs, *, steps: bool) -> Graphs:
+        return half_graphs(model, whole, steps=steps)
 
     def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
         return encoder_graphs(model, steps=False, whole=whole)

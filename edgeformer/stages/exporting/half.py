@@ -1,11 +1,11 @@
 """FP16 of somebody else's graph: products and what lies between them compute in it, everything delicate stays FP32.
 
-What is exported from torch becomes FP16 before it is traced, see ``families/norms.py``; here there is nothing but the
-graph. So it is decided node by node. An operator computes in FP16 if it is one of those that are known to be harmless
-there (products, sums, activations, moves), and if nothing that it reads or writes comes near FP16's limits: not on the
-golden inputs, and not by a stored number. Norms, softmax, powers, roots, exponentials, sums over an axis and what is
-not known stay FP32, as do inputs and outputs. Every value keeps its name and its FP32 type; its FP16 twin stands beside
-it, and casts that nobody reads are removed. Weights are stored once.
+What is exported from torch becomes FP16 as its modules say, see ``families/norms.py`` and ``families/halving.py``; here
+there is nothing but the graph. So it is decided node by node. An operator computes in FP16 if it is one of those that
+are known to be harmless there (products, sums, activations, moves), and if nothing that it reads or writes comes near
+FP16's limits: not on the golden inputs, and not by a stored number. Norms, softmax, powers, roots, exponentials, sums
+over an axis and what is not known stay FP32, as do inputs and outputs. Every value keeps its name and its FP32 type;
+its FP16 twin stands beside it, and casts that nobody reads are removed. Weights are stored once.
 """
 
 from __future__ import annotations

@@ -111,14 +111,16 @@ def variants_of(
         progress: reports tracing.
     """
     steps = options.exits == "all"
-    graphs = _traced(subject, "FP32", steps, progress)
+    with bar(progress, "Tracing the FP32 graphs", None):
+        graphs = subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
     yield Variant("fp32"), subject, lambda: graphs
     if options.int8:
         yield Variant("int8"), subject, lambda: quantized_graphs(graphs, workplace)
     if options.int4:
         yield Variant("int4"), subject, lambda: int4.quantized_graphs(graphs)
     if small is not None:
-        trimmed = _trimmed(small, "FP32", graphs, progress)
+        with bar(progress, "Tracing the trimmed FP32 graphs", None):
+            trimmed = small.network.trace_trimmed(small.model, tuple(small.inputs), graphs)
         if options.int8:
             yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, workplace)
         if options.int4:
@@ -127,23 +129,12 @@ def variants_of(
             yield Variant("fp32", True), small, lambda: trimmed
     if options.fp16:
         half_for_export(subject.model)
-        half: list[Graphs] = []
-
-        def traced() -> Graphs:
-            half.append(_traced(subject, "FP16", steps, progress))
-            return half[0]
-
-        yield Variant("fp16"), subject, traced
+        yield Variant("fp16"), subject, lambda: _halved(subject, graphs, steps, progress)
         if small is not None:
             half_for_export(small.model)
-            yield Variant("fp16", True), small, lambda: _trimmed(small, "FP16", next(iter(half), None), progress)
+            yield Variant("fp16", True), small, lambda: _halved(small, trimmed, False, progress)
 
 
-def _traced(subject: Exportable, name: str, steps: bool, progress: Progress) -> Graphs:
-    with bar(progress, f"Tracing the {name} graphs", None):
-        return subject.network.trace(subject.model, tuple(subject.inputs), steps=steps)
-
-
-def _trimmed(small: Exportable, name: str, whole: Graphs | None, progress: Progress) -> Graphs:
-    with bar(progress, f"Tracing the trimmed {name} graphs", None):
-        return small.network.trace_trimmed(small.model, tuple(small.inputs), whole)
+def _halved(subject: Exportable, whole: Graphs, steps: bool, progress: Progress) -> Graphs:
+    with bar(progress, "Making the FP16 graphs", None):
+        return subject.network.trace_half(subject.model, tuple(subject.inputs), whole, steps=steps)
