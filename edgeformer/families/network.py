@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import AttentionUse, Causality
 from edgeformer.formats.recipe import TrainingConfig
 from edgeformer.tasks import Prepared
+
+M = TypeVar("M", bound=nn.Module)
 
 Batch = Mapping[str, Tensor]
 """Arrays of the same rows, int64 [B, …], and what a family added to them."""
@@ -174,6 +177,12 @@ class Network(ABC):
 def count_parameters(model: nn.Module) -> int:
     """Parameters, each shared one counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def sharing_copy(model: M) -> M:
+    """A copy whose modules can be changed; its parameters and buffers are the same tensors, not copies."""
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 def run_scorer(scorer: Any, batch: Batch) -> dict[str, Tensor]:

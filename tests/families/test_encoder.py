@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from safetensors.torch import save_file
 
 from edgeformer.families import family_of, load_recipe
 from edgeformer.families.encoder import EncoderConfig
+from edgeformer.families.encoder.exported import exported_form
+from edgeformer.families.encoder.graphs import encoder_graphs
 from edgeformer.families.encoder.model import MASKED, EncoderClassifier, sdpa
 from edgeformer.families.encoder.network import choose_attention
 from edgeformer.families.network import Place, count_parameters
@@ -132,6 +135,37 @@ def test_flash_says_why_not_on_a_machine_without_it() -> None:
     reason = choose_attention("flash", "cuda", "fp32")[1]
     assert reason is not None and "fp32" in reason
     assert choose_attention("sdpa", "cpu", "fp32") == (sdpa, None)
+
+
+def test_exported_form_computes_the_same_with_the_same_tensors_but_for_qkv() -> None:
+    model = model_of(SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    made = exported_form(model)
+    ids, mask = torch.randint(0, 40, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 4:] = 0
+    assert torch.allclose(made(ids, mask), model(ids, mask), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(made(ids), model(ids), rtol=1e-4, atol=1e-5)
+    own = dict(model.named_parameters())
+    copied = [name for name, parameter in made.named_parameters() if parameter is not own[name]]
+    assert copied == [f"layers.{n}.attention.qkv.{part}" for n in range(2) for part in ("weight", "bias")]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_exported_graph_takes_nothing_with_a_stride_and_turns_no_key_twice() -> None:
+    graphs = encoder_graphs(model_of(SMALL), steps=True)
+    for name, graph in (("exits", graphs.exits), ("loop", graphs.steps["loop"])):
+        steps = [node.inputs[4] for node in graph.graph if node.op_type == "Slice" and len(node.inputs) > 4]
+        assert all(step is None or step.const_value.numpy().tolist() == [1] for step in steps), name
+        moved = [tuple(node.attributes["perm"].as_ints()) for node in graph.graph if node.op_type == "Transpose"]
+        counted = Counter(moved)
+        # q, k, v and what comes out of two layers; and the keys once more, which runtimes make part of the product.
+        if name == "loop":
+            assert counted == {(0, 2, 1, 3): 4 * 2, (0, 1, 3, 2): 2}
+            assert sum(node.op_type == "Reshape" for node in graph.graph) == 4 * 2
+        assert set(counted) == {(0, 2, 1, 3), (0, 1, 3, 2)}, name
 
 
 class TestLoading:

@@ -1,7 +1,7 @@
 """The encoder as ONNX graphs: one layer is traced, whatever their number, and the graphs are composed of its calls.
 
-All layers are alike but for their weights, so these are arguments of the traced layer. A second layer is traced for the
-answer, which computes the position of [CLS] alone.
+What is traced is the model's exported form. All its layers are alike but for their weights, so these are arguments of
+the traced layer. A second layer is traced for the answer, which computes the position of [CLS] alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from edgeformer.families.encoder.exported import exported_form
 from edgeformer.families.encoder.model import EncoderClassifier
 from edgeformer.families.halving import halved
 from edgeformer.families.tracing import (
@@ -72,6 +73,7 @@ def encoder_graphs(model: EncoderClassifier, *, steps: bool, whole: Graphs | Non
         whole: graphs of the same weights with another table of tokens, which nothing but embed reads: all other pieces
             are theirs. None: everything is traced.
     """
+    model = exported_form(model)
     known = {name: piece for name, piece in (whole.pieces if whole is not None else {}).items() if name != _EMBED}
     pieces = {name: known[name] if name in known else export_graph(spec) for name, spec in _specs(model).items()}
     return _composed(model, pieces, steps)

@@ -3,7 +3,6 @@ package flash-attn are there."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from edgeformer.families.distillation import classification_loss
 from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs, half_graphs
 from edgeformer.families.encoder.model import Attention, EncoderClassifier, SelfAttention, sdpa
-from edgeformer.families.network import Loss, Network, Place, count_parameters
+from edgeformer.families.network import Loss, Network, Place, count_parameters, sharing_copy
 from edgeformer.families.tracing import Graphs
 from edgeformer.formats.errors import install_hint
 from edgeformer.formats.manifest import AttentionUse
@@ -102,8 +101,7 @@ class EncoderNetwork(Network):
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         """All other parameters are the same tensors, not copies."""
-        shared = [*model.parameters(), *model.buffers()]
-        trimmed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+        trimmed = sharing_copy(model)
         trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)
         trimmed.tokens.weight = nn.Parameter(model.tokens.weight.detach()[kept])
         return trimmed.train(model.training)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from edgeformer.families import read_recipe_of
 from edgeformer.families.distillation import classification_loss
-from edgeformer.families.network import Learning, Loss, Network, Place
+from edgeformer.families.network import Learning, Loss, Network, Place, sharing_copy
 from edgeformer.families.pretrained import FAMILY, PretrainedConfig
 from edgeformer.families.pretrained.anatomy import Parts, fresh, pretrained
 from edgeformer.families.pretrained.fold import folded
@@ -144,8 +143,7 @@ class PretrainedNetwork(Network):
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         """All other parameters are the same tensors, not copies."""
-        shared = [*model.parameters(), *model.buffers()]
-        trimmed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+        trimmed = sharing_copy(model)
         table = model.embeddings.words.weight.detach()[kept]
         trimmed.embeddings.words = table_of(table)
         separator = model.embeddings.separator
