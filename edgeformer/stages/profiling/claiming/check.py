@@ -18,7 +18,13 @@ from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row
 from edgeformer.formats.workspace import BUNDLE_FILE
 from edgeformer.machine.host import now
-from edgeformer.stages.profiling.claiming.comparing import Machine, differences, why_not_here
+from edgeformer.stages.profiling.claiming.comparing import (
+    TIMES_ALONE,
+    Machine,
+    differences,
+    not_measured_again,
+    why_not_here,
+)
 from edgeformer.stages.profiling.claiming.make import environment_of, is_of, measured_rows
 from edgeformer.stages.profiling.claiming.rounds import (
     Again,
@@ -38,10 +44,6 @@ from edgeformer.stages.profiling.verdict import shown
 _NO_BUNDLE = "the claim holds its bundle's checksums only; name the bundle itself with --bundle"
 
 _SIGNATURE = "a checksum is no signature: it says that the file is whole, not who made it"
-_TIMES_ALONE = (
-    "the report states {1} of {0} rows, which was not measured again and is neither confirmed nor contradicted: only "
-    "times are. To see it here, profile the bundle on this machine and run edgeformer compare on the two reports"
-)
 
 
 @dataclass(frozen=True)
@@ -180,19 +182,9 @@ def verify_claim(
         measured=options.measure,
         bundle=None if bundle is None else "inside the claim" if inside else str(bundle.folder),
         cases=tuple(cases),
-        not_again=(not_again := _not_again(opened.report)),
-        notes=(_SIGNATURE, *(_TIMES_ALONE.format(rows, what) for what, rows in not_again.items())),
+        not_again=(not_again := not_measured_again(opened.report)),
+        notes=(_SIGNATURE, *(TIMES_ALONE.format(rows, what) for what, rows in not_again.items())),
     ), opened
-
-
-def _not_again(report: Report) -> dict[str, int]:
-    """What the report states beside times → of how many rows that were measured there."""
-    here = [row for row in report.rows if row.where == "host"]
-    counts = {
-        "memory": sum(row.memory_bytes.status == "measured" for row in here),
-        "energy": sum(row.energy_mj.status == "measured" for row in here),
-    }
-    return {what: rows for what, rows in counts.items() if rows}
 
 
 @contextmanager

@@ -10,12 +10,16 @@ from typing import Any
 from edgeformer.backends import cannot_run, library_versions, opener_of, provider_facts
 from edgeformer.formats.claim import Environment
 from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.formats.report import Row
+from edgeformer.formats.report import Report, Row
 from edgeformer.machine import nvidia
 from edgeformer.machine.capability import kernel_flags
 from edgeformer.machine.host import describe_host
 from edgeformer.stages.profiling import conditions
 
+TIMES_ALONE = (
+    "the report states {1} of {0} rows, which was not measured again and is neither confirmed nor contradicted: only "
+    "times are. To see it here, profile the bundle on this machine and run edgeformer compare on the two reports"
+)
 _SAME_SYSTEM = ("system", "machine", "cores")
 _SAME_CONDITIONS = ("power", "governor")
 
@@ -100,3 +104,13 @@ def differences(row: Row, artifact: ArtifactManifest, claimed: Environment, here
 def _kind(condition: object) -> str:
     """``battery 83 %`` → ``battery``: how full it is makes no difference."""
     return str(condition or "").partition(" ")[0]
+
+
+def not_measured_again(report: Report) -> dict[str, int]:
+    """What the report states beside times → of how many rows that were measured there."""
+    here = [row for row in report.rows if row.where == "host"]
+    counts = {
+        "memory": sum(row.memory_bytes.status == "measured" for row in here),
+        "energy": sum(row.energy_mj.status == "measured" for row in here),
+    }
+    return {what: rows for what, rows in counts.items() if rows}

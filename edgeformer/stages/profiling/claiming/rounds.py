@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from edgeformer.formats.device import Speed
+from edgeformer.formats.device import Response, Speed
 from edgeformer.formats.report import Row
 from edgeformer.stages.profiling.estimating.reference import slowness
 from edgeformer.stages.profiling.gating.pacing import PaceSpec, typical_ms
@@ -31,6 +31,8 @@ from edgeformer.stages.profiling.verdict import latency_of
 Holds = Literal["yes", "no", "not known", "another speed"]
 """The last: it does not hold, but at equal speed of the processor it would. That confirms nothing, for the claim's
 speed is what the claim says, and contradicts nothing either."""
+_RESPONSE = Response(of_product=0.75, of_copy=0.25)
+"""Taken for granted, since a claim holds no fit of its own: it only spares an honest claim a contradiction."""
 _BLOCK_S, _BLOCK_CALLS = 0.25, 25
 TOGETHER, _LONGEST_S = 5, 600.0
 """Rows that are measured in turn, and for how long they are."""
@@ -117,7 +119,7 @@ class Again:
         """Keep a round: its typical call, and the processor's speed meanwhile."""
         self.log_ratios.append(log(found_ms / self.claimed_ms))
         claimed = self.claimed_speed
-        if speed is not None and claimed is not None and 0 < (factor := slowness(speed, claimed)) < inf:
+        if speed is not None and claimed is not None and 0 < (factor := slowness(speed, claimed, _RESPONSE)) < inf:
             self.log_speeds.append(log(factor))
 
     def look(self, error: float) -> None:
