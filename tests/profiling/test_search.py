@@ -17,6 +17,7 @@ from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Parity
 from edgeformer.formats.report import Comparison, Energy, Latency, Report
 from edgeformer.formats.target_record import TargetRecord
 from edgeformer.formats.workspace import parse_manifest, read_json_bytes
+from edgeformer.machine.host import default_threads
 from edgeformer.run import locate
 from edgeformer.runtime_choice import FILE, RuntimeChoice, remember
 from edgeformer.stages.profiling.choosing import SearchOptions, check_options, choose
@@ -165,7 +166,9 @@ def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: boo
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", folder)
     location = locate(str(folder), folder.parent)
     rows = [
-        row("onnx-fp32", p50, provider=provider, latency_ms=Latency(status="measured", p50=p50, n=100, stable=stable))
+        row(
+            "onnx-fp32", p50, provider=provider, latency_ms=Latency(status="measured", p50=p50, n=100, stable=stable)
+        ).model_copy(update={"threads": default_threads()})
         for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
     ]
     found = run(bundle(artifact("onnx-fp32")), rows)
