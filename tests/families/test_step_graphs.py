@@ -21,6 +21,7 @@ from edgeformer.families.crt.network import build_crt
 from edgeformer.families.encoder import EncoderConfig
 from edgeformer.families.encoder.graphs import EncoderExits, encoder_graphs
 from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.families.encoder.network import NETWORK
 from edgeformer.families.norms import half_for_export
 from edgeformer.families.sizes import ask_inputs
 from edgeformer.families.tracing import GraphSpec, export_graph
@@ -179,8 +180,12 @@ def test_a_layer_is_traced_once_whatever_their_number(monkeypatch: pytest.Monkey
         model = EncoderClassifier(
             classes=3, layers=layers, iterations=iterations, residual_scale=0.5, dropout=0.0, **sizes
         ).eval()
-        products = [node.op_type for node in encoder_graphs(model, steps=True).exits.graph].count("Softmax")
+        graphs = encoder_graphs(model, steps=True)
+        products = [node.op_type for node in graphs.exits.graph].count("Softmax")
         assert products == layers * iterations + iterations - 1  # the last layer twice where an exit follows
+        half_for_export(model)
+        half = NETWORK.trace_half(model, ("input_ids", "attention_mask"), graphs, steps=True)
+        assert half.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16  # and was not traced
         counts.append(len(traced))
         traced.clear()
     assert counts == [5, 5]
