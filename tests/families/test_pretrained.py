@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,33 @@ def test_graphs_of_folded_stacks_store_what_they_use_once(bert: tuple[Any, Path]
         with OnnxSession(path) as session:
             found = session.run({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})["logits"]
         assert np.abs(found - wanted[exit_ - 1].numpy()).max() < 1e-4
+
+
+def test_exported_form_computes_the_same_and_leaves_the_model_as_it_was(published: tuple[Any, Path]) -> None:
+    from edgeformer.families.pretrained.exported import exported_form
+
+    ids, mask, _ = texts()
+    built = started(published[1])
+    before = {name: tensor.clone() for name, tensor in built.state_dict().items()}
+    made = exported_form(built)
+    with torch.inference_mode():
+        assert (made(ids, mask) - built(ids, mask)).abs().max() < 1e-5
+        assert (made(ids) - built(ids)).abs().max() < 1e-5
+    assert sum(p.numel() for p in made.parameters()) == sum(p.numel() for p in built.parameters())
+    after = built.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    configs = {module.config._attn_implementation for module in built.modules() if hasattr(module, "config")}
+    assert configs == {"sdpa"}, "training keeps torch's fused kernels"
+
+
+def test_exported_graph_turns_no_key_twice(bert: tuple[Any, Path]) -> None:
+    from edgeformer.families.pretrained.network import NETWORK
+
+    built = started(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
+    graph = NETWORK.trace(built, ("input_ids", "attention_mask"), steps=True).steps["loop"].graph
+    moved = Counter(tuple(node.attributes["perm"].as_ints()) for node in graph if node.op_type == "Transpose")
+    # Of two layers each: q, v and what comes out; and k, as the product takes it.
+    assert moved == {(0, 2, 1, 3): 2 * 3, (0, 2, 3, 1): 2}
 
 
 def test_layers_far_from_the_head_learn_more_slowly(bert: tuple[Any, Path]) -> None:

@@ -15,6 +15,7 @@ from edgeformer.families.distillation import classification_loss
 from edgeformer.families.network import Learning, Loss, Network, Place, sharing_copy
 from edgeformer.families.pretrained import FAMILY, PretrainedConfig
 from edgeformer.families.pretrained.anatomy import Parts, fresh, pretrained
+from edgeformer.families.pretrained.exported import exported_form
 from edgeformer.families.pretrained.fold import folded
 from edgeformer.families.pretrained.model import Embeddings, Head, Looped, PretrainedEncoder, Turn, table_of
 from edgeformer.families.pretrained.source import open_source, width_of
@@ -136,6 +137,7 @@ class PretrainedNetwork(Network):
         return found
 
     def trace(self, model: PretrainedEncoder, inputs: Sequence[str], *, steps: bool) -> Graphs:
+        model = exported_form(model)
         exits = PretrainedExits(model)
         full = text_spec(exits, inputs, model.longest, exits.outputs)
         parts = _step_specs(model) if steps and model.loops_one_graph else {}
