@@ -36,6 +36,7 @@ class ExportedAttention(nn.Module):
     def __init__(self, trained: SelfAttention) -> None:
         super().__init__()
         self.heads, self.head_size, self.out = trained.heads, trained.head_size, trained.out
+        self.rotate = HalvesRotation()
         rows = _halves_apart(trained.heads, trained.head_size)
         self.qkv = nn.Linear(trained.qkv.in_features, trained.qkv.out_features, device="meta")
         self.qkv.weight = nn.Parameter(trained.qkv.weight.detach()[rows])
@@ -45,15 +46,20 @@ class ExportedAttention(nn.Module):
         """Arguments and result are those of :class:`~edgeformer.families.encoder.model.SelfAttention`."""
         shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
-        q, k = _rotate_halves(q[:, :, :queries], cos[:queries], sin[:queries]), _rotate_halves(k, cos, sin)
+        q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         result: Tensor = self.out(written_out(q, k, v, mask).transpose(1, 2).flatten(2))
         return result
 
 
-def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i + D/2}); x [..., S, D], cos and sin [S, D / 2] in float32 → as x, of its type."""
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+class HalvesRotation(nn.Module):
+    """Turn each pair (x_i, x_{i + D/2}); a module, so that a traced graph shows which nodes compute in float32."""
+
+    keeps_float32 = True
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., S, D], cos and sin [S, D / 2] in float32 → as x, of its type."""
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
 
 
 def _halves_apart(heads: int, head_size: int) -> Tensor:

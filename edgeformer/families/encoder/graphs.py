@@ -85,6 +85,7 @@ def half_graphs(model: EncoderClassifier, whole: Graphs, *, steps: bool) -> Grap
     Args:
         whole: graphs of the same model in FP32.
     """
+    model = exported_form(model)
     pieces = {name: halved(whole.pieces[name], spec) for name, spec in _specs(model).items()}
     return _composed(model, pieces, steps)
 
