@@ -147,6 +147,7 @@ def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) 
     location, usual = locate(str(run), run.parent), default_threads()
     known = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
     known |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
+    known |= {"stable": True}
 
     def search(*times: tuple[str, int, float]) -> SimpleNamespace:
         made = [Candidate(provider=name, threads=threads, latency_ms=ms, **known) for name, threads, ms in times]

@@ -18,8 +18,8 @@ _ATTENTION = "edgeformer_written_out"
 def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
     """A model that computes the same with the same tensors in fewer and cheaper operators; ``model`` stays as it was.
 
-    Queries, keys and values stay three products. One in their place must be taken apart, which is a copy: in FP32 it took
-    1 to 3 % longer at 1x128 in ONNX Runtime and OpenVINO, and saved nothing at 1x16.
+    Queries, keys and values stay three products. One in their place must be taken apart, which is a copy: in FP32 it
+    took 1 to 3 % longer at 1x128 in ONNX Runtime and OpenVINO, and saved nothing at 1x16.
     """
     with needs_extra("hf", "a pretrained encoder"):
         from transformers import AttentionInterface
