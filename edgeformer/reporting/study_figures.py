@@ -147,6 +147,10 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     axis.invert_yaxis()
     axis.margins(x=0.16)
     axis.set(xlabel=measure(y).heading)
+    if max(values, default=0.0) >= 1e5:  # bytes, parameters: 20 M, not 0.2 and an exponent in a corner
+        from matplotlib.ticker import EngFormatter
+
+        axis.xaxis.set_major_formatter(EngFormatter())
     axis.grid(axis="y", visible=False)
     axis.grid(axis="x", alpha=0.4)
 
