@@ -57,7 +57,7 @@ class _Rows:
     def apart(self, run: str, first: object, second: object, figure: str) -> bool:
         """Whether two lines of a run differ, seed by seed, beyond chance (t test of pairs); never with one seed."""
         one, two = (self._cell(run, at, figure).values for at in (first, second))
-        if len(one) != len(two) or len(one) < 2:
+        if len(one) != len(two) or len(one) < 2 or one == two:
             return False
         with needs_extra("train", "the test of a finding"):
             from scipy.stats import ttest_rel

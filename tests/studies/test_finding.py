@@ -62,6 +62,7 @@ def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
     assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 0.9, 1.91, 2.89)]) == "True"
     assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 1.1, 1.9, 2.9)]) == "False"
     assert finding_of(asked, [line("2", 1.0), line("4", 0.9)]) == "False"
+    assert finding_of(asked, [line("2", 1.0, 2.0), line("4", 1.0, 2.0)]) == "False"
 
 
 def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:

@@ -90,15 +90,15 @@ def _top_p(shares: NDArray[np.float64], p: float) -> NDArray[np.int64]:
     Sorting a whole vocabulary takes longer than many a model's token, and the first hundreds mostly reach p: only where
     these do not is all of it sorted. What is kept is the same, to the last bit of the sums.
     """
+    among = np.arange(len(shares))
     if len(shares) > _LIKELIEST:
         edge = np.partition(shares, -_LIKELIEST)[-_LIKELIEST]
-        order = np.flatnonzero(shares >= edge)  # with all that are as likely as the last one
-        order = order[np.argsort(-shares[order], kind="stable")]
-        sums = np.cumsum(shares[order])
-        if sums[-1] >= p:
-            return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
-    order = np.argsort(-shares, kind="stable")
+        among = np.flatnonzero(shares >= edge)  # with all that are as likely as the last one
+    order = among[np.argsort(-shares[among], kind="stable")]
     sums = np.cumsum(shares[order])
+    if len(among) < len(shares) and sums[-1] < p:
+        order = np.argsort(-shares, kind="stable")
+        sums = np.cumsum(shares[order])
     return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
 
 

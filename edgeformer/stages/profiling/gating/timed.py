@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median_high
 
 from edgeformer.formats.gate import GateCheck, GateStatus
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, memory_check
@@ -59,9 +60,9 @@ def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
         reason += f"; measured once more after {', and '.join(found.stumbles)}"
     facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
     facts |= {"found": known.change(rules.most), "change": known.middle, "rounds": rounds, "reason": reason}
-    facts |= {"baseline": _middle(found.baseline_ms), "candidate": _middle(found.candidate_ms)}
+    facts |= {"baseline": _typical(found.baseline_ms), "candidate": _typical(found.candidate_ms)}
     return GateCheck.model_validate({**facts, **known.ends, "log_ratios": found.log_ratios}, strict=False)
 
 
-def _middle(values: Sequence[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+def _typical(values: Sequence[float]) -> float | None:
+    return median_high(values) if values else None
