@@ -149,9 +149,9 @@ class Study(Frozen):
     finding: str = Field(
         "",
         description="what the figures say; a Jinja template: of(run, at, figure) is ours, said(…) the same "
-        "as the table shows it, ranked(run, …, at, figure) several, best first; clear(run, run, at, figure) whether two "
-        "runs differ beyond what their seeds explain (Welch's t test), apart(run, at, at, figure) whether two lines of a "
-        "run do, seed by seed; chance(run, run, at, share) is the standard error of a difference of two shares",
+        "as the table shows it, ranked(run, …, at, figure) several, best first; clear(run, run, at, figure) whether "
+        "two runs differ beyond what their seeds explain (Welch's t test), apart(run, at, at, figure) whether two "
+        "lines of a run do, seed by seed; chance(run, run, at, share) the standard error of a difference of two shares",
     )
 
     @model_validator(mode="after")
