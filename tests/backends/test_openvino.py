@@ -233,6 +233,14 @@ def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
         for check in verify(bundle, runtime="all").artifacts
     }
     assert checks["openvino-int8", CPU].status == "verified"
+    assert providers_asked(bundle.artifact("onnx-int8"), "openvino") == (CPU,)
+    assert providers_asked(found, "all") == (CPU, BF16)
+    if runtime.bf16_missing() is None:  # what is not INT8 in it is computed in bfloat16, and that was judged, too
+        assert found.rounded[BF16].validation is not None and found.rounded[BF16].reason is None
+        assert checks["openvino-int8", BF16].status == "verified"
+        assert checks["openvino-int8", BF16].parity == found.rounded[BF16].parity != found.parity
+    else:
+        assert found.rounded == {} and ("openvino-int8", BF16) not in checks
 
 
 def test_weights_have_seven_bits_and_are_stored_once(quantised: Path) -> None:

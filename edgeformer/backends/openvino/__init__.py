@@ -68,10 +68,13 @@ class OpenVINOBackend(Backend):
         return () if missing() else tuple(HINTS)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
-        """FP32 graphs are computed in bfloat16, too; others have fewer bits already. It has no tables of 4 bits."""
+        """FP32 graphs, and what its own INT8 leaves in FP32, are computed in bfloat16, too. It has no tables of 4 bits.
+
+        ONNX Runtime's INT8 is slow in it either way.
+        """
         if artifact.precision == "int4":
             return ()
-        return tuple(HINTS) if artifact.precision == "fp32" else (CPU,)
+        return tuple(HINTS) if artifact.precision == "fp32" or artifact.format == FORMAT else (CPU,)
 
     def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
         return wanted if wanted in HINTS else CPU

@@ -204,8 +204,7 @@ def _variant(
         job.previous.carry(variant, written, job.folder)
         judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
         for artifact in judge.all(written):
-            judged = artifact.status == "built" and artifact.role in ("full", "exit") and variant == Variant("fp32")
-            yield judge.rounded(artifact) if judged and job.options.joining else artifact
+            yield judge.rounded(artifact) if job.options.joining else artifact
         if written.steps and len(subject.states) > 1:
             job.notes.append(judge.step_note(written))
 
@@ -241,8 +240,9 @@ def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[Artifa
             continue
         (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
         for artifact in builder.build(target, request):
-            judged = judged_here(artifact, _judge(job, artifact), request.max_positions)
-            yield judged
+            judge = _judge(job, artifact)
+            judged = judged_here(artifact, judge, request.max_positions)
+            yield judge.rounded(judged) if job.options.joining else judged
             if _stops(job, judged):
                 return
 

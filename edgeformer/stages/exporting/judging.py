@@ -101,8 +101,11 @@ class Judge:
     def rounded(self, artifact: ArtifactManifest) -> ArtifactManifest:
         """The same, with what it answers in fewer bits; see :func:`edgeformer.backends.rounding_providers`.
 
-        Such answers are held to the bar of INT8: by the task score.
+        Such answers are held to the bar of INT8: by the task score. What was not built, and what is run in parts or
+        token by token, stays as it is.
         """
+        if artifact.status != "built" or artifact.role not in ("full", "exit"):
+            return artifact
         exit_ = self.subject.last if artifact.exit is None else artifact.exit
         found: dict[str, Rounded] = {}
         for provider in rounding_providers(artifact):
