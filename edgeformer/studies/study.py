@@ -141,7 +141,8 @@ def _timing_s(study: Study, jobs: Sequence[Job], *, missing: bool) -> float:
     timing = study.table.timing
     if timing is None or not missing:
         return 0.0
-    graphs = sum(len({"fp32", *job.spec.export}) + (3 if job.spec.exits else 0) for job in jobs)
+    exported = [job.spec for job in jobs if job.spec.export or job.spec.exits]
+    graphs = sum(len({"fp32", *spec.export}) + (3 if spec.exits else 0) for spec in exported)
     return timing.rounds * graphs * SECONDS_A_TURN
 
 
@@ -185,9 +186,10 @@ def _times(
     study: Study, outcomes: Sequence[Outcome], results: Results, options: StudyOptions, progress: Progress
 ) -> StudyTimes | None:
     """The times of a study's graphs: known ones, else measured now, where all that there are lie here."""
-    runs = {outcome.found.run.key: outcome.found.run for outcome in outcomes if outcome.found is not None}
+    found = [outcome.found.run for outcome in outcomes if outcome.found is not None]
+    runs = {run.key: run for run in found if timed_artifacts(run)}  # some are trained for their scores alone
     timing = study.table.timing
-    if timing is None or not any(timed_artifacts(run) for run in runs.values()):
+    if timing is None or not runs:
         return None
     known = results.times(times_key([*runs.values()], timing))
     folders = {key: options.artifacts / run.run for key, run in runs.items()}
@@ -195,7 +197,7 @@ def _times(
     if not options.train or (known is not None and (gone or taken_as_here(known))):
         return known
     if gone:
-        progress.message(f"times are not measured: {', '.join(gone)} lacks graphs, and all are measured in turns")
+        progress.message(f"times are not measured: no graphs lie in {', '.join(gone)}, and all are measured in turns")
         return None
     times = measure_times([*runs.values()], folders, timing, options.artifacts, progress)
     results.keep_times(times)

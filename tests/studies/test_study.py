@@ -109,6 +109,18 @@ def test_another_study_shares_the_run(place: Path, tmp_path: Path) -> None:
     assert table.rows[0].cells["accuracy"] == table.rows[1].cells["accuracy"]
 
 
+def test_rows_without_graphs_do_not_keep_the_others_from_being_timed(place: Path, tmp_path: Path) -> None:
+    _, options = copied(place, tmp_path)
+    rows = {"exported": {**run("Exported"), "export": ["fp16"]}, "scored": run("Scored", (2,))}
+    timing = {"seq": 8, "rounds": 1, "against": "exported/fp32"}
+    table = {"rows": "artifacts", "columns": ["accuracy", "latency_ms", "speedup"], "timing": timing}
+    plan, found = make(write(tmp_path, study("timed", rows, table=table)), options)
+    assert plan.estimates[1].state == "done"
+    times = {(line.run, line.at): line.cells["latency_ms"].mean for line in found.rows}
+    assert times["exported", "fp32"] and times["exported", "fp16"]
+    assert {time for (row, _), time in times.items() if row == "scored"} == {None}
+
+
 def test_it_is_made_again_from_results_alone(place: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     shutil.copytree(place / "artifacts" / "studies" / "runs", kept)
