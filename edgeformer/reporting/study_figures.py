@@ -17,6 +17,10 @@ Curves = Mapping[str, Sequence[dict[str, Any]]]
 
 _NAMED = 4
 """Bubbles that can carry their names without covering each other."""
+_APART = 0.12, 0.04
+"""Shares of the axes by which named points of a line are apart; the names of others would cover them."""
+_MARKED = 15
+"""Points from which on a curve is a line without marks: scores of epochs have them, losses of steps do not."""
 _WHISKERS: dict[str, Any] = {"ecolor": GREY, "capsize": 3, "elinewidth": 1.2}
 
 
@@ -170,12 +174,19 @@ def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> N
         own.sort(key=lambda row: _value(row, figure.x) or 0.0)
         line = "o:" if kind else "o-"
         axis.plot(_numbers(own, figure.x), _numbers(own, y), line, color=colour, label=own[0].label + told)
-        for row in own:
-            at: Any = (_value(row, figure.x), _value(row, y))
-            axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
     axis.set(xlabel=measure(figure.x).heading, ylabel=measure(y).heading)
     axis.margins(0.1)
     axis.legend(frameon=False, fontsize=8)
+    axis.autoscale_view()
+    taken: list[Any] = []
+    for row in sorted(rows, key=lambda row: _value(row, y) or 0.0):
+        at = (_value(row, figure.x), _value(row, y))
+        across, up = place = axis.transLimits.transform(at)  # as shares of the axes
+        if any(abs(across - x) < _APART[0] and abs(up - y_) < _APART[1] for x, y_ in taken):
+            continue
+        taken.append(place)
+        look: dict[str, Any] = {"ha": "center", "fontsize": 7, "color": colours[row.run]}
+        axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", **look)
 
 
 def _draw_curves(path: Path, figure: FigureSpec, curves: Curves) -> bool:
@@ -185,13 +196,17 @@ def _draw_curves(path: Path, figure: FigureSpec, curves: Curves) -> bool:
     ]
     if not found:
         return False
-    with drawing(path, figure.title, len(figure.y), (6.0 * len(figure.y), 4.2)) as axes:
+    from matplotlib.ticker import MaxNLocator
+
+    width = 6.0 if len(figure.y) < 3 else 3.6
+    with drawing(path, figure.title, len(figure.y), (width * len(figure.y), 4.2)) as axes:
         for axis, y in zip(axes, figure.y, strict=True):
             for number, label in enumerate(found):
                 points = [(record["epoch"], record[y]) for record in curves[label] if y in record]
-                mark = "o-" if len(points) < 30 else "-"
+                mark = "o-" if len(points) < _MARKED else "-"
                 axis.plot(*zip(*points, strict=True), mark, color=PALETTE[number % len(PALETTE)], label=label,
                           linewidth=1.2) if points else None  # fmt: skip
             axis.set(xlabel="epoch", ylabel=y.replace("_", " "))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.legend(frameon=False, fontsize=8)
     return True
