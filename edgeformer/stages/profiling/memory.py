@@ -6,8 +6,6 @@ has several names, of which each platform tells others.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -20,6 +18,7 @@ import psutil
 
 from edgeformer.formats.report import Memory
 from edgeformer.machine import nvidia
+from edgeformer.machine.heap import give_back
 
 _POLL_S = 0.010
 
@@ -146,9 +145,7 @@ def added(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
 def release_unused() -> None:
     """Give freed memory back to the system, so that one shape's memory is not counted with the next one's."""
     gc.collect()
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # not glibc
-            ctypes.CDLL(None).malloc_trim(0)
+    give_back()
 
 
 def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:

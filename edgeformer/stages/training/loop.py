@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from edgeformer.formats.progress import Progress, bar
+from edgeformer.machine.heap import kept
 from edgeformer.stages.training import health, state
 from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.metrics_log import Meter, MetricsLog, NoLog
@@ -84,6 +85,7 @@ class TrainingLoop:
             self.processes.differ(self._recipe.seed + self.position.step)
         self._window = Meter(**self.position.window)
 
+    @kept()
     def run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
         limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()

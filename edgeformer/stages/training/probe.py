@@ -20,6 +20,7 @@ from edgeformer.families.network import Place
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.progress import SILENT
 from edgeformer.formats.recipe import Recipe
+from edgeformer.machine.heap import kept
 from edgeformer.stages.training.checkpoints import Position
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.objective import Objective
@@ -32,6 +33,7 @@ _FORWARD_OF_A_STEP = 1 / 3
 """Of a step's products a third are the forward pass's; a teacher computes one more of them."""
 
 
+@kept()
 def probe(recipe: Recipe, cache: Path, seconds: float, began: float, *, cpu: bool = False) -> TrainingTime:
     """Train some steps of ``recipe``, drawn from all over an epoch, and score its smallest set.
 
