@@ -20,7 +20,8 @@ def kept() -> Iterator[None]:
     """What is freed is used again, and the system gets it back at the end.
 
     Left to itself glibc gives large blocks back at once: the gradient of a table of embeddings is then made of new
-    pages in every step, each of which the system fills with zeros first. Elsewhere than with glibc nothing is changed.
+    pages in every step, each of which the system fills with zeros first. Elsewhere than with glibc nothing is changed,
+    and little in other threads than the first: their heaps end at 64 MiB.
     """
     changed = _set(_MOST, _MOST)
     try:
@@ -39,7 +40,7 @@ def give_back() -> None:
 
 
 def _set(mmap_threshold: int, trim_threshold: int) -> bool:
-    """Whether glibc has taken both: from so many bytes on a block has pages of its own, and a freed end is given back."""
+    """Whether glibc took both: sizes from which a block has pages of its own, and a freed end is given back."""
     mallopt = _glibc("mallopt")
     return mallopt is not None and bool(
         mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold)
@@ -48,4 +49,9 @@ def _set(mmap_threshold: int, trim_threshold: int) -> bool:
 
 def _glibc(name: str) -> Any:
     """A function of this process's C library that only glibc has; None: it is another library."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None
