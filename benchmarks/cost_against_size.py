@@ -10,7 +10,7 @@ An exponent is the slope of a straight line through the logarithms: 1 means twic
 times. "At the end" is that of the two largest sizes. Operations are counted in the graph, products alone.
 
 Usage:
-    python -m benchmarks.cost_against_size run FILE [--work DIR] [--rounds 7] [--threads N]   # about 8 minutes
+    python -m benchmarks.cost_against_size run FILE [--work DIR] [--rounds 7] [--threads N]   # about 6 minutes
     python -m benchmarks.cost_against_size table FILE
     python -m benchmarks.cost_against_size figure PNG FILE
 """
@@ -198,7 +198,7 @@ def run(file: Path, work: Path, rounds: int, threads: int) -> None:
     from edgeformer.formats.files import write_json
     from edgeformer.machine.host import code_version, cpu_name, now
 
-    print("about 8 minutes on two quiet cores", flush=True)
+    print("about 6 minutes on two quiet cores", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     for axis in AXES:  # models are made before anything is timed
         for size in axis.sizes:

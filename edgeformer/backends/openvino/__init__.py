@@ -70,7 +70,7 @@ class OpenVINOBackend(Backend):
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """FP32 graphs, and what its own INT8 leaves in FP32, are computed in bfloat16, too. It has no tables of 4 bits.
 
-        ONNX Runtime's INT8 is slow in it either way.
+        ONNX Runtime's INT8 is slow in it, so that is not offered twice.
         """
         if artifact.precision == "int4":
             return ()
