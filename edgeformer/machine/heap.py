@@ -1,8 +1,9 @@
-"""The heap of glibc: whether memory that was freed stays with the process, or goes back to the system."""
+"""Memory that a training's process keeps between steps: freed heap, and oneDNN's primitives."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,24 +12,43 @@ from typing import Any
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 _MOST = 2**31 - 1
-_USUAL_MMAP = 32 * 2**20
-"""Up to here glibc raises its threshold by itself; that of trimming is twice as much."""
+_PAGES_OF_THEIR_OWN = 32 * 2**20
+"""From this size on a block's pages are its own, and go back with it. Up to here glibc raises its threshold by itself,
+and twice as much is what it leaves free at the end of the heap."""
+
+_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+"""How many oneDNN keeps, and PyTorch of it; both keep 1,024 by themselves. A step of an encoder needs 14."""
+_SHORT = 4096
+"""Up to so many tokens of a batch, making primitives again is a twelfth of a step; from twice as many, a hundredth."""
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """What is freed is used again, and the system gets it back at the end.
+def kept(tokens: int) -> Iterator[None]:
+    """Memory is used again from step to step, and the system gets it back at the end.
 
-    Left to itself glibc gives large blocks back at once: the gradient of a table of embeddings is then made of new
-    pages in every step, each of which the system fills with zeros first. Elsewhere than with glibc nothing is changed,
-    and little in other threads than the first: their heaps end at 64 MiB.
+    Left to itself glibc gives the end of the heap back whenever a step's tensors are freed: the next step's are made of
+    new pages, each of which the system fills with zeros first. The largest blocks are left alone: kept as well, they
+    leave gaps that nothing fits into. Elsewhere than with glibc nothing is changed, and little in other threads than
+    the first: their heaps end at 64 MiB.
+
+    Products in bfloat16 are oneDNN's, which makes primitives for every length of a batch, 7 MiB for a step's, and keeps
+    them. What it keeps of one length lies in the gaps where tensors of the next would fit: with a hundred lengths a
+    training that began with 3 GiB ended with 7. So few are kept, unless the environment says how many; where batches
+    are small, memory is not the question, and all are kept. It holds from the process's first such product on.
+
+    Args:
+        tokens: of the longest batch.
     """
-    changed = _set(_MOST, _MOST)
+    changed = _set(_PAGES_OF_THEIR_OWN, _MOST)
+    few = {} if tokens <= _SHORT else {name: most for name, most in _PRIMITIVES.items() if name not in os.environ}
+    os.environ.update(few)
     try:
         yield
     finally:
+        for name in few:
+            del os.environ[name]
         if changed:
-            _set(_USUAL_MMAP, 2 * _USUAL_MMAP)
+            _set(_PAGES_OF_THEIR_OWN, 2 * _PAGES_OF_THEIR_OWN)
             give_back()
 
 

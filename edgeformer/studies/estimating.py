@@ -118,13 +118,14 @@ class Estimator:
 
     def _rate(self, job: Job, progress: Progress) -> _Rate:
         kind = alike(job.written)
-        for run in self._known:
-            if run.alike == kind and run.steps and run.overhead_s is not None:
-                graphs = run.scoring_s or (self._graphs_s(job, 0) if job.spec.export else 0.0)
-                per_text = run.planned_steps / run.recipe["training"]["epochs"] / max(1, run.data.rows["train"])
-                return _Rate(
-                    run.seconds, run.steps, per_text, run.overhead_s, graphs, f"by {run.run}, trained on this machine"
-                )
+        known = [run for run in self._known if run.alike == kind and run.steps and run.overhead_s is not None]
+        if known:
+            # Another run at the same time, or a stopped process, only ever makes a training take longer.
+            run = min(known, key=lambda run: run.seconds / run.steps)
+            graphs = run.scoring_s or (self._graphs_s(job, 0) if job.spec.export else 0.0)
+            per_text = run.planned_steps / run.recipe["training"]["epochs"] / max(1, run.data.rows["train"])
+            basis = f"by {run.run}, trained on this machine"
+            return _Rate(run.seconds, run.steps, per_text, run.overhead_s or 0.0, graphs, basis)
         if kind not in self._probed:
             self._probed[kind] = self._probe(job, progress)
         return self._probed[kind]

@@ -85,9 +85,12 @@ class TrainingLoop:
             self.processes.differ(self._recipe.seed + self.position.step)
         self._window = Meter(**self.position.window)
 
-    @kept()
     def run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None = None) -> bool:
         """Train until the recipe's epochs, early stopping, ``max_steps``, or a stop request, which makes it False."""
+        with kept(self._config.batch_size * self._recipe.data.tokens_at_once):
+            return self._run(stop, log, progress, max_steps)
+
+    def _run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None) -> bool:
         limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
         while self._has_work(limit):
             complete = self._epoch(stop, log, progress, limit)

@@ -33,7 +33,6 @@ _FORWARD_OF_A_STEP = 1 / 3
 """Of a step's products a third are the forward pass's; a teacher computes one more of them."""
 
 
-@kept()
 def probe(recipe: Recipe, cache: Path, seconds: float, began: float, *, cpu: bool = False) -> TrainingTime:
     """Train some steps of ``recipe``, drawn from all over an epoch, and score its smallest set.
 
@@ -97,7 +96,9 @@ def main() -> None:
     began = time.monotonic()
     path, cache, seconds, accelerator = sys.argv[1:5]
     try:
-        found = probe(load_recipe(path), Path(cache), float(seconds), began, cpu=accelerator == "cpu")
+        recipe = load_recipe(path)
+        with kept(recipe.training.batch_size * recipe.data.tokens_at_once):
+            found = probe(recipe, Path(cache), float(seconds), began, cpu=accelerator == "cpu")
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code)
