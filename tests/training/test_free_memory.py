@@ -139,12 +139,15 @@ def test_what_libraries_and_allocators_keep() -> None:
         Event(2, 32 * MIB, "activations"),  # a block of its own, beside the heap
         Event(3, 10 * MIB, "gradients"),
     ]
-    assert memory._cpu_reserve(events) == 35 * MIB + 21 * MIB
+    assert memory._cpu_reserve(events, "fp32") == 35 * MIB + 21 * MIB
+    assert memory._cpu_reserve(events, "bf16") == 35 * MIB + 36 * MIB, "primitives lie between the tensors"
     block = [Event(0, 40 * MIB, "temporary"), Event(0, 0, "gradients"), Event(1, 1, "temporary")]
-    assert memory._cpu_reserve(block) == 35 * MIB + 1, "also where it becomes a gradient"
+    assert memory._cpu_reserve(block, "fp32") == 35 * MIB + 1, "also where it becomes a gradient"
     early = [Event(0, 40 * MIB, "temporary"), *(Event(1, size, "temporary") for size in (MIB, -MIB))]
-    assert memory._cpu_reserve([*early, Event(0, 0, "gradients")]) == 35 * MIB + round(0.7 * MIB)
-    assert memory._cpu_reserve([Event(0, 32 * MIB - 10, "temporary")]) == 35 * MIB + round(0.7 * (32 * MIB - 10))
+    assert memory._cpu_reserve([*early, Event(0, 0, "gradients")], "fp32") == 35 * MIB + round(0.7 * MIB)
+    assert memory._cpu_reserve([Event(0, 32 * MIB - 10, "temporary")], "fp32") == 35 * MIB + round(
+        0.7 * (32 * MIB - 10)
+    )
 
 
 def data_of(folder: Path, **changes: Any) -> DataSection:
