@@ -137,7 +137,7 @@ def plan() -> str:
         return [row["size"], *sizes, f"{row['ratio']:.3f}"]
 
     header = ["recipe and changes", "predicted GiB", "measured GiB", "ratio"]
-    return markdown(header, map(cells, result("2026-11-21-plan-accuracy")["rows"]))
+    return markdown(header, map(cells, result("2026-11-23-plan-accuracy")["rows"]))
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -179,7 +179,7 @@ _GAPS, _GAPS_OF_HALF = 0.7, 1.2
 
 
 def _cpu_reserve(first: list[Event], precision: str) -> int:
-    """Calibrated by benchmarks/plan_accuracy.py with glibc 2.36, fp32, one thread.
+    """Calibrated by benchmarks/plan_accuracy.py with glibc 2.36 and fp32.
 
     35 MiB are library pages that are first touched in a step (24) and MKL's buffers (11). The rest are gaps in the
     heap, where tensors below 32 MiB lie: at nine sizes it grew by 0.4 to 0.9 of what comes and goes in it beyond the
