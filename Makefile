@@ -19,7 +19,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
 # What claims of speed rest on, in half an hour, on a machine that does nothing else. Further arguments in BENCH:
-# make bench BENCH="--data ~/sst2 --model ~/minilm"
+# make bench BENCH="--data ~/sst2 --tokenizer ~/bert/tokenizer.json --model ~/minilm"
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 

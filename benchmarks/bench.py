@@ -8,11 +8,11 @@ the others alone; one that could not judge all of its bars is incomplete, and sa
 session in benchmarks/results/bench says was done. --only adds to the session that is there, if that was of the same
 machine and versions, and begins another one if not.
 
-Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--model DIR] [--crt RUN]… [--peers-python FILE]
-                                  [--only NAME,…] [--minutes 30]
+Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR] [--crt RUN]…
+                                  [--peers-python FILE] [--only NAME,…] [--minutes 30]
 
---data: the folder of SST-2's train.tsv; without it the recipes fetch it. --model: MiniLM's folder. --crt: trained
-crt_mini runs, one per seed.
+--data: the folder of SST-2's train.tsv, and --tokenizer the file of BERT's; without them the recipes fetch both.
+--model: MiniLM's folder. --crt: trained crt_mini runs, one per seed.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Models:
         return [str(self.folder / name)]
 
     def _trained(self, name: str, recipe: str) -> None:
-        data = [word for folder in self.given.get("data", []) for word in ("--data", folder)]
-        self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *data)
+        local = [word for key in ("data", "tokenizer") for path in self.given.get(key, []) for word in (f"--{key}", path)]
+        self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *local)
         self._export(name)
 
     def _imported(self) -> None:
@@ -208,6 +208,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--data")
+    parser.add_argument("--tokenizer")
     parser.add_argument("--model")
     parser.add_argument("--crt", action="append", metavar="RUN")
     parser.add_argument("--peers-python", default=sys.executable)
@@ -217,8 +218,8 @@ def main(words: Sequence[str] | None = None) -> int:
     names = asked.only.split(",") if asked.only else [case.name for case in CASES]
     if unknown := sorted(set(names) - {case.name for case in CASES}):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
-    given = {"data": [asked.data], "model": [asked.model], "crt": asked.crt or [], "peers_python": [asked.peers_python]}
-    given = {name: [str(path) for path in paths if path] for name, paths in given.items()}
+    single = {name: [vars(asked)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
+    given = {name: [str(path) for path in paths if path] for name, paths in {**single, "crt": asked.crt or []}.items()}
     told: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "measured": now()}
     told |= {"code_version": code_version(), "versions": library_versions(), "minutes": asked.minutes, "cases": {}}
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -99,6 +99,19 @@ def test_a_deleted_run_alone_is_trained_again(place: Path, tmp_path: Path) -> No
     assert all(row.missing is None for row in table.rows)
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_run_that_was_held_up_says_nothing_of_the_next_one(place: Path, tmp_path: Path, slow: int) -> None:
+    path, options = copied(place, tmp_path)
+    plan = plan_study(path, options)
+    (*others, gone), results = plan.jobs, options.artifacts / "studies" / "runs"
+    shutil.rmtree(options.artifacts / gone.folder_name)
+    (results / f"{gone.key}.json").unlink()
+    held_up = results / f"{others[slow].key}.json"
+    held_up.write_text(json.dumps({**json.loads(held_up.read_text(encoding="utf-8")), "seconds": 1e6}))
+    estimate = plan_study(path, options).estimates[2]
+    assert estimate.seconds < 1000 and others[1 - slow].folder_name in estimate.basis
+
+
 def test_another_study_shares_the_run(place: Path, tmp_path: Path) -> None:
     _, options = copied(place, tmp_path)
     before = trained(options.artifacts)
