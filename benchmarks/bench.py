@@ -123,7 +123,7 @@ class Models:
         return [str(self.folder / name)]
 
     def _trained(self, name: str, recipe: str) -> None:
-        local = [word for key in ("data", "tokenizer") for path in self.given.get(key, []) for word in (f"--{key}", path)]
+        local = [word for key in ("data", "tokenizer") for one in self.given.get(key, []) for word in (f"--{key}", one)]
         self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *local)
         self._export(name)
 
