@@ -122,7 +122,7 @@ class RandomText:
         self.recipe, self.family, self.task, self.model = recipe, family_of(recipe), task_named(recipe.task), model
         self._loss, self._batch, self.computing_s = loss, random_batch(recipe), 0.0
 
-    def batch(self, rows: NDArray[np.int64], device: torch.device) -> tuple[Batch, int]:
+    def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
         """The same one always."""
         return self._batch, self._batch["targets"].numel()
 

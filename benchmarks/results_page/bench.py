@@ -38,7 +38,7 @@ def bars(told: dict[str, Any]) -> list[str]:
     rows = [
         [
             bar["what"],
-            spread(bar) if "median" in bar else "–",
+            spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–",
             f"{bar['sense']} {bar['wanted']:g}",
             f"{bar['verdict']}: {bar['reason']}" if "reason" in bar else bar["verdict"],
         ]

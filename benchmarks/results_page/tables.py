@@ -51,9 +51,9 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
     return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
 
 
-def spread(value: dict[str, float]) -> str:
-    """A ratio with its range."""
-    return f"{value['median']:.2f}× ({value['low']:.2f}–{value['high']:.2f})"
+def spread(value: dict[str, float], unit: str = "×") -> str:
+    """A ratio, or what else has a median, with its range."""
+    return f"{value['median']:.2f}{unit} ({value['low']:.2f}–{value['high']:.2f})"
 
 
 def decode() -> str:

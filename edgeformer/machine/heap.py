@@ -12,9 +12,9 @@ from typing import Any
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 _MOST = 2**31 - 1
-_PAGES_OF_THEIR_OWN = 32 * 2**20
-"""From this size on a block's pages are its own, and go back with it. Up to here glibc raises its threshold by itself,
-and twice as much is what it leaves free at the end of the heap."""
+OWN_PAGES = 32 * 2**20
+"""Bytes from which on a block's pages are its own, and go back with it. glibc raises its threshold up to here by
+itself, and leaves twice as much free at the end of the heap."""
 
 _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """How many oneDNN keeps, and PyTorch of it; both keep 1,024 by themselves. A step of an encoder needs 14."""
@@ -39,7 +39,7 @@ def kept(tokens: int) -> Iterator[None]:
     Args:
         tokens: of the longest batch.
     """
-    changed = _set(_PAGES_OF_THEIR_OWN, _MOST)
+    changed = _set(OWN_PAGES, _MOST)
     few = {} if tokens <= _SHORT else {name: most for name, most in _PRIMITIVES.items() if name not in os.environ}
     os.environ.update(few)
     try:
@@ -48,7 +48,7 @@ def kept(tokens: int) -> Iterator[None]:
         for name in few:
             del os.environ[name]
         if changed:
-            _set(_PAGES_OF_THEIR_OWN, 2 * _PAGES_OF_THEIR_OWN)
+            _set(OWN_PAGES, 2 * OWN_PAGES)
             give_back()
 
 

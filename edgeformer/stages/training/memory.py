@@ -22,6 +22,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.plan import MemoryBreakdown
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes
+from edgeformer.machine.heap import OWN_PAGES
 from edgeformer.stages.training.memory_ledger import (
     Event,
     Kind,
@@ -170,10 +171,6 @@ def _cuda_reserve(counted: dict[Kind, int]) -> int:
     return 64 * _MIB + round(0.1 * (counted["activations"] + counted["temporary"]))
 
 
-_HEAP_BLOCK = 32 * _MIB
-"""From this size on glibc by itself gives a block its own pages, and gives them back (its threshold's limit)."""
-
-
 _GAPS, _GAPS_OF_HALF = 0.7, 1.2
 """Of the heap, as a share of what comes and goes in it: in float32, and in formats of 16 bits."""
 
@@ -190,7 +187,7 @@ def _cpu_reserve(first: list[Event], precision: str) -> int:
     some 80 steps.
     """
     sizes = {event.storage: event.size_bytes for event in first if event.size_bytes > 0}
-    inside = worst_moment({}, [event for event in first if sizes[event.storage] < _HEAP_BLOCK])
+    inside = worst_moment({}, [event for event in first if sizes[event.storage] < OWN_PAGES])
     share = _GAPS if precision == "fp32" else _GAPS_OF_HALF
     return 35 * _MIB + round(share * (inside["activations"] + inside["temporary"]))
 
