@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.bench import CASES, Case, Models, command_of, main, run
 from benchmarks.judging import judged
-from benchmarks.results_page.bench import _PARTS, bench
+from benchmarks.results_page.bench import _PARTS, bars, bench
 from tests.docs.document import ROOT
 
 
@@ -82,6 +82,20 @@ def test_every_seed_of_a_run_is_handed_on(tmp_path: Path) -> None:
     (case,) = (case for case in CASES if case.name == "loop_int8")
     command = command_of(case, models(tmp_path, crt=["one", "two", "three"]), tmp_path / "out.json")
     assert command[command.index("one") :][:3] == ["one", "two", "three"]
+
+
+def test_models_are_trained_with_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+    lines = ["sentence\tlabel", *(f"text number {number}\t{number % 2}" for number in range(100))]
+    for part in ("train", "validation", "test"):
+        (tmp_path / f"{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(LookupError, match=r"--tokenizer \S+none\.json: error: .*none\.json"):
+        models(tmp_path, data=[str(tmp_path)], tokenizer=[str(tmp_path / "none.json")]).paths("light")
+
+
+def test_seconds_are_no_ratios() -> None:
+    times = [judged("--help, s", [0.25], 0.3, at_least=False), judged("torch over ours", [1.25], 1.0, at_least=True)]
+    (shown,) = bars({"bars": times})
+    assert "0.25 s (" in shown and "1.25× (" in shown
 
 
 def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:

@@ -180,11 +180,10 @@ def _cpu_reserve(first: list[Event], precision: str) -> int:
 
     35 MiB are library pages that are first touched in a step (24) and MKL's buffers (11). The rest are gaps in the
     heap, where tensors below 32 MiB lie: at nine sizes it grew by 0.4 to 0.9 of what comes and goes in it beyond the
-    tensors themselves, which makes the whole prediction 0.90 to 1.03 of the measured peak. It is the heap indeed: with
-    every tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %.
+    tensors themselves. It is the heap indeed: with every tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536),
+    measured and counted bytes agree within 1 %. docs/results.md holds predictions against peaks.
     Batches of many lengths leave more of them, most in bfloat16, where oneDNN's primitives lie between the tensors:
-    that share is from `baseline_yelp_fast`, of whose batches of 64 texts of up to 128 tokens the heap was full after
-    some 80 steps.
+    that share is from `baseline_yelp_fast`, whose heap no longer grew after 60 steps of 64 texts of up to 128 tokens.
     """
     sizes = {event.storage: event.size_bytes for event in first if event.size_bytes > 0}
     inside = worst_moment({}, [event for event in first if sizes[event.storage] < OWN_PAGES])
