@@ -19,7 +19,8 @@ _NEVER = """## Never checked
 
 - **No GPU**: no estimate for a card was ever compared with a card, and no engine.
 - **No other processor** than the one above: ARM (Raspberry Pi, Apple), Intel N100, any with another number of cores;
-  nor the same one under `ONEDNN_MAX_CPU_ISA`.
+  nor the same one under `ONEDNN_MAX_CPU_ISA`. The estimator's formulas were chosen by records of this processor, the
+  one above among them: another one may show larger errors.
 - Runtimes beside ONNX Runtime's CPU provider: OpenVINO, torch, browsers.
 - FP16 on processors, 4-bit weights, trimmed vocabularies, step bundles, exits{more}.
 - Memory and energy: what is said here is of times.

@@ -66,12 +66,16 @@ def bundles() -> dict[str, str]:
 
 def estimates() -> dict[str, str]:
     """Of times that were estimated."""
-    found = result("2026-11-21-estimator")
-    uncalibrated = found["uncalibrated"]
+    uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
+    found = result("2026-11-23-estimator")["summary"]
     return {
-        "median_log2": f"{found['median_log2']:.2f}",
-        "worst_log2": f"{found['worst_log2']:.2f}",
-        "estimated_cases": f"{len(found['cases'])}",
+        "estimated_cases": f"{found['cases']}",
+        "estimated_close": f"{found['within_15_percent']:.0%}",
+        "estimated_median": f"{100 * found['median_error']:.1f} %",
+        "estimated_worst": f"{found['worst_error']:.0%}",
+        "estimated_held": f"{found['ranges_held']:.1%}",
+        "estimated_widest": f"{found['widest']:.2f}",
+        "estimated_tau": f"{found['tau']:.2f}",
         "held": f"{uncalibrated['hold_the_measurement']} of {uncalibrated['cases']}",
         "range_width": f"{uncalibrated['median_width']:.1f}",
     }

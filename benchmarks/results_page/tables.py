@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +101,6 @@ def int8() -> str:
     )
 
 
-def estimator() -> str:
-    """Measured and estimated times of three models at six shapes."""
-
-    def cell(case: dict[str, float]) -> str:
-        return f"{case['measured_ms']:.3g} / {case['estimated_ms']:.3g} ({case['log2']:+.2f})"
-
-    cases = result("2026-11-21-estimator")["cases"]
-    groups = {name: [*found] for name, found in groupby(cases, key=lambda case: case["run"])}
-    shapes = [f"{case['batch']}×{case['seq']}" for case in next(iter(groups.values()))]
-    return markdown(["run", *shapes], [[name, *map(cell, found)] for name, found in groups.items()])
-
-
 def guarantee() -> str:
     """How often promises of early exit held, and what they saved."""
 
@@ -141,5 +128,5 @@ def plan() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, estimator, plan)
+    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, plan)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -90,7 +91,7 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:
         # With --json, usage errors must come back here to be printed as JSON too.
-        code = app(standalone_mode="--json" not in sys.argv[1:])
+        code = _with_one_command(sys.argv[1:2])(standalone_mode="--json" not in sys.argv[1:])
         if code == 130:
             _report("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
@@ -109,6 +110,16 @@ def main() -> None:
             raise
         message = f"unexpected {type(error).__name__}: {error}"
         _report(f"{message}\nThis is a defect. Set EDGEFORMER_TRACEBACK=1 and run it again for the traceback.", 1)
+
+
+def _with_one_command(asked: list[str]) -> typer.Typer:
+    """The app with the command that is asked for alone: options of a command take a millisecond or two to build."""
+    wanted = [command for command in app.registered_commands if [command.name] == asked]
+    if not wanted:
+        return app
+    one = copy.copy(app)
+    one.registered_commands, one.registered_groups = wanted, []
+    return one
 
 
 def _report(message: str, exit_code: int) -> None:

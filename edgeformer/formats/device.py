@@ -81,7 +81,7 @@ element and norms; reading rows of a table; moving or naming data (transpose, sl
 class Efficiency(Frozen):
     """How much of the device's peak rates one class of operators reaches, and what an operator costs at least.
 
-    Its time is the sum of the overhead and of what each rate takes.
+    Its time is the sum of the overhead and of what each rate takes; of a product see `overlap` of the calibration.
     """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
@@ -157,6 +157,11 @@ class Calibration(Frozen):
         None,
         strict=False,
         description="shares of the cache from which on it keeps less than all, and nothing; None: usual",
+    )
+    overlap: float = Field(
+        1.0,
+        ge=1,
+        description="x of (computing^x + reading^x)^(1/x), a product's time with weights of the cache; 1: the sum",
     )
     threads: int
     speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")

@@ -30,8 +30,9 @@ from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, L
 from edgeformer.stages.profiling.estimating.probe import HostRates, ProductTime
 from edgeformer.stages.profiling.estimating.profiled import Timed, count_call
 from edgeformer.stages.profiling.estimating.rates import RAMP, Rates, rates_of
-from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us
+from edgeformer.stages.profiling.estimating.roofline import Amounts, amounts, beyond_cache, fitted_us, together
 from edgeformer.stages.profiling.estimating.sweeps import Repeats
+from edgeformer.stages.profiling.estimating.teaching import OVERLAP
 from edgeformer.stages.profiling.estimating.work import count_node, count_nodes, stored_weight_bytes
 
 
@@ -143,8 +144,10 @@ NODE_US, CALL_US = {"fp32": 10.0, "int8": 5.0, "fp16": 20.0}, 7.0
 
 def product_us(rows: int, width: int, weights: int) -> float:
     """60 GFLOP/s, 40 GB/s from the cache, 10 GB/s from memory, where eight weights are, and a microsecond more."""
-    weight_us = 4 * width**2 / (4e4 if weights == 1 else 1e4)
-    return 1 + 2 * rows * width**2 / 6e4 + weight_us + 8 * rows * width / 4e4
+    computing_us, moving_us, weight_bytes = 2 * rows * width**2 / 6e4, 8 * rows * width / 4e4, 4 * width**2
+    if weights == 1:
+        return 1 + moving_us + together(computing_us, weight_bytes / 4e4, OVERLAP)
+    return 1 + moving_us + computing_us + weight_bytes / 1e4
 
 
 PROBED = HostRates(
@@ -459,10 +462,22 @@ def test_a_cache_that_is_stated_larger_than_it_is_shows_in_products(tmp_path: Pa
             for width, count in sizes
         ]
 
-    size, how = facts.shown_cache(products(32 << 20), 480 << 20, "as Linux says")
+    size, how = facts.shown_cache(products(32 << 20), 1, 480 << 20, "as Linux says")
     assert size == 32 << 20 and "480 MiB" in how
-    assert facts.shown_cache(products(480 << 20), 480 << 20, "told") == (480 << 20, "told")
-    assert facts.shown_cache(products(32 << 20)[:3], 480 << 20, "told") == (480 << 20, "told"), "too few to tell"
+    assert facts.shown_cache(products(480 << 20), 1, 480 << 20, "told") == (480 << 20, "told")
+    assert facts.shown_cache(products(32 << 20)[:3], 1, 480 << 20, "told") == (480 << 20, "told"), "too few to tell"
+
+
+def test_what_two_cores_hold_for_themselves_is_not_taken_for_the_last_cache() -> None:
+    """As a Xeon's products went on two threads: 4 MiB from the caches of its cores, 100 and 200 MiB from memory."""
+    rates = {(1024, 1): 90, (384, 8): 41, (512, 8): 43, (1024, 3): 52, (1024, 10): 52, (1024, 24): 35, (1024, 48): 25}
+    probed = [
+        took(4 * width**2 / gigabytes / 1e3, width=width, weights=count, rows=rows)
+        for (width, count), gigabytes in rates.items()
+        for rows in (1, 4)
+    ]
+    size, how = facts.shown_cache(probed, 2, 480 << 20, "as Linux says")
+    assert 64 << 20 <= size <= 256 << 20 and "480 MiB" in how
 
 
 def ramped(ramp: tuple[float, float], noise: float = 0.0) -> list[ProductTime]:
@@ -481,10 +496,10 @@ def ramped(ramp: tuple[float, float], noise: float = 0.0) -> list[ProductTime]:
 
 def test_where_a_cache_ends_shows_in_products() -> None:
     """One that keeps everything up to 70 % of it, and nothing from its size on."""
-    assert facts.shown_ramp(ramped((0.7, 1.0)), 32 << 20) == (0.7, 1.0)
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 1, 32 << 20) == (0.7, 1.0)
     for usual in (ramped(RAMP), ramped(RAMP, 0.03), ramped((0.7, 1.0))[:6]):
-        assert facts.shown_ramp(usual, 32 << 20) is None, "as usual, noise, or too few to tell"
-    assert facts.shown_ramp(ramped((0.7, 1.0)), 0) is None
+        assert facts.shown_ramp(usual, 1, 32 << 20) is None, "as usual, noise, or too few to tell"
+    assert facts.shown_ramp(ramped((0.7, 1.0)), 1, 0) is None
 
 
 def test_a_ramp_that_was_shown_is_used_by_estimates(bundle: Path, host: SimpleNamespace) -> None:

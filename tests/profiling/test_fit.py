@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,13 +41,13 @@ def product(rows: int, width: int = 256) -> NodeWork:
     return NodeWork("gemm", "MatMul", 2.0 * rows * width**2, 4.0 * width**2, 8.0 * rows * width, rows, width)
 
 
-def samples_of(true: Efficiency, beyond: float, precision: str = "fp32") -> list[NodeSample]:
+def samples_of(true: Efficiency, beyond: float, precision: str = "fp32", rates: Rates = RATES) -> list[NodeSample]:
     found = []
     for rows in (1, 8, 64, 512):
         for width in (128, 512, 1024):
             work = product(rows, width)
             amount = amounts(work, beyond, RATES.cache_bytes)
-            took = node_us(amount, true, RATES)
+            took = node_us(amount, true, rates)
             found.append(NodeSample(precision, work, amount, took, 2 * took))
     return found
 
@@ -76,6 +77,17 @@ def test_an_efficiency_is_found_again() -> None:
     assert found.of_peak == pytest.approx(0.8, rel=1e-3)
     assert found.of_bandwidth == pytest.approx(3.0, rel=1e-3)
     assert found.of_memory == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("overlap", [1.5, 2.0, 3.0])
+def test_an_efficiency_is_found_again_where_weights_are_read_while_it_computes(overlap: float) -> None:
+    rates = replace(RATES, overlap=overlap)
+    true = Efficiency(overhead_us=4.0, of_peak=0.8, of_bandwidth=3.0, of_weights=1.5, of_memory=0.7)
+    both = [*samples_of(true, 0.0, rates=rates), *samples_of(true, 1.0, rates=rates)]
+    found = fit_efficiency(both, rates, ratio=2.0).model_dump()
+    assert found == pytest.approx(true.model_dump(), rel=0.02)
+    summed = fit_efficiency(both, RATES, ratio=2.0)  # as if it did one after the other
+    assert summed.model_dump() != pytest.approx(true.model_dump(), rel=0.02)
 
 
 def test_the_memory_is_told_from_the_cache_by_weights_that_no_cache_holds() -> None:

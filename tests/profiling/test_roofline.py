@@ -52,6 +52,14 @@ def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None
     assert node_us(amount, Efficiency(overhead_us=4.0), CPU) == 4.0
 
 
+def test_a_product_reads_weights_of_the_cache_while_it_computes_but_not_those_of_memory() -> None:
+    amount = Amounts(operations=3e6, near_bytes=8e4, far_bytes=1e4, kept_bytes=8e4)
+    full = Efficiency(of_peak=1.0, of_weights=1.0, of_bandwidth=1.0, of_memory=0.5)  # 30, 4 and 1 µs
+    assert node_us(amount, full, CPU) == pytest.approx(30.0 + 4.0 + 1.0)
+    assert node_us(amount, full, replace(CPU, overlap=2.0)) == pytest.approx((30.0**2 + 4.0**2) ** 0.5 + 1.0)
+    assert 30.0 + 1.0 < node_us(amount, full, replace(CPU, overlap=8.0)) < 30.001 + 1.0
+
+
 def calibration(**changes: Any) -> Calibration:
     known = Calibration(
         created="now", processor="x", threads=1, provider="p",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.families.attention import written_out
-from edgeformer.families.encoder.model import EncoderClassifier, SelfAttention, SwiGLU
+from edgeformer.families.encoder.model import EncoderClassifier, EncoderLayer, SelfAttention, SwiGLU
 from edgeformer.families.network import sharing_copy
 
 
@@ -20,11 +20,34 @@ def exported_form(model: EncoderClassifier) -> EncoderClassifier:
     rows of queries and keys in another order.
     """
     made = sharing_copy(model)
-    layer: Any
-    for layer in made.layers:
-        layer.attention = ExportedAttention(layer.attention)
-        layer.ffn = ExportedSwiGLU(layer.ffn)
+    layers: Any = made.layers
+    made.layers = nn.ModuleList(map(ExportedLayer, layers))
     return made
+
+
+Asked = tuple[Tensor, Tensor, Tensor]
+"""Positions that are computed: their state [B, Q, d], cos and sin [Q, 1, D / 2]."""
+
+
+class ExportedLayer(nn.Module):
+    """:class:`~edgeformer.families.encoder.model.EncoderLayer` for runtimes, which can be told its queries themselves:
+    traced once with any number of them, it serves for all positions and for [CLS] alone."""
+
+    def __init__(self, trained: EncoderLayer) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = trained.norm1, trained.norm2
+        self.attention, self.ffn = ExportedAttention(trained.attention), ExportedSwiGLU(trained.ffn)
+
+    def forward(
+        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | Asked | None = None
+    ) -> Tensor:
+        """Arguments and result are those of :class:`~edgeformer.families.encoder.model.EncoderLayer`, but that
+        ``queries`` may be the positions themselves."""
+        given = queries if isinstance(queries, tuple) else (h[:, :queries], cos[:queries], sin[:queries])
+        asked, *places = given
+        asked = asked + self.attention((self.norm1(asked), *places), self.norm1(h), cos, sin, mask)
+        result: Tensor = asked + self.ffn(self.norm2(asked))
+        return result
 
 
 class ExportedAttention(nn.Module):
@@ -46,11 +69,11 @@ class ExportedAttention(nn.Module):
         rows = _halves_apart(trained.heads, trained.head_size)
         self.query, self.key = (_linear(one.weight[rows], one.bias[rows]) for one in (query, key))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Arguments and result are those of :class:`~edgeformer.families.encoder.model.SelfAttention`."""
-        cos, sin = cos[:, 0], sin[:, 0]  # [S, D / 2]
-        q, k, v = self._heads(self.query(x[:, :queries])), self._heads(self.key(x)), self._heads(self.value(x))
-        q, k = self.rotate(q, cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
+    def forward(self, asked: Asked, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend from the positions that are asked for to every real one of x → [B, Q, d]; other shapes are those of
+        :class:`~edgeformer.families.encoder.model.SelfAttention`."""
+        q, k, v = self._heads(self.query(asked[0])), self._heads(self.key(x)), self._heads(self.value(x))
+        q, k = self.rotate(q, asked[1][:, 0], asked[2][:, 0]), self.rotate(k, cos[:, 0], sin[:, 0])
         result: Tensor = self.out(written_out(q, k, v, mask).transpose(1, 2).flatten(2))
         return result
 

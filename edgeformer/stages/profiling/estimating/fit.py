@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgeformer.formats.device import Calibration, Efficiency, OperatorClass
 from edgeformer.stages.profiling.estimating.rates import Rates
-from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, fitted_nodes_us
+from edgeformer.stages.profiling.estimating.roofline import Amounts, efficiency_of, fitted_nodes_us, together
 from edgeformer.stages.profiling.estimating.work import NodeWork
 
 Floats = npt.NDArray[np.float64]
@@ -33,7 +33,13 @@ _USUAL, _HELD = (1.0, 1.0), 0.1
 # How firmly an operator is held to its class, beside samples that together make up one whole call.
 _TOWARD_CLASS = 0.1
 _FREE = 1e-6
-_ROUNDS, _LEAST_FOUND = 3, 0.2
+# Of a rate's own time: what rounding leaves of a factor that is none.
+_NOTHING = 1e-9
+_ROUNDS, _LEAST_FOUND = 6, 0.2
+_COMPUTING, _READING = 1, 3
+"""Columns that overlap in a product: what it computes, and weights that it reads from the cache."""
+# Of a column that takes much less than the one beside it, so that it is still weighed in the next round.
+_LEAST_PART = 0.02
 _SHARES = {"of_peak", "of_bandwidth", "of_weights", "of_memory"}
 
 
@@ -156,7 +162,7 @@ def fit_efficiency(
     if moved > 0:  # an absent share would mean that of what is moved
         kept, far = max(kept, _FREE * moved), max(far, _FREE * moved)
     shares = {"of_peak": of_peak, "of_bandwidth": moved, "of_weights": kept, "of_memory": far}
-    return Efficiency(overhead_us=overhead, **{name: 1 / cost for name, cost in shares.items() if cost > 0})
+    return Efficiency(overhead_us=overhead, **{name: 1 / cost for name, cost in shares.items() if cost > _NOTHING})
 
 
 def _reads_far(sample: NodeSample) -> bool:
@@ -189,15 +195,37 @@ def _coefficients(samples: Sequence[NodeSample], rates: Rates, prior: Floats | N
     # Columns of very different size make the active set's tolerance meaningless.
     scales = matrix.max(axis=0)
     held, wanted = _held_rows(None if prior is None else prior[seen] * scales, len(scales))
-    off = durations
+    off, parts = durations, np.ones_like(whole)
     # Errors relative to what was measured favour what is too short: from the second round on they are relative to the
     # middle of what was measured and what was found.
     for _ in range(_ROUNDS):
         weights = shares / off
-        scaled = np.vstack([matrix / scales * weights[:, None], held])
+        scaled = np.vstack([matrix * parts[:, seen] / scales * weights[:, None], held])
         found[seen] = nnls(scaled, np.concatenate([durations * weights, wanted])) / scales
-        off = np.maximum(np.sqrt(durations * (matrix @ found[seen])), _LEAST_FOUND * durations)
+        parts = _parts_of_columns(whole, found, rates.overlap)
+        off = np.maximum(np.sqrt(durations * ((whole * parts) @ found)), _LEAST_FOUND * durations)
     return found
+
+
+def _parts_of_columns(whole: Floats, found: Floats, overlap: float) -> Floats:
+    """How much of what a column takes alone it adds to a sample's time at these factors: all of it, but of the two that
+    overlap the derivative by their factor, so that the columns again sum to the time.
+
+    Args:
+        whole: float64 [n, columns].
+        found: float64 [columns].
+        overlap: as of :class:`Rates`.
+
+    Returns:
+        float64 [n, columns].
+    """
+    parts = np.ones_like(whole)
+    alone = whole[:, [_COMPUTING, _READING]] * found[[_COMPUTING, _READING]]
+    both = together(alone[:, 0], alone[:, 1], overlap)
+    for column, took in zip((_COMPUTING, _READING), alone.T, strict=True):
+        some = took > 0
+        parts[some, column] = np.maximum((took[some] / both[some]) ** (overlap - 1), _LEAST_PART)
+    return parts
 
 
 def _held_rows(prior: Floats | None, columns: int) -> tuple[Floats, Floats]:

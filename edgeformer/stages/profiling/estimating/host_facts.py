@@ -17,8 +17,11 @@ from edgeformer.stages.profiling.estimating.work import count_nodes
 
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
-# Products that read weights rather than compute; sets that no core holds for itself, and enough of them.
+# Products that read weights rather than compute; sets that the cores do not hold for themselves, for each of them; and
+# enough of these.
 _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
+_MOST_OFF = 0.5
+"""A product that was disturbed is not counted as further off than that."""
 # A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
 _EXPLAINED, _CLEARLY = 0.05, 0.5
 # Of a cache: where it may begin to keep less than everything, and where it may keep nothing.
@@ -52,7 +55,7 @@ def host_facts(
         for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
         if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
     ]
-    cache, how = shown_cache(rates.products, *cache_bytes(rates.products, stated_cache_bytes()))
+    cache, how = shown_cache(rates.products, threads, *cache_bytes(rates.products, stated_cache_bytes()))
     return base.model_copy(
         update={
             "peaks": Peaks(
@@ -83,37 +86,39 @@ def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[in
     return 2 * max(size for size, rate in rates.items() if rate >= middle), "from the time of products of single rows"
 
 
-def shown_cache(products: Sequence[ProductTime], stated: int, how: str) -> tuple[int, str]:
+def shown_cache(products: Sequence[ProductTime], threads: int, stated: int, how: str) -> tuple[int, str]:
     """How much of a cache is really there for one process, where products show that it is less than is stated.
 
     A virtual machine says how large the whole processor's cache is, of which its neighbours use most.
 
     Args:
         products: of few rows, times different amounts of weights.
+        threads: that computed them.
         stated: bytes.
         how: that is known.
     """
-    few = _of_few_rows(products)
+    few = _of_few_rows(products, threads)
     smaller = [size for step in range(20) for size in (4 << 20 + step, 6 << 20 + step) if size < stated]
     if not few or not smaller:
         return stated, how
-    # The median: a product that was disturbed says nothing of a cache.
-    off = {size: float(np.median(_off(few, size, RAMP))) for size in (*smaller, stated)}
+    # The mean: few sets are larger than what is really there, and they are what shows it.
+    off = {size: float(np.minimum(_off(few, size, RAMP), _MOST_OFF).mean()) for size in (*smaller, stated)}
     best = min(smaller, key=lambda size: off[size])
     if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
         return stated, how
     return best, f"as products of few rows show ({how} it is {stated / 2**20:.0f} MiB)"
 
 
-def shown_ramp(products: Sequence[ProductTime], cache: int) -> tuple[float, float] | None:
+def shown_ramp(products: Sequence[ProductTime], threads: int, cache: int) -> tuple[float, float] | None:
     """From which share of a cache on weights come from memory, and from which on all of them do, where products show
     clearly that it is not as usual.
 
     Args:
         products: of few rows, times different amounts of weights.
+        threads: that computed them.
         cache: bytes; 0: none is known.
     """
-    few = _of_few_rows(products)
+    few = _of_few_rows(products, threads)
     if not few or not cache:
         return None
     ramps = [(begin, end) for begin in _BEGINS for end in _ENDS if begin < end]
@@ -123,9 +128,10 @@ def shown_ramp(products: Sequence[ProductTime], cache: int) -> tuple[float, floa
     return best if usual >= _EXPLAINED and off[best] <= _CLEARLY * usual else None
 
 
-def _of_few_rows(products: Sequence[ProductTime]) -> list[ProductTime]:
+def _of_few_rows(products: Sequence[ProductTime], threads: int) -> list[ProductTime]:
     """Those that read weights rather than compute; none where these are too few different amounts."""
-    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= _LEAST_SHOWN]
+    least = threads * _LEAST_SHOWN
+    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= least]
     return few if len({time.weights * time.width**2 for time in few}) >= _FEWEST_SETS else []
 
 

@@ -24,10 +24,11 @@ from edgeformer.stages.profiling.estimating.reference import Reference, between
 from edgeformer.stages.profiling.estimating.timing import beside, time_calls
 from edgeformer.stages.profiling.process import End, Job, run_job
 
-# (width, different weights): 1 MiB to 96 MiB of weights, from what every cache holds to what few do, and closest where
+# (width, different weights): 1 MiB to 192 MiB of weights, from what every cache holds to what few do, and closest where
 # most caches end.
 _CHAINS = (
     (256, 4), (384, 8), (512, 8), (1024, 1), (1024, 3), (1024, 4), (1024, 5), (1024, 7), (1024, 10), (1024, 24),
+    (1024, 48),
 )  # fmt: skip
 _ROWS = (1, 4, 16, 64, 256)
 _PEAK_ROWS = 512

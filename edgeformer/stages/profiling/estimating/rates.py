@@ -30,6 +30,7 @@ class Rates:
         vector_peak: operations per second of everything else.
         bandwidth: bytes per second of the memory.
         cache_bytes: last-level cache; 0: none is known.
+        overlap: how far a product computes while it reads weights of the cache; 1: not at all.
         ramp: shares of the cache from which on it keeps less than all that is used over and over, and nothing.
         overhead_us: from one kernel or operator to the next.
         cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
@@ -44,6 +45,7 @@ class Rates:
     cores: int | None = None
     gpu: bool = False
     ramp: tuple[float, float] = RAMP
+    overlap: float = 1.0
 
 
 def rates_of(device: DeviceProfile, precision: str) -> Rates:
@@ -77,6 +79,7 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
         cores=device.cores.value if device.cores is not None else None,
         gpu=device.kind == "cuda",
         ramp=(device.calibration.cache_ramp if device.calibration is not None else None) or RAMP,
+        overlap=device.calibration.overlap if device.calibration is not None else 1.0,
     )
 
 

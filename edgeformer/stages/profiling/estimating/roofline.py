@@ -10,12 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from edgeformer.formats.device import Calibration, Efficiency
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.stages.profiling.estimating.operators import DOUBTS
 from edgeformer.stages.profiling.estimating.rates import RAMP, Rates
 from edgeformer.stages.profiling.estimating.work import NodeWork, fuse
+
+T = TypeVar("T", float, npt.NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,8 @@ def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> E
 
 
 def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
-    """Microseconds of one node: the overhead and what each rate takes, one after the other.
+    """Microseconds of one node: the overhead and what each rate takes, one after the other; but a product reads weights
+    of the cache partly while it computes (:attr:`Rates.overlap`). From memory they come too slowly for that.
 
     Args:
         amount: what it computes and moves.
@@ -167,18 +174,24 @@ def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
         rates: what the shares are of.
     """
     of_memory = efficiency.of_memory or efficiency.of_bandwidth
-    took_us = efficiency.overhead_us
+    took_us, computing_us, reading_us = efficiency.overhead_us, 0.0, 0.0
     if efficiency.of_peak is not None:
-        took_us += 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
+        computing_us = 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
     of_weights = efficiency.of_weights or efficiency.of_bandwidth
     if of_weights is not None:
-        took_us += 1e6 * amount.kept_bytes / (rates.bandwidth * of_weights)
+        reading_us = 1e6 * amount.kept_bytes / (rates.bandwidth * of_weights)
     if efficiency.of_bandwidth is not None:
         moved_bytes = amount.near_bytes - amount.kept_bytes
         took_us += 1e6 * moved_bytes / (rates.bandwidth * efficiency.of_bandwidth)
     if of_memory is not None:
         took_us += 1e6 * amount.far_bytes / (rates.bandwidth * of_memory)
-    return took_us
+    return took_us + together(computing_us, reading_us, rates.overlap)
+
+
+def together(computing: T, reading: T, overlap: float) -> T:
+    """(computing^x + reading^x)^(1/x) of two times, or arrays of them: 1 is their sum, ∞ would be the longer one."""
+    both: T = (computing**overlap + reading**overlap) ** (1 / overlap)
+    return both
 
 
 def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused: bool) -> tuple[float, float]:
