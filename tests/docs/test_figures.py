@@ -45,7 +45,6 @@ STATED = {
     "float32, one token at a context of 512": "a setting",
     "before loop 7 on average": "between the rows of exit 6 and of all loops",
     "for an RTX 4050": "a device",
-    "0.25 is 19 % off, 1 a factor of 2": "arithmetic",
     "p50 in ms": "a percentile",
     "refused with a 503": "a status of HTTP",
 }
