@@ -112,7 +112,7 @@ class TestRealEngine:
             if len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT16
         ]
         found = [plan.count(matrix[3].tobytes()) for matrix in matrices if min(matrix.shape) >= 16]
-        assert len(found) == 5  # the table, q·k·v, their output, and the two of the feed-forward network
+        assert len(found) == 6  # the table, q·k·v, their output, and the three of the feed-forward network
         assert max(found) == 1 and sum(found) > len(found) / 2  # a few are stored in another layout
 
     def test_weights_beside_the_graph_are_found(self, built: BuiltEngine, graph: Path) -> None:

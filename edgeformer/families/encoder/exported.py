@@ -9,45 +9,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.families.attention import written_out
-from edgeformer.families.encoder.model import EncoderClassifier, EncoderLayer, SelfAttention, SwiGLU
+from edgeformer.families.encoder.model import EncoderClassifier, SelfAttention, SwiGLU
 from edgeformer.families.network import sharing_copy
 
 
 def exported_form(model: EncoderClassifier) -> EncoderClassifier:
     """A model that computes the same in fewer and cheaper operators; ``model`` is left as it was.
 
-    All parameters are the same numbers, but those of every layer's ``qkv`` and ``w12`` lie in several tensors, and the
-    rows of queries and keys in another order.
+    All parameters are the same tensors but ``qkv`` of every layer, whose copies have their rows in another order, and
+    ``w12``, of which there are two halves.
     """
     made = sharing_copy(model)
-    layers: Any = made.layers
-    made.layers = nn.ModuleList(map(ExportedLayer, layers))
+    layer: Any
+    for layer in made.layers:
+        layer.attention = ExportedAttention(layer.attention)
+        layer.ffn = ExportedSwiGLU(layer.ffn)
     return made
-
-
-Asked = tuple[Tensor, Tensor, Tensor]
-"""Positions that are computed: their state [B, Q, d], cos and sin [Q, 1, D / 2]."""
-
-
-class ExportedLayer(nn.Module):
-    """:class:`~edgeformer.families.encoder.model.EncoderLayer` for runtimes, which can be told its queries themselves:
-    traced once with any number of them, it serves for all positions and for [CLS] alone."""
-
-    def __init__(self, trained: EncoderLayer) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = trained.norm1, trained.norm2
-        self.attention, self.ffn = ExportedAttention(trained.attention), ExportedSwiGLU(trained.ffn)
-
-    def forward(
-        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | Asked | None = None
-    ) -> Tensor:
-        """Arguments and result are those of :class:`~edgeformer.families.encoder.model.EncoderLayer`, but that
-        ``queries`` may be the positions themselves."""
-        given = queries if isinstance(queries, tuple) else (h[:, :queries], cos[:queries], sin[:queries])
-        asked, *places = given
-        asked = asked + self.attention((self.norm1(asked), *places), self.norm1(h), cos, sin, mask)
-        result: Tensor = asked + self.ffn(self.norm2(asked))
-        return result
 
 
 class ExportedAttention(nn.Module):
@@ -57,38 +34,38 @@ class ExportedAttention(nn.Module):
     fast. Here the rows of the product are so ordered that every query and key comes out with all first members before
     all second ones, as :func:`~edgeformer.families.encoder.model.rotate` leaves them anyhow. The heads stand before the
     positions when they are rotated, so that an angle's table lies as the numbers do that it is multiplied with.
-
-    Queries, keys and values are three products: what comes out of a single one must be taken apart, which is a copy.
     """
 
     def __init__(self, trained: SelfAttention) -> None:
         super().__init__()
         self.heads, self.head_size, self.out = trained.heads, trained.head_size, trained.out
         self.rotate = HalvesRotation()
-        query, key, self.value = _apart(trained.qkv, 3)
         rows = _halves_apart(trained.heads, trained.head_size)
-        self.query, self.key = (_linear(one.weight[rows], one.bias[rows]) for one in (query, key))
+        self.qkv = nn.Linear(trained.qkv.in_features, trained.qkv.out_features, device="meta")
+        self.qkv.weight = nn.Parameter(trained.qkv.weight.detach()[rows])
+        self.qkv.bias = nn.Parameter(trained.qkv.bias.detach()[rows])
 
-    def forward(self, asked: Asked, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend from the positions that are asked for to every real one of x → [B, Q, d]; other shapes are those of
-        :class:`~edgeformer.families.encoder.model.SelfAttention`."""
-        q, k, v = self._heads(self.query(asked[0])), self._heads(self.key(x)), self._heads(self.value(x))
-        q, k = self.rotate(q, asked[1][:, 0], asked[2][:, 0]), self.rotate(k, cos[:, 0], sin[:, 0])
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+        """Arguments and result are those of :class:`~edgeformer.families.encoder.model.SelfAttention`."""
+        shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
+        q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
+        q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         result: Tensor = self.out(written_out(q, k, v, mask).transpose(1, 2).flatten(2))
         return result
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, S, H · D] → [B, H, S, D]."""
-        parts: Tensor = x.unflatten(-1, (self.heads, self.head_size))  # type: ignore[no-untyped-call]
-        return parts.transpose(1, 2)
-
 
 class ExportedSwiGLU(nn.Module):
-    """:class:`~edgeformer.families.encoder.model.SwiGLU` with a product each for W1 and W2."""
+    """:class:`~edgeformer.families.encoder.model.SwiGLU` with a product each for W1 and W2, whose weights are views of
+    its own: what comes out of a single one must be taken apart, which is a copy. Of queries, keys and values it would
+    be quicker, too, but TensorRT joins these again, in each loop others, and stores their weights twice.
+    """
 
     def __init__(self, trained: SwiGLU) -> None:
         super().__init__()
-        self.gate, self.value = _apart(trained.w12, 2)
+        weights, biases = trained.w12.weight.detach().chunk(2), trained.w12.bias.detach().chunk(2)
+        self.gate, self.value = (nn.Linear(trained.w12.in_features, len(bias), device="meta") for bias in biases)
+        for half, weight, bias in zip((self.gate, self.value), weights, biases, strict=True):
+            half.weight, half.bias = nn.Parameter(weight), nn.Parameter(bias)
         self.w3 = trained.w3
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,17 +86,6 @@ class HalvesRotation(nn.Module):
 
 
 def _halves_apart(heads: int, head_size: int) -> Tensor:
-    """Which row of queries or keys each row of the exported ones is, int64 [heads · head_size]."""
-    row = torch.arange(heads * head_size).view(heads, head_size)
-    return torch.cat((row[:, 0::2], row[:, 1::2]), -1).flatten()
-
-
-def _apart(packed: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
-    """Products that give what ``packed`` gives one after the other; their weights are views of its own."""
-    return tuple(map(_linear, packed.weight.chunk(parts), packed.bias.chunk(parts)))
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    made.weight, made.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
-    return made
+    """Which row of ``qkv`` each row of the exported one is, int64 [3 · heads · head_size]."""
+    row = torch.arange(3 * heads * head_size).view(3, heads, head_size)
+    return torch.cat((torch.cat((row[:2, :, 0::2], row[:2, :, 1::2]), -1), row[2:])).flatten()

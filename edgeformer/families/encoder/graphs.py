@@ -1,7 +1,7 @@
 """The encoder as ONNX graphs: one layer is traced, whatever their number, and the graphs are composed of its calls.
 
 What is traced is the model's exported form. All its layers are alike but for their weights, so these are arguments of
-the traced layer; and so are the positions that it computes: all of them, or for the answer that of [CLS] alone.
+the traced layer. A second layer is traced for the answer, which computes the position of [CLS] alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from edgeformer.families.tracing import (
 )
 from edgeformer.tasks.early_exit import exit_logits
 
-_EMBED, _PLACES, _LAYER, _READOUT = "embed", "places", "layer", "readout"
-# Of the examples; a size of 0 or 1 would become a constant of the graph. All differ, so that none is taken for another.
-_BATCH, _NEW, _ASKED = 2, 3, 4
+_EMBED, _PLACES, _LAYER, _ANSWER, _READOUT = "embed", "places", "layer", "answer_layer", "readout"
+# Of the examples; a size of 0 or 1 would become a constant of the graph.
+_BATCH, _NEW = 2, 3
 _STATE = {0: "batch", 1: "sequence"}
 _BESIDE = {"cos": {0: "sequence"}, "sin": {0: "sequence"}, "mask": {0: "batch", 3: "sequence"}}
-_QUERIES = {"asked": {0: "batch", 1: "queries"}, "asked_cos": {0: "queries"}, "asked_sin": {0: "queries"}}
 
 
 class EncoderExits(nn.Module):
@@ -110,32 +109,30 @@ def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
     text = {"state": state, "attention_mask": mask}
     axes = {"state": _STATE, "attention_mask": _STATE}
     beside: Any = dict(zip(_BESIDE, model.places(state, mask), strict=True))
-    asked = weight.new_zeros(_BATCH, _ASKED, weight.shape[1])
-    queries = dict(zip(_QUERIES, (asked, *model.places(asked, None)[:2]), strict=True))
+    layers = {_LAYER: None, _ANSWER: 1}
     return {
         _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), longest["sequence"], ("state",)),
         _PLACES: GraphSpec(Piece(model, model.places), text, axes, tuple(_BESIDE), longest),
         _READOUT: read,
-        _LAYER: _layer_spec(model, {"state": state, **beside}, queries),
+        **{name: _layer_spec(model, {"state": state, **beside}, queries) for name, queries in layers.items()},
     }
 
 
-def _layer_spec(model: EncoderClassifier, inputs: dict[str, Tensor], queries: dict[str, Tensor]) -> GraphSpec:
+def _layer_spec(model: EncoderClassifier, inputs: dict[str, Tensor], queries: int | None) -> GraphSpec:
     """A layer whose weights are inputs behind its own ones."""
     layer = model.layers[0]
-    weights, own = dict(layer.named_parameters()), {**inputs, **queries}
-    examples = {**own, **{_as_input(name): weight.detach() for name, weight in weights.items()}}
+    weights = dict(layer.named_parameters())
+    examples = {**inputs, **{_as_input(name): weight.detach() for name, weight in weights.items()}}
 
     def forward(*arguments: Tensor) -> Tensor:
-        told, asked = arguments[: len(inputs)], arguments[len(inputs) : len(own)]
-        given = dict(zip(weights, arguments[len(own) :], strict=True))
-        result: Tensor = functional_call(layer, given, (*told, asked))
+        own, given = arguments[: len(inputs)], arguments[len(inputs) :]
+        result: Tensor = functional_call(layer, dict(zip(weights, given, strict=True)), (*own, queries))
         return result
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch names the graph's inputs by them
     _sign(forward, [inspect.Parameter(name, kind) for name in examples])
-    axes, longest = {"state": _STATE, **_BESIDE, **_QUERIES}, dict.fromkeys(("sequence", "queries"), len(model.cos))
-    return GraphSpec(Piece(layer, forward), examples, axes, ("next_state",), longest)
+    longest = {"sequence": len(model.cos)}
+    return GraphSpec(Piece(layer, forward), examples, {"state": _STATE, **_BESIDE}, ("next_state",), longest)
 
 
 def _as_input(name: str) -> str:
@@ -166,43 +163,22 @@ class _Composing:
         ]
         dtype = self.model.tokens.weight.new_zeros(()).numpy().dtype
         self._scale = self.composer.constant("residual_scale", np.array(self.model.residual_scale, dtype))
-        self._at = [self.composer.constant(f"cls_{at}", np.array([at])) for at in (0, 1)]
-        self._heads: dict[onnx_ir.Value, onnx_ir.Value] = {}
+        names = (("start", 0), ("end", 1), ("axis", 1))
+        self._first = [self.composer.constant(f"cls_{name}", np.array([at])) for name, at in names]
 
-    def iterate(
-        self, state: onnx_ir.Value, beside: dict[str, onnx_ir.Value], *answers: bool
-    ) -> tuple[onnx_ir.Value, ...]:
-        """One pass through the layers, the last of them for each of ``answers``, see ``EncoderClassifier.iterate``."""
+    def iterate(self, state: onnx_ir.Value, beside: dict[str, onnx_ir.Value], *ways: str) -> tuple[onnx_ir.Value, ...]:
+        """One pass through the layers, the last of them in each of these ways, see ``EncoderClassifier.iterate``."""
         h, last = state, self._weights[-1]
         for weights in self._weights[:-1]:
-            h = self._layer(h, beside, weights, answer=False)
-        ends = [self._layer(h, beside, last, answer=answer) for answer in answers]
-        return tuple(self._residual(end, state, answer=answer) for end, answer in zip(ends, answers, strict=True))
+            h = self.composer.call(_LAYER, {"state": h, **beside, **weights})["next_state"]
+        ends = [self.composer.call(way, {"state": h, **beside, **last})["next_state"] for way in ways]
+        return tuple(self._residual(end, state, way) for end, way in zip(ends, ways, strict=True))
 
-    def _layer(
-        self, h: onnx_ir.Value, beside: dict[str, onnx_ir.Value], weights: dict[str, onnx_ir.Value], *, answer: bool
-    ) -> onnx_ir.Value:
-        cos, sin = beside["cos"], beside["sin"]
-        asked = (self._first(h, 1), self._first(cos, 0), self._first(sin, 0)) if answer else (h, cos, sin)
-        queries = dict(zip(_QUERIES, asked, strict=True))
-        end = self.composer.call(_LAYER, {"state": h, **beside, **queries, **weights})["next_state"]
-        end.shape = asked[0].shape
-        return end
-
-    def _first(self, value: onnx_ir.Value, axis: int) -> onnx_ir.Value:
-        """Of position [CLS] alone; each value is cut once."""
-        if value not in self._heads:
-            start, end = self._at
-            cut = self._node("Slice", value, value, start, end, self._at[axis])
-            assert value.shape is not None
-            cut.shape = onnx_ir.Shape([1 if place == axis else size for place, size in enumerate(value.shape)])
-            self._heads[value] = cut
-        return self._heads[value]
-
-    def _residual(self, end: onnx_ir.Value, start: onnx_ir.Value, *, answer: bool) -> onnx_ir.Value:
+    def _residual(self, end: onnx_ir.Value, start: onnx_ir.Value, way: str) -> onnx_ir.Value:
         if not self.model.residual_scale:
             return end
-        start = self._first(start, 1) if answer else start
+        if way == _ANSWER:
+            start = self._node("Slice", end, start, *self._first)
         return self._node("Add", end, end, self._node("Mul", end, self._scale, start))
 
     def _node(self, operator: str, described: onnx_ir.Value, *inputs: onnx_ir.Value) -> onnx_ir.Value:
@@ -227,7 +203,7 @@ def _composed_exits(made: _Composing) -> onnx_ir.Model:
     states: dict[str, onnx_ir.Value] = {}
     exits = range(1, made.model.iterations + 1)
     for exit_ in exits:
-        answer, h = (*made.iterate(h, beside, *((True, False) if exit_ < exits[-1] else (True,))), h)[:2]
+        answer, h = (*made.iterate(h, beside, *((_ANSWER, _LAYER) if exit_ < exits[-1] else (_ANSWER,))), h)[:2]
         logits[exit_logits(exit_)] = made.composer.call(_READOUT, {"state": answer})["logits"]
         states[state_name(exit_)] = made.wide(h if exit_ < exits[-1] else answer)
     return made.composer.finish([ids, mask], {**logits, **states})
@@ -238,5 +214,5 @@ def _composed_loop(made: _Composing) -> onnx_ir.Model:
     inputs = [like(value, str(value.name)) for value in made.pieces[_PLACES].graph.inputs]
     named = {str(value.name): value for value in inputs}
     beside = made.composer.call(_PLACES, named)
-    (state,) = made.iterate(named["state"], beside, False)
+    (state,) = made.iterate(named["state"], beside, _LAYER)
     return made.composer.finish(inputs, {"next_state": state})
