@@ -45,6 +45,7 @@ STATED = {
     "float32, one token at a context of 512": "a setting",
     "before loop 7 on average": "between the rows of exit 6 and of all loops",
     "for an RTX 4050": "a device",
+    "came within 15 % of what was measured": "how near an estimate is wanted",
     "refused with a 503": "a status of HTTP",
 }
 """What is no measurement → what it is."""
