@@ -67,8 +67,13 @@ def bundles() -> dict[str, str]:
 def estimates() -> dict[str, str]:
     """Of times that were estimated."""
     uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
-    found = result("2026-11-23-estimator")["summary"]
+    record = result("2026-11-23-estimator")
+    found, doubted = record["summary"], record["doubted"]
     return {
+        "kindless_close": f"{record['without_kind']['within_15_percent']:.0%}",
+        "doubted_cases": f"{doubted['cases']}",
+        "doubted_close": f"{doubted['within_15_percent']:.0%}",
+        "doubted_median": f"{100 * doubted['median_error']:.1f} %",
         "estimated_cases": f"{found['cases']}",
         "estimated_close": f"{found['within_15_percent']:.0%}",
         "estimated_median": f"{100 * found['median_error']:.1f} %",
