@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from benchmarks.results_page.tables import ROOT
 
 PAGE, RESULTS = ROOT / "docs" / "estimator.md", ROOT / "benchmarks" / "results"
 _LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
-_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _NEVER = """## Never checked
 
 - **No GPU**: no estimate for a card was ever compared with a card, and no engine.
@@ -22,20 +20,16 @@ _NEVER = """## Never checked
   nor the same one under `ONEDNN_MAX_CPU_ISA`. The estimator's formulas were chosen by records of this processor, the
   one above among them: another one may show larger errors.
 - Runtimes beside ONNX Runtime's CPU provider: OpenVINO, torch, browsers.
-- FP16 on processors, 4-bit weights, trimmed vocabularies, step bundles, exits{more}.
+- FP16 on processors, 4-bit weights, trimmed vocabularies, step bundles, exits.
 - Memory and energy: what is said here is of times.
 """
-_EARLIER = """**This is the record of an earlier estimator.** Since then times are taken beside a probe of the machine's
-speed, and models are left out. `python -m benchmarks.estimator` measures that, on a machine that does nothing else;
-**nobody has let it run to its end yet**. What stands here holds for the estimator of that day."""
 
 
 def newest() -> tuple[Path, dict[str, Any]]:
-    """The newest record by its name, which begins with the date; of those that there are, one that left models out."""
+    """The newest record that left models out, by its name, which begins with the date."""
     files = sorted(RESULTS.glob("*/*-estimator.json"), key=lambda file: file.name)
     read = [(file, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    left_out = [one for one in read if one[1].get("format") == "left-out-models"]
-    return (left_out or read)[-1]
+    return [one for one in read if one[1].get("format") == "left-out-models"][-1]
 
 
 def page() -> str:
@@ -43,15 +37,11 @@ def page() -> str:
     file, record = newest()
     source = file.relative_to(ROOT).as_posix()
     title = f"# Estimates: the record\n\nWritten by `python -m benchmarks.estimates` from `{source}`."
-    if record.get("format") == "left-out-models":
-        parts, more = left_out(record), ""
-    else:
-        parts, more = one_teacher(record), ", INT8, decoding, one thread"
-    return "\n\n".join([title, *parts, _NEVER.format(more=more)])
+    return "\n\n".join([title, *_parts(record), _NEVER])
 
 
-def left_out(record: dict[str, Any]) -> list[str]:
-    """Of a record in which each model was left out once."""
+def _parts(record: dict[str, Any]) -> list[str]:
+    """Its sections."""
     host, whole, other = record["host"], record["summary"], record["without_kind"]
     groups = [("all", whole), *record["precisions"].items(), *record["families"].items()]
     if other is not None:
@@ -165,36 +155,6 @@ def _cases(cases: Sequence[dict[str, Any]]) -> str:
 
 def _off(case: dict[str, Any]) -> str:
     return f"{2 ** case['log2'] - 1:+.0%}"
-
-
-def one_teacher(record: dict[str, Any]) -> list[str]:
-    """Of the record of November 2026: one model taught, at other shapes; no probe beside it."""
-    cases, plain = record["cases"], record["uncalibrated"]
-    off = sorted(case["log2"] for case in cases)
-    names = list(dict.fromkeys(case["run"] for case in cases))
-    within = sum(abs(value) <= math.log2(1.15) for value in off)
-    places = [round(share * (len(off) - 1)) for share in _SHARES]
-
-    def row(case: dict[str, Any]) -> list[str]:
-        times = [f"{case['measured_ms']:.3g}", f"{case['estimated_ms']:.3g}"]
-        return [case["run"], case["artifact"], f"{case['batch']}×{case['seq']}", *times, _off(case)]
-
-    return [
-        _EARLIER,
-        f"Measured on {record['host']['measured'][:10]}: {record['host']['cpu']}. Calibrated on {names[0]} alone, "
-        f"at other shapes; {len(names)} models, FP32, two threads.",
-        f"- {within} of {len(off)} cases within ±15 %, {sum(value < 0 for value in off)} too low\n"
-        f"- |log2(estimated / measured)|: median {record['median_log2']:.2f}, worst {record['worst_log2']:.2f}\n"
-        f"- without a calibration the range held {plain['hold_the_measurement']} of {plain['cases']}, and was "
-        f"{plain['median_width']:.1f} times as high as low\n"
-        "- the same case was not measured twice, and ranges of calibrated estimates were not recorded",
-        "## Errors",
-        "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
-        _table(_LABELS, [[f"{off[place]:+.2f}" for place in places]]),
-        "## Every case",
-        "p50 in ms.",
-        _table(["run", "artifact", "shape", "measured", "estimated", "off"], [row(case) for case in cases]),
-    ]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

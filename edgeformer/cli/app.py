@@ -113,7 +113,10 @@ def main() -> None:
 
 
 def _with_one_command(asked: list[str]) -> typer.Typer:
-    """The app with the command that is asked for alone: options of a command take a millisecond or two to build."""
+    """The app with the command that is asked for alone: options of a command take a millisecond or two to build.
+
+    Its own callback stays, without which typer would take the name of a single command for an argument.
+    """
     wanted = [command for command in app.registered_commands if [command.name] == asked]
     if not wanted:
         return app

@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from edgeformer.cli.app import _with_one_command as one_command
+from edgeformer.cli.app import app
 
 HEAVY = ("torch", "onnxruntime", "datasets", "matplotlib", "onnx", "accelerate", "transformers")
 
@@ -33,6 +37,21 @@ def test_loads_neither_torch_nor_a_runtime(arguments: list[str], heavy: tuple[st
         f"print('LOADED', code, [m for m in {heavy!r} if m in sys.modules])"
     )
     assert run_python(code).splitlines()[-1] == "LOADED 0 []"
+
+
+def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of the others are not built, and nothing else changes: neither its help nor what `--version` says."""
+    monkeypatch.setenv("COLUMNS", "100")
+    names = [str(command.name) for command in app.registered_commands]
+    assert len(names) > 15
+    for name in names:
+        alone = one_command([name])
+        assert [command.name for command in alone.registered_commands] == [name] and not alone.registered_groups
+        told, wanted = (CliRunner().invoke(one, [name, "--help"]) for one in (alone, app))
+        assert told.exit_code == wanted.exit_code == 0
+        assert told.output == wanted.output and f"{name} [OPTIONS]" in told.output
+    for others in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
+        assert one_command(others) is app
 
 
 def test_package_itself_loads_nothing() -> None:

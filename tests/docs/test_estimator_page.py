@@ -1,4 +1,4 @@
-"""docs/estimator.md is what the script makes of the newest record, in either format."""
+"""docs/estimator.md is what the script makes of the newest record."""
 
 from __future__ import annotations
 

@@ -480,6 +480,35 @@ def test_what_two_cores_hold_for_themselves_is_not_taken_for_the_last_cache() ->
     assert 64 << 20 <= size <= 256 << 20 and "480 MiB" in how
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
+def test_a_cache_shows_on_many_threads_too(threads: int) -> None:
+    """Their own caches are larger together than most sets of the probe: then the largest must do."""
+    size, how = facts.shown_cache(probed_with(64 << 20, kept=threads << 20), threads, 480 << 20, "as Linux says")
+    assert 48 << 20 <= size <= 96 << 20 and "480 MiB" in how
+
+
+def test_one_wrong_time_does_not_make_a_cache_of_its_own() -> None:
+    """Neither one that came out too long nor one too short, by whatever factor."""
+    for place, factor in ((-1, 40), (3, 0.1)):
+        products = probed_with(480 << 20)
+        wrong = {"duration_us": factor * products[place].duration_us}
+        products[place] = products[place].model_copy(update=wrong)
+        assert facts.shown_cache(products, 1, 480 << 20, "told") == (480 << 20, "told")
+
+
+def probed_with(cache: int, kept: int = 0) -> list[ProductTime]:
+    """Products of the probe's sizes from a cache that is four times as fast as the memory; sets of up to ``kept``
+    bytes, which the cores hold for themselves, are twice as fast again."""
+
+    def us(width: int, count: int) -> float:
+        size = 4.0 * width**2
+        far = beyond_cache(size * count, cache)
+        return 2 + size * (0.5 if size * count <= kept else 1 - far + 4 * far) / 6e4
+
+    sizes = [(256, 4), (384, 8), (512, 8), *((1024, count) for count in (1, 3, 4, 5, 7, 10, 24, 48))]
+    return [took(us(*size), width=size[0], weights=size[1], rows=rows) for size in sizes for rows in (1, 4)]
+
+
 def ramped(ramp: tuple[float, float], noise: float = 0.0) -> list[ProductTime]:
     """Products of the probe's sizes on a processor with a cache of 32 MiB that keeps as much as a ramp says."""
     draw = np.random.default_rng(3)

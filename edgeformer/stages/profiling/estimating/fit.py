@@ -185,7 +185,7 @@ def _from_memory(own: Efficiency, plain: Efficiency) -> Efficiency:
 
 
 def _coefficients(samples: Sequence[NodeSample], rates: Rates, prior: Floats | None = None) -> Floats:
-    """Factors of the columns of :func:`_columns` that sum to the samples' durations."""
+    """Factors of the columns of :func:`_columns` by which the samples take their durations."""
     durations = np.maximum([sample.duration_us for sample in samples], _TICK_US)
     shares = np.sqrt(durations / np.array([sample.call_us for sample in samples]))
     whole = np.array([_columns(sample, rates) for sample in samples])

@@ -129,10 +129,14 @@ def shown_ramp(products: Sequence[ProductTime], threads: int, cache: int) -> tup
 
 
 def _of_few_rows(products: Sequence[ProductTime], threads: int) -> list[ProductTime]:
-    """Those that read weights rather than compute; none where these are too few different amounts."""
-    least = threads * _LEAST_SHOWN
-    few = [time for time in products if time.rows <= _FEW_ROWS and 4 * time.width**2 * time.weights >= least]
-    return few if len({time.weights * time.width**2 for time in few}) >= _FEWEST_SETS else []
+    """Those that read weights rather than compute, more of them than the cores hold for themselves: of many cores, the
+    largest sets that there are. None where these are too few different amounts."""
+    few = [(time, 4 * time.width**2 * time.weights) for time in products if time.rows <= _FEW_ROWS]
+    largest = sorted({size for _, size in few if size >= _LEAST_SHOWN}, reverse=True)[:_FEWEST_SETS]
+    if len(largest) < _FEWEST_SETS:
+        return []
+    least = min(threads * _LEAST_SHOWN, largest[-1])
+    return [time for time, size in few if size >= least]
 
 
 def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float]) -> Floats:

@@ -30,7 +30,8 @@ class Rates:
         vector_peak: operations per second of everything else.
         bandwidth: bytes per second of the memory.
         cache_bytes: last-level cache; 0: none is known.
-        overlap: how far a product computes while it reads weights of the cache; 1: not at all.
+        overlap: exponent x of (computing^x + reading^x)^(1/x), which a product takes that computes while it reads
+            weights of the cache; 1: one after the other, the larger the more it does both at once.
         ramp: shares of the cache from which on it keeps less than all that is used over and over, and nothing.
         overhead_us: from one kernel or operator to the next.
         cores: streaming multiprocessors of a GPU; None: not known, or a CPU.

@@ -31,9 +31,9 @@ PRECISIONS = ("fp32", "int8", "fp16")
 _PROBE_WEIGHT = 0.5
 _FEWEST_SHAPES = 4
 OVERLAP = 1.5
-"""How far a product computes while it reads weights of the cache, see :attr:`Rates.overlap`. Of 1, 1.5, 2 and 3 what
-estimated models best that were left out, on a Xeon with AMX; with 1, products of 16 rows come out a seventh too slow.
-"""
+"""Exponent of a product that computes while it reads weights of the cache, see :attr:`Rates.overlap`. Of 1, 1.5, 2 and
+3 what estimated models best that were left out, on a Xeon with AMX; with 1, products of 16 rows come out a seventh too
+slow."""
 
 
 def fit(
