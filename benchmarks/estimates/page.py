@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ def newest() -> tuple[Path, dict[str, Any]]:
     """The newest record that left models out, by its name, which begins with the date."""
     files = sorted(RESULTS.glob("*/*-estimator.json"), key=lambda file: file.name)
     read = [(file, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return [one for one in read if one[1].get("format") == "left-out-models"][-1]
+    left_out = [one for one in read if one[1].get("format") == "left-out-models"]
+    if not left_out:
+        sys.exit(f"{RESULTS}: no record; python -m benchmarks.estimator makes one")
+    return left_out[-1]
 
 
 def page() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -50,7 +49,7 @@ def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
 def test_chains_for_which_there_is_no_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {1 << 30: (1024, 48), 500 << 20: (1024, 24)}
     for size, largest in free.items():
-        monkeypatch.setattr(probe.psutil, "virtual_memory", lambda size=size: SimpleNamespace(available=size))
+        monkeypatch.setattr(probe, "host_free_bytes", lambda size=size: (size, "free here"))
         kept = probe._that_fit(probe._CHAINS)
         assert kept[-1] == largest and kept == list(probe._CHAINS[: len(kept)])
 

@@ -15,8 +15,10 @@ import torch
 
 from edgeformer.formats.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
 from edgeformer.formats.errors import InputError
+from edgeformer.machine import free_memory
+from edgeformer.machine.free_memory import group_free_bytes
 from edgeformer.stages.training import memory
-from edgeformer.stages.training.memory import check_data_fits, free_bytes, group_free_bytes
+from edgeformer.stages.training.memory import check_data_fits, free_bytes
 from edgeformer.stages.training.memory_ledger import KINDS, Event
 
 
@@ -62,7 +64,7 @@ def test_control_groups_of_version_1(tmp_path: Path) -> None:
 def test_the_tighter_of_the_hosts_memory_and_the_groups_limit_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     for limited, expected in ((None, 1000), (999, 999), (1000, 1000), (1001, 1000)):
-        monkeypatch.setattr(memory, "group_free_bytes", lambda groups, membership, limited=limited: limited)
+        monkeypatch.setattr(free_memory, "group_free_bytes", lambda groups, membership, limited=limited: limited)
         free, what = free_bytes("cpu")
         assert free == expected and ("cgroup" in what) == (limited == 999)
 
@@ -75,7 +77,7 @@ def test_free_memory_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_groups_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(memory, "group_free_bytes", lambda *given: asked.append(given))
+    monkeypatch.setattr(free_memory, "group_free_bytes", lambda *given: asked.append(given))
     free_bytes("cpu")
     assert asked == [(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
 

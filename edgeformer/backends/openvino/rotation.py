@@ -44,7 +44,7 @@ def fuse_rotations(model: Any) -> int:
     for turned, x, cos, sin in found:
         half = x.get_partial_shape()[3].get_length() // 2
         first, second = ops.variadic_split(x, ops.constant(3), ops.constant(np.array([half, half]))).outputs()
-        swapped = ops.concat([ops.multiply(second, ops.constant(np.float32(-1))), first], -1)
+        swapped = ops.concat([ops.multiply(second, ops.constant(-1, x.get_element_type())), first], -1)
         turned.replace(ops.add(ops.multiply(x, whole(cos)), ops.multiply(swapped, whole(sin))).output(0))
     return len(found)
 
@@ -85,10 +85,14 @@ def _halves_and_tables(value: Any, kind: str) -> list[tuple[Any, Any]] | None:
 
 
 def _fits(x: Any, table: Any, half: Any) -> bool:
-    """Whether x is [B, H, S, D] with a known D, and its half [B, H, S, D / 2] is multiplied with [S, D / 2]."""
-    if x.get_partial_shape().rank != 4 or table.get_partial_shape().rank != 2 or not _last(x).is_static:
+    """Whether x is [B, H, S, D] with a known D, and its half [B, H, S, D / 2] is multiplied with [S, D / 2]: with as
+    many angles as x has positions, for that is how long OpenVINO takes the result to be."""
+    sizes, angles = x.get_partial_shape(), table.get_partial_shape()
+    if sizes.rank != 4 or angles.rank != 2 or not sizes[3].is_static:
         return False
-    return bool(_last(half) == _last(table) and 2 * _last(half).get_length() == _last(x).get_length())
+    known = [size.get_length() if size.is_static else None for size in (sizes[2], angles[0])]
+    halved = _last(half) == angles[1] and 2 * _last(half).get_length() == sizes[3].get_length()
+    return bool(halved and known[0] == known[1])
 
 
 def _last(value: Any) -> Any:

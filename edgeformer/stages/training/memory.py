@@ -22,6 +22,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.plan import MemoryBreakdown
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes
+from edgeformer.machine.free_memory import host_free_bytes
 from edgeformer.machine.heap import OWN_PAGES
 from edgeformer.stages.training.memory_ledger import (
     Event,
@@ -36,7 +37,6 @@ from edgeformer.tasks import task_named
 _MIB = 2**20
 
 DeviceKind = Literal["cuda", "cpu"]
-_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -196,11 +196,7 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
     if device_kind == "cuda":
         name = torch.cuda.get_device_name()
         return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
-    free, what = int(psutil.virtual_memory().available), "available on this host now"
-    limited = group_free_bytes(_GROUPS, _MEMBERSHIP)
-    if limited is not None and limited < free:
-        return limited, "left in this process's memory limit (cgroup) now"
-    return free, what
+    return host_free_bytes()
 
 
 _HELD_PER_BYTE = 2
@@ -239,41 +235,6 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
         f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _HELD_PER_BYTE)} in "
         f"memory, and {format_bytes(free)} are {what}; {remedy}, or train anyway with --ignore-memory"
     )
-
-
-def group_free_bytes(groups: Path, membership: Path) -> int | None:
-    """What the limits of a process's control groups leave, version 1 or 2; None without a limit.
-
-    Args:
-        groups: where the kernel mounts the groups.
-        membership: the process's ``/proc/…/cgroup``.
-    """
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
-        return None
-    left: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = groups, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = groups / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = root / path.lstrip("/")
-        # Every group on the way up may have a limit; inside a container the path may lead nowhere, its root does not.
-        for folder in (group, *(parent for parent in group.parents if parent == root or root in parent.parents)):
-            # No such group, or "max" for no limit.
-            with contextlib.suppress(OSError, ValueError):
-                limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in names[:2])
-                cached = 0  # files that the kernel counts as used, and gives up for a process that asks
-                with contextlib.suppress(OSError):
-                    counted = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-                    cached = int(dict(row.split() for row in counted).get(names[2], 0))
-                left.append(limit - used + cached)
-    return max(0, min(left)) if left else None
 
 
 def measured_peak(device_type: str) -> tuple[int | None, str]:

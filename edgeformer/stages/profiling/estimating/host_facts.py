@@ -20,6 +20,8 @@ _LEAST_OPERATIONS = 1e7
 # Products that read weights rather than compute; sets that the cores do not hold for themselves, for each of them; and
 # enough of these.
 _FEW_ROWS, _LEAST_SHOWN, _FEWEST_SETS = 4, 3 << 20, 4
+# Sets so much smaller than that are not looked at either: what the cores hold would be taken for the last-level cache.
+_SMALL_FOR_CORES = 2
 _MOST_OFF = 0.5
 """A product that was disturbed is not counted as further off than that."""
 # A smaller cache is believed where the stated one leaves more than that of the times unexplained, and it much less.
@@ -130,10 +132,10 @@ def shown_ramp(products: Sequence[ProductTime], threads: int, cache: int) -> tup
 
 def _of_few_rows(products: Sequence[ProductTime], threads: int) -> list[ProductTime]:
     """Those that read weights rather than compute, more of them than the cores hold for themselves: of many cores, the
-    largest sets that there are. None where these are too few different amounts."""
+    largest sets that there are. None where these are too few different amounts, or all of them small for the cores."""
     few = [(time, 4 * time.width**2 * time.weights) for time in products if time.rows <= _FEW_ROWS]
     largest = sorted({size for _, size in few if size >= _LEAST_SHOWN}, reverse=True)[:_FEWEST_SETS]
-    if len(largest) < _FEWEST_SETS:
+    if len(largest) < _FEWEST_SETS or threads * _LEAST_SHOWN > _SMALL_FOR_CORES * largest[-1]:
         return []
     least = min(threads * _LEAST_SHOWN, largest[-1])
     return [time for time, size in few if size >= least]

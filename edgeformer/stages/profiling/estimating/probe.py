@@ -11,7 +11,6 @@ from statistics import median
 from typing import Annotated, Literal
 
 import numpy as np
-import psutil
 from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import default_provider
@@ -19,6 +18,7 @@ from edgeformer.backends.onnxruntime.node_listing import ProfiledGraph
 from edgeformer.formats.base import Frozen
 from edgeformer.formats.device import Speed
 from edgeformer.formats.errors import EdgeformerError
+from edgeformer.machine.free_memory import host_free_bytes
 from edgeformer.stages.profiling.child import Send
 from edgeformer.stages.profiling.conditions import read_cpu
 from edgeformer.stages.profiling.estimating.chains import add_chain, matmul_chain
@@ -32,7 +32,7 @@ _CHAINS = (
     (256, 4), (384, 8), (512, 8), (1024, 1), (1024, 3), (1024, 4), (1024, 5), (1024, 7), (1024, 10), (1024, 24),
     (1024, 48),
 )  # fmt: skip
-# Of a chain's weights: what a process that times it has in memory at its peak.
+# Of a chain's weights: built, written as a file, read by the runtime, and packed by it.
 _COPIES = 4
 _ROWS = (1, 4, 16, 64, 256)
 _PEAK_ROWS = 512
@@ -123,8 +123,8 @@ def work(told: bytes, send: Send) -> None:
 
 
 def _that_fit(chains: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of which the file, the runtime's copy and the packed one fit into the memory that is free now."""
-    free = psutil.virtual_memory().available
+    """Those that fit into the memory that is free now."""
+    free, _ = host_free_bytes()
     return [(width, weights) for width, weights in chains if _COPIES * 4 * width**2 * weights < free]
 
 
