@@ -77,9 +77,8 @@ def test_int8_in_bfloat16_keeps_its_parts(finished_run: Path, tmp_path: Path) ->
             with bundle.session(bundle.artifact(name), OpenOptions(provider)) as session:
                 assert isinstance(session, OpenVINOSession)
                 found[name, provider] = fused_rotations(session)
-    assert [pair for pair, count in found.items() if not count] == [("openvino-int8", runtime.CPU_BF16)][
-        : len(providers) - 1
-    ]
+    plain = {pair for pair, count in found.items() if not count}
+    assert plain == {("openvino-int8", runtime.CPU_BF16)} & set(found)
 
 
 @pytest.mark.parametrize("changes", [{}, {"turned_round": True}, {"kind": "float16"}], ids=str)

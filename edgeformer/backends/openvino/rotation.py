@@ -1,8 +1,8 @@
 """Rotary position embeddings in the form that OpenVINO fuses.
 
-Our graphs turn the halves of a query or key by four products, a difference and a sum: of all forms, ONNX Runtime is
-quickest with this one. OpenVINO knows a rotation by another one, x · cos + (−second, first) · sin with tables of four
-axes, and computes that in a single kernel.
+Our graphs turn the halves of a query or key by four products, a difference and a sum: of the forms that were tried,
+ONNX Runtime is quickest with this one. OpenVINO knows a rotation by another one, x · cos + (−second, first) · sin with
+tables of four axes, and computes that in a single kernel.
 """
 
 from __future__ import annotations
