@@ -75,7 +75,8 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
                 STATES: cut_out(made.exits, {state_name(model.loops): "state"}),
             }
         else:
-            graphs = {DECODE: int4.quantize(plain.decode) if precision == "int4" else eight_bits(plain.decode)}
+            narrow = int4.quantize(plain.decode, int4.LONG_BLOCK) if precision == "int4" else eight_bits(plain.decode)
+            graphs = {DECODE: narrow}
         with weights_file(place / "model.onnx_data") as weights:
             for name, graph in graphs.items():
                 write_graph(graph, place / f"{name}.onnx", weights)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.families.network import count_parameters
-from edgeformer.families.tracing import export_graph, text_spec
+from edgeformer.families.tracing import Graphs, export_graph, text_spec
 from edgeformer.formats.manifest import BundleManifest
 from edgeformer.formats.onnx_outline import read_outline
 from edgeformer.formats.portability import release
 from edgeformer.stages.exporting.audit import audit_sharing, stored_twice, weight_parts
 from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.int4 import BLOCK, quantize
+from edgeformer.stages.exporting.int4 import BLOCK, LONG_BLOCK, quantize, quantized_graphs
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.stages.exporting.portability import audit_portability
 from edgeformer.stages.exporting.variants import ExportOptions
@@ -69,6 +69,7 @@ def test_a_product_computes_with_the_numbers_that_four_bits_leave(block: int, tm
         module.tokens.weight.copy_(torch.from_numpy(as_stored(module.tokens.weight.T.numpy(), block).T))
         expected = module(torch.from_numpy(IDS % 50)).numpy()
     found = run(made, tmp_path / "odd.onnx", {"input_ids": IDS % 50})["logits"]
+    assert "Add" not in {node.op_type for node in made.graph}  # a bias is the product's own
     # What is left is the rounding of activations to 8 bits.
     assert np.abs(found - expected).max() < 0.02 * expected.std() * 5
     graph = onnx.load(str(tmp_path / "odd.onnx"))
@@ -96,6 +97,13 @@ def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path
     for name in ("first", "second"):
         error = np.abs(found[name] - wanted[name])
         assert 0 < error.max() < 0.6 * float(wanted[name].std())
+
+
+@pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
+def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
+    made = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits
+    products = [node for node in made.graph if node.op_type == "MatMulNBits"]
+    assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
 def test_the_audit_names_the_runtime_that_it_needs(traced: onnx_ir.Model, tmp_path: Path) -> None:

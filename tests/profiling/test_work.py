@@ -56,6 +56,14 @@ def test_a_lookup_in_four_bits_moves_its_rows_and_not_the_table() -> None:
     assert (work.cls, work.moved_bytes, work.trust) == ("lookup", 2 * 4 * 16 * 256, "checked")
 
 
+def test_attention_to_what_is_kept_reads_all_of_it() -> None:
+    new, kept = Tensor("float", (2, 1, 64)), Tensor("float", (2, 4, 40, 16))
+    known = Tensor("float", (2, 4, 41, 16))
+    work = count_node(ExecutedNode("MultiHeadAttention", "n", (new, new, new, kept, kept), (new, known, known), 0, 1.0))
+    assert (work.cls, work.operations, work.trust) == ("attention", 2 * 2 * 41 * 2 * 64, "checked")
+    assert work.moved_bytes == 4 * (4 * 2 * 64 + 2 * 2 * 64 * (40 + 41))
+
+
 def test_a_product_of_activations() -> None:
     work = count_node(SCORES)
     assert (work.cls, work.weight_bytes) == ("attention", 0)

@@ -5,7 +5,7 @@ Which tokens go through which loop when, and which wait, is the rule of :mod:`ed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -44,15 +44,29 @@ def cached_chain(trm: TRM, h: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The chain's result [B, n, C], and the cache behind the new tokens, shaped like ``before``.
     """
-    after, start = [], 0
-    for cycle in trm.cycles:
-        assert isinstance(cycle, TRMCycle)
-        inputs = before[:, start : start + cycle.context]
-        start += cycle.context
-        if cycle.context:
-            after.append(torch.cat((inputs, h), dim=1)[:, -cycle.context :])
-        h = cycle.forward(h, inputs if cycle.context else None)
-    return h, torch.cat(after, dim=1) if after else before
+    cycles = [cycle for cycle in trm.cycles if isinstance(cycle, TRMCycle)]
+    contexts = [cycle.context for cycle in cycles]
+    if not any(contexts):
+        for cycle in cycles:
+            h = cycle.forward(h)
+        return h, before
+    known = []
+    for cycle, earlier in zip(cycles, torch.split(before, contexts, dim=1), strict=True):
+        known.append(torch.cat((earlier, h), dim=1))
+        h = cycle.forward(h, known[-1])
+    if torch.onnx.is_in_onnx_export():
+        return h, torch.cat(known, dim=1).index_select(1, _last_rows(contexts, h.shape[1]))
+    return h, torch.cat([inputs[:, -rows:] for inputs, rows in zip(known, contexts, strict=True)], dim=1)
+
+
+def _last_rows(contexts: Sequence[int], new: int) -> Tensor:
+    """Which rows to keep of all cycles' inputs one after the other: the last of each, int64 [convolution_context].
+
+    So a graph has one Gather for what would be a Slice of every cycle. In front of a row are the new tokens of its own
+    cycle, whose inputs are ``context + new`` long, and of every one before.
+    """
+    cycles = [cycle for cycle, rows in enumerate(contexts, start=1) for _ in range(rows)]
+    return torch.arange(len(cycles)) + torch.tensor(cycles) * new
 
 
 def cached_embedding(model: CRT, input_ids: Tensor, positions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

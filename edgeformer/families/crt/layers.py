@@ -33,12 +33,12 @@ class DilatedConv(nn.Module):
         """Earlier inputs that an output depends on: 2 · dilation (causal)."""
         return (KERNEL - 1) * self.dilation
 
-    def forward(self, x: Tensor, before: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, known: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Convolve.
 
         Args:
             x: [B, T, C].
-            before: the ``context`` inputs in front of x, [B, context, C]; None: zeros.
+            known: x behind the ``context`` inputs in front of it, [B, context + T, C]; None: those are zeros.
             positions: place of each token in its document, int64 [B, T]; a tap that would reach into the document
                 before is left out. None: x is one document.
 
@@ -47,7 +47,9 @@ class DilatedConv(nn.Module):
         """
         if torch.is_autocast_enabled(x.device.type):  # as conv1d would do by itself
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        if self.training and self.causal and before is None:
+        if known is not None and torch.onnx.is_in_onnx_export():
+            return self._by_windows(known, x.shape[1])
+        if self.training and self.causal and known is None:
             y: Tensor = CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
             return y
         d, length = self.dilation, x.shape[1]
@@ -55,12 +57,24 @@ class DilatedConv(nn.Module):
         if not self.causal:
             padded = F.pad(x, (0, 0, d, d))
             return padded[:, :length] * first + x * second + padded[:, 2 * d : 2 * d + length] * third
-        padded = F.pad(x, (0, 0, 2 * d, 0)) if before is None else torch.cat((before.to(x.dtype), x), dim=1)
+        padded = F.pad(x, (0, 0, 2 * d, 0)) if known is None else known.to(x.dtype)
         far, near = padded[:, :length], padded[:, d : d + length]
         if positions is not None:
             far = far * (positions >= 2 * d).to(x.dtype)[..., None]
             near = near * (positions >= d).to(x.dtype)[..., None]
         return far * first + near * second + x * third
+
+    def _by_windows(self, known: Tensor, new: int) -> Tensor:
+        """The last ``new`` rows of ``known`` [B, context + new, C], convolved → [B, new, C].
+
+        For graphs: one that writes a token spends its time on operators, not on numbers. These are three, and the
+        places are found once for all loops; shifted products are seven.
+        """
+        places = torch.arange(new)[:, None] + torch.arange(KERNEL) * self.dilation
+        # Torch takes places of one dimension only, so that its graph would have two Reshapes more.
+        shape = (known.shape[0], new, KERNEL, known.shape[2])
+        windows = torch.onnx.ops.symbolic("Gather", (known, places), {"axis": 1}, dtype=known.dtype, shape=shape)
+        return (windows * self.weight.squeeze(1).T).sum(2)
 
 
 class TRMCycle(nn.Module):
@@ -86,11 +100,11 @@ class TRMCycle(nn.Module):
         """Earlier inputs that an output depends on."""
         return self.depthwise.context if self.depthwise is not None else 0
 
-    def forward(self, h: Tensor, before: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """h [B, T, C], before [B, context, C] or None, positions int64 [B, T] or None → [B, T, C]."""
+    def forward(self, h: Tensor, known: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """h [B, T, C], known and positions as of :meth:`DilatedConv.forward` → [B, T, C]."""
         x = h
         if self.depthwise is not None:
-            x = F.gelu(self.depthwise(x, before, positions))
+            x = F.gelu(self.depthwise(x, known, positions))
         if self.pointwise is not None:
             x = self.pointwise(x)
         x = self.norm(x)

@@ -210,6 +210,8 @@ def _product_operations(node: ExecutedNode) -> float:
         return recurrent_operations(node)
     if node.op in WHOLE_ATTENTION:
         query, key = node.inputs[0].shape, node.inputs[min(1, len(node.inputs) - 1)].shape
+        if len(node.outputs) > 1:  # the keys that it passes on hold those of earlier tokens
+            key = node.outputs[1].shape
         length = key[-2] if len(key) > 1 else 1
         return 4.0 * node.outputs[0].elements * length if query else 0.0
     # [..., M, K] × [K, N]: the inner size K is the left operand's elements over its rows, whatever is transposed.
