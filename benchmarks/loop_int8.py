@@ -1,11 +1,12 @@
 """A shared layer sees other activations in every loop: does INT8 with a scale per loop beat a dynamic one?
+And weights of 4 bits: how long may the blocks be that share a scale?
 
 For each run of a looped language model: FP32; dynamic, as ``edgeformer export --int8`` writes it (a scale per call,
 found while running); static with a scale for each product of the unrolled graph, which is one for every loop while the
 weight is stored once; and static with one scale for all loops of a weight, whose range takes in all of theirs. Ranges
-come from rows of the training text. For every one: bytes, stored parameters, perplexity of each exit on validation
-text, drift per loop on the golden inputs; and its time over FP32's, all in turns. Several runs are several seeds: the
-table has means and the range.
+come from rows of the training text. Then weights and tables in 4 bits, as ``--int4`` writes them, in blocks of several
+sizes. For every one: bytes, stored parameters, perplexity of each exit on validation text, drift per loop on the golden
+inputs; and its time over FP32's, all in turns. Several runs are several seeds: the table has means and the range.
 
 Usage:
     python -m benchmarks.loop_int8 RUN… [--tokens 20000] [--calibration 64] [--rounds 9] [--json FILE]
@@ -36,7 +37,7 @@ from edgeformer.families.tracing import state_name
 from edgeformer.formats.progress import SILENT
 from edgeformer.machine.host import cpu_name, default_threads, now
 from edgeformer.run import Run
-from edgeformer.stages.exporting import int8
+from edgeformer.stages.exporting import int4, int8
 from edgeformer.stages.exporting.audit import audit_sharing
 from edgeformer.stages.exporting.exportable import Exportable, open_exportable
 from edgeformer.stages.exporting.graph_files import write_graph
@@ -47,6 +48,7 @@ from edgeformer.tasks.running import score_batches
 _BATCH = 8
 _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
 _METHODS = {"MinMax": CalibrationMethod.MinMax, "Percentile": CalibrationMethod.Percentile}
+_BLOCKS = (32, 64, 128)
 # Products give FP32: what follows them (norms, sums over loops) is computed in it, as in dynamic graphs.
 _OPTIONS = {"OpTypesToExcludeOutputQuantization": ["MatMul"]}
 
@@ -119,6 +121,9 @@ class Case:
             static(prepared, own, rows, QuantFormat.QDQ, method, **_OPTIONS)
             merged_over_loops(own, shared)
             paths |= {f"per loop, {name}": own, f"one for all loops, {name}": shared}
+        for block in _BLOCKS:
+            paths[f"INT4, blocks of {block}"] = four_bits = folder / f"int4_{block}.onnx"
+            write_graph(int4.quantize(traced, block), four_bits)
         return {name: clean(path) for name, path in paths.items()}
 
     def quality(self, path: Path, tokens: int) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def table(found: dict[str, Any]) -> str:
             f"{statistics.median(row['over_fp32'] for row in rows):.2f}",
         ])  # fmt: skip
     loops = [f"drift {loop}" for loop in found["runs"][0]["ways"]["fp32"]["drift"]]
-    header = ["INT8", "MB", "perplexity", *loops, "time / FP32"]
+    header = ["weights", "MB", "perplexity", *loops, "time / FP32"]
     return tabulate(lines, headers=header, tablefmt="github", disable_numparse=True)
 
 

@@ -121,7 +121,8 @@ def _predict_start(told: dict[str, Any]) -> str:
 def _loops(told: dict[str, Any]) -> str:
     from benchmarks.loop_int8 import table  # loads torch
 
-    return "INT8 of `crt_mini`, activations with a scale per loop or found while running:\n\n" + table(told)
+    title = "`crt_mini` in INT8, activations with a scale per loop or found while running, and in INT4:"
+    return f"{title}\n\n{table(told)}"
 
 
 _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
+import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from functools import cache
@@ -116,6 +118,31 @@ def guarantee() -> str:
     return markdown([*header, "points lost there, mean / most", "mean loops"], rows)
 
 
+def gate() -> str:
+    """What `profile --against` said of the same file and of planted slowdowns, and the bars on it."""
+    from benchmarks.gate import result as words_of  # loads the measuring
+
+    found = result("2026-11-23-gate")
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        cases.setdefault(run["case"], []).append(run)
+
+    def said(runs: list[dict[str, Any]]) -> str:
+        return "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
+
+    rows = [
+        [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
+        for name, runs in cases.items()
+    ]
+    verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
+    bars = [
+        [bar["bar"], f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
+        for bar in found["bars"]
+    ]
+    told = markdown(["measured against", "runs", "verdict, difference", "median s"], rows)
+    return f"{told}\n\n{markdown(['bar', 'found', 'verdict'], bars)}"
+
+
 def plan() -> str:
     """Predicted and measured peaks of training."""
 
@@ -128,5 +155,5 @@ def plan() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, plan)
+    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, gate, plan)
 }
