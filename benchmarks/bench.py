@@ -4,9 +4,10 @@ The models are made first: the light recurrent encoder and the baseline, trained
 trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
 cannot run here is skipped, and the reason is told and kept; what there is no time for, too. A script that fails leaves
 the others alone; one that could not judge all of its bars is incomplete, and says why. Each writes its JSON below
---out, and session.json says of every one whether it ran, how long it took, or why not. `make results` shows what that
-session in benchmarks/results/bench says was done. --only adds to the session that is there, if that was of the same
-machine and versions, and begins another one if not.
+--out, and session.json says of every one whether it ran, how long it took, or why not. Every kind of machine has a
+folder of its own in benchmarks/results/bench, so that one does not replace another; `make results` shows what their
+sessions say was done. --only adds to the session that is there, if that was of the same machine and versions, and
+begins another one if not.
 
 Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR] [--crt RUN]…
                                   [--peers-python FILE] [--only NAME,…] [--minutes 30]
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,11 +33,31 @@ from typing import Any
 
 from benchmarks.judging import INCOMPLETE
 from edgeformer.backends import library_versions
+from edgeformer.machine.capability import kernel_flags
 from edgeformer.machine.host import code_version, cpu_name, default_threads, now
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench"
 SESSION = "session.json"
+_KERNELS = {"amx_int8": "amx", "avx512_bf16": "bf16", "avx512_vnni": "vnni", "avx_vnni": "vnni", "i8mm": "i8mm"}
+"""A processor's flag → what two processors of the same name may differ in."""
+
+
+def kernels_here() -> list[str]:
+    """What this processor multiplies in beside FP32: ``amx``, ``bf16``, ``vnni``."""
+    flags = kernel_flags() or ()
+    return sorted({kind for flag, kind in _KERNELS.items() if flag in flags})
+
+
+def machine_folder(cpu: str, kernels: Sequence[str]) -> str:
+    """A kind of machine as the name of a folder: ``amd-epyc-bf16-vnni``; virtual machines tell no more of theirs.
+
+    Args:
+        cpu: its processor's name.
+        kernels: as of :func:`kernels_here`.
+    """
+    plain = re.sub(r"\([^)]*\)|\bprocessor\b|\bcpu\b|@.*", " ", cpu, flags=re.IGNORECASE).lower()
+    return "-".join([*re.findall(r"[a-z0-9]+", plain), *kernels])
 
 
 @dataclass(frozen=True)
@@ -197,7 +219,7 @@ def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         before = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    other = [name for name in ("host", "threads", "versions") if before[name] != told[name]]
+    other = [name for name in ("host", "kernels", "threads", "versions") if before[name] != told[name]]
     if other:
         print(f"a new session begins: {' and '.join(other)} are not those of the one in {folder}", flush=True)
     return {} if other else dict(before["cases"])
@@ -206,7 +228,8 @@ def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> int:
     """Command line; 1 where a script failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    here = RESULTS / machine_folder(cpu_name(), kernels_here())
+    parser.add_argument("--out", type=Path, default=here)
     parser.add_argument("--data")
     parser.add_argument("--tokenizer")
     parser.add_argument("--model")
@@ -220,7 +243,8 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
     single = {name: [vars(asked)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
     given = {name: [str(path) for path in paths if path] for name, paths in {**single, "crt": asked.crt or []}.items()}
-    told: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "measured": now()}
+    told: dict[str, Any] = {"host": cpu_name(), "kernels": kernels_here()}
+    told |= {"threads": default_threads(), "measured": now()}
     told |= {"code_version": code_version(), "versions": library_versions(), "minutes": asked.minutes, "cases": {}}
     asked.out.mkdir(parents=True, exist_ok=True)
     told["cases"] |= cases_before(asked.out, told) if asked.only else {}

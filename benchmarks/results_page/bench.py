@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,79 @@ from benchmarks.results_page.tables import markdown, spread
 
 
 def bench(folder: Path = RESULTS) -> str:
-    """A part per script that the session says was done, in the order of ``make bench``; empty where nothing was."""
-    session = folder / SESSION
-    if not session.is_file():
-        return ""
-    told = json.loads(session.read_text(encoding="utf-8"))
-    done = {name: case for name, case in told["cases"].items() if case["status"] in ("done", "incomplete")}
-    days = sorted({case.get("measured", told["measured"])[:10] for case in done.values()} or {told["measured"][:10]})
-    when = " to ".join(dict.fromkeys((days[0], days[-1])))
-    parts = [f"{told['host']}, {told['threads']} threads, {when}. Ratios are of medians, in turns."]
-    for name, made in _PARTS.items():
-        path = folder / f"{name}.json"
-        if name in done and path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            parts += [made(found), *bars(found)]
-    skipped = {name: case for name, case in told["cases"].items() if name not in done}
-    parts += [f"`{name}` did not run: {case['reason']}." for name, case in skipped.items()]
-    return "\n\n".join(parts)
+    """Every bar with what each machine found, then a section per machine, in the order of ``make bench``.
+
+    Args:
+        folder: of results; those of a machine lie in a folder of their own. Where there are none the answer is empty.
+    """
+    machines = [Machine.read(path.parent) for path in sorted(folder.glob(f"*/{SESSION}"))]
+    judged = [bars(machines)] if any(machine.bars for machine in machines) else []
+    return "\n\n".join([*judged, *(part for machine in machines for part in section(machine))])
 
 
-def bars(told: dict[str, Any]) -> list[str]:
-    """The verdicts of a script that has bars, as a table."""
-    if not told.get("bars"):
-        return []
-    rows = [
-        [
-            bar["what"],
-            spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–",
-            f"{bar['sense']} {bar['wanted']:g}",
-            f"{bar['verdict']}: {bar['reason']}" if "reason" in bar else bar["verdict"],
-        ]
-        for bar in told["bars"]
+@dataclass(frozen=True)
+class Machine:
+    """What `make bench` left of one.
+
+    Attributes:
+        told: the session.
+        found: script → its JSON, of those that the session says were done.
+    """
+
+    told: dict[str, Any]
+    found: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Machine:
+        """From its folder."""
+        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        done = [name for name, case in told["cases"].items() if case["status"] in ("done", "incomplete")]
+        files = {name: folder / f"{name}.json" for name in _PARTS if name in done}
+        return cls(told, {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()})
+
+    @property
+    def name(self) -> str:
+        """For headings: the processor, and what it multiplies in beside FP32."""
+        kinds = self.told.get("kernels", [])
+        return f"{self.told['host']} ({', '.join(kinds)})" if kinds else str(self.told["host"])
+
+    @property
+    def bars(self) -> dict[str, dict[str, Any]]:
+        """What is compared → its bar."""
+        return {bar["what"]: bar for found in self.found.values() for bar in found.get("bars", [])}
+
+
+def bars(machines: Sequence[Machine]) -> str:
+    """The verdicts of all scripts that have bars, as a table: a column per machine."""
+    rows: dict[str, dict[str, Any]] = {}
+    for machine in machines:
+        for what, bar in machine.bars.items():
+            rows.setdefault(what, bar)
+    cells = [
+        [what, f"{bar['sense']} {bar['wanted']:g}", *(_verdict(machine.bars.get(what)) for machine in machines)]
+        for what, bar in rows.items()
     ]
-    return [markdown(["", "found", "bar", "verdict"], rows)]
+    return markdown(["", "bar", *(machine.name for machine in machines)], cells)
+
+
+def _verdict(bar: dict[str, Any] | None) -> str:
+    """Of one machine, with what it found."""
+    if bar is None:
+        return "not measured"
+    found = spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–"
+    return f"{found} {bar['verdict']}{': ' + bar['reason'] if 'reason' in bar else ''}"
+
+
+def section(machine: Machine) -> list[str]:
+    """A heading, and a part per script; what did not run, and why."""
+    told = machine.told
+    cases = {name: told["cases"][name] for name in machine.found}
+    days = sorted({case.get("measured", told["measured"])[:10] for case in cases.values()} or {told["measured"][:10]})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    parts = [f"### {machine.name}", f"{told['threads']} threads, {when}. Ratios are of medians, in turns."]
+    parts += [made(machine.found[name]) for name, made in _PARTS.items() if name in machine.found]
+    skipped = {name: case for name, case in told["cases"].items() if name not in cases}
+    return [*parts, *(f"`{name}` did not run: {case['reason']}." for name, case in skipped.items())]
 
 
 def _waiting(told: dict[str, Any]) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import CASES, Case, Models, command_of, main, run
+from benchmarks.bench import CASES, Case, Models, command_of, machine_folder, main, run
 from benchmarks.judging import judged
-from benchmarks.results_page.bench import _PARTS, bars, bench
+from benchmarks.results_page.bench import _PARTS, Machine, bars, bench
 from tests.docs.document import ROOT
 
 
@@ -94,34 +94,61 @@ def test_models_are_trained_with_the_tokenizer_that_is_named(tmp_path: Path) -> 
 
 def test_seconds_are_no_ratios() -> None:
     times = [judged("--help, s", [0.25], 0.3, at_least=False), judged("torch over ours", [1.25], 1.0, at_least=True)]
-    (shown,) = bars({"bars": times})
+    shown = bars([Machine({"host": "A CPU"}, {"waiting": {"bars": times}})])
     assert "0.25 s (" in shown and "1.25× (" in shown
 
 
-def test_the_page_shows_what_was_measured(tmp_path: Path) -> None:
+def test_the_page_shows_what_was_measured_machine_by_machine(tmp_path: Path) -> None:
     assert bench(tmp_path) == ""
+    first, second = tmp_path / "a-cpu", tmp_path / "b-cpu"
+    first.mkdir()
+    second.mkdir()
     cases = {
         "waiting": {"status": "incomplete", "reason": "another"},
         "floors": {"status": "done", "measured": "2026-11-25T00:00:00"},
     }
     cases |= {"peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
     session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases}
-    (tmp_path / "session.json").write_text(json.dumps(session), encoding="utf-8")
+    (first / "session.json").write_text(json.dumps(session), encoding="utf-8")
     row = {"median": 0.21, "least": 0.2, "most": 0.25, "bar": 0.3}
     bars = [judged("--help, s", [0.2, 0.21, 0.25], 0.3, at_least=False), judged("another, s", [], 5, at_least=False)]
-    (tmp_path / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}, "bars": bars}), encoding="utf-8")
+    (first / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}, "bars": bars}), encoding="utf-8")
     way = {"way": "onnxruntime fp32", "floors": 1.38, "bar": 1.4}
     floors = {"bundles": {"light": {"16x128": {"best": {"fp32": way}}}}}
-    (tmp_path / "floors.json").write_text(json.dumps(floors), encoding="utf-8")
-    (tmp_path / "peers.json").write_text("{", encoding="utf-8")  # of an earlier session
+    (first / "floors.json").write_text(json.dumps(floors), encoding="utf-8")
+    (first / "peers.json").write_text("{", encoding="utf-8")  # of an earlier session
+    other = {**session, "host": "B", "kernels": ["vnni"], "cases": {"waiting": {"status": "done"}}}
+    (second / "session.json").write_text(json.dumps(other), encoding="utf-8")
+    slow = [judged("--help, s", [0.4, 0.5, 0.6], 0.3, at_least=False)]
+    (second / "waiting.json").write_text(json.dumps({"seconds": {"--help": row}, "bars": slow}), encoding="utf-8")
     page = bench(tmp_path)
-    assert page.startswith("A CPU, 2 threads, 2026-11-23 to 2026-11-25.")
-    assert "0.21 (0.20–0.25)" in page
-    assert "at most 0.3 | met " in page
-    assert "not judged: 0 of at least 3 rounds were measured" in page
-    assert "| light" in page
-    assert "1.38" in page
-    assert "`peers` did not run: needs MiniLM's folder." in page
+    table, of_first, of_second = page.split("\n\n### ")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    unjudged = "– not judged: 0 of at least 3 rounds were measured"
+    assert [rows[0], *rows[2:]] == [
+        ["", "bar", "A CPU", "B (vnni)"],
+        ["--help, s", "at most 0.3", "0.21 s (0.20–0.25) met", "0.50 s (0.40–0.60) not met"],
+        ["another, s", "at most 5", unjudged, "not measured"],
+    ]
+    assert of_first.startswith("A CPU\n\n2 threads, 2026-11-23 to 2026-11-25.")
+    assert "0.21 (0.20–0.25)" in of_first
+    assert "| light" in of_first
+    assert "1.38" in of_first
+    assert "`peers` did not run: needs MiniLM's folder." in of_first
+    assert of_second.startswith("B (vnni)\n\n2 threads, 2026-11-23.")
+    assert "peers" not in of_second
+
+
+@pytest.mark.parametrize(
+    ("cpu", "kernels", "folder"),
+    [
+        ("Intel(R) Xeon(R) Processor", ["amx", "vnni"], "intel-xeon-amx-vnni"),
+        ("AMD EPYC", ["bf16"], "amd-epyc-bf16"),
+        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", [], "intel-core-i7-9750h"),
+    ],
+)
+def test_two_kinds_of_machine_have_two_folders(cpu: str, kernels: list[str], folder: str) -> None:
+    assert machine_folder(cpu, kernels) == folder
 
 
 def test_only_adds_to_a_session_of_the_same_machine_and_versions(
