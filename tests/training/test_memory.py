@@ -20,6 +20,7 @@ from edgeformer.stages.training.memory import predict_peak
 from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
 from edgeformer.stages.training.optimization import build_optimizer
 from edgeformer.stages.training.plan import check_fits
+from edgeformer.stages.training.quick import quicken
 from edgeformer.tasks import one_answer
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.language_modeling import task as language_modeling
@@ -57,6 +58,7 @@ class Steps(nn.Module):
         self.config, self.half = recipe.training, precision == "bf16"
         self.model = build_crt(recipe.model)
         self.model.checkpointing = recipe.training.checkpointing
+        self.kept = quicken(self.model)
         self.optimizer = build_optimizer(self.model, recipe.training.optimizer)
         shape = (recipe.training.batch_size, recipe.data.sequence_length)
         self.ids = torch.randint(0, recipe.model.vocab_size, shape)
@@ -90,6 +92,8 @@ def counted(recipe: LanguageRecipe, precision: str = "fp32") -> int:
         ("training.checkpointing=none", "training.chunked_loss=false", "training.accumulation=1"),
         ("training.checkpointing=loop", "training.chunked_loss=true", "training.accumulation=2"),
         ("training.checkpointing=cycles", "training.chunked_loss=true", "training.accumulation=1"),
+        ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=1"),  # keeps its table's gradient
+        ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=2"),
     ],
 )
 def test_the_prediction_is_what_real_tensors_take(overrides: tuple[str, ...], precision: str) -> None:
@@ -97,7 +101,9 @@ def test_the_prediction_is_what_real_tensors_take(overrides: tuple[str, ...], pr
     steps = Steps(recipe, precision)
     steps.step()  # the optimizer has its state from here on
     ledger = MemoryLedger([])
-    for tensor in (*steps.model.parameters(), *steps.model.buffers(), steps.ids, steps.targets, steps.positions):
+    assert bool(steps.kept) == (recipe.model.vocab_size > 10_000)
+    given = (steps.ids, steps.targets, steps.positions, *steps.kept)
+    for tensor in (*steps.model.parameters(), *steps.model.buffers(), *given):
         ledger.enter(tensor, "weights")
     for state in steps.optimizer.state.values():
         for tensor in state.values():

@@ -32,6 +32,7 @@ from edgeformer.stages.training.memory_ledger import (
     worst_moment,
 )
 from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.stages.training.quick import quicken, quickens
 from edgeformer.tasks import task_named
 
 _MIB = 2**20
@@ -47,8 +48,8 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     there is put in place.
 
     Returns:
-        Bytes of the tensors that live as long as the training; and the first micro-batch of a step, clipping and the
-        optimizer's step. What that leaves are gradients.
+        Bytes of the tensors that live as long as the training, gradients of tables among them; and the first
+        micro-batch of a step, clipping and the optimizer's step. What that leaves are the other gradients.
     """
     task, network = task_named(recipe.task), family_of(recipe).network
     model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
@@ -58,6 +59,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
             for name, child in module.named_children():
                 if isinstance(child, nn.Dropout) and child.p:
                     setattr(module, name, _MaskDropout(child.p))
+    kept = quicken(model) if quickens(device_kind, recipe.training) else []
     model.train()
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]
@@ -65,7 +67,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
     with others.making("weights"):
         loss = network.loss(model, recipe, None)
     teacher = sum(event.size_bytes for event in others.events)
-    ledger = MemoryLedger(weights)
+    ledger = MemoryLedger([*weights, *kept])
     learning = network.learning(model, recipe.training)
     optimizer = build_optimizer(model, recipe.training.optimizer, learning)
     for parameter in parameters:
@@ -85,7 +87,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
         optimizer.step()
     first = list(ledger.events)  # a copy: what is left goes when this function returns
     state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
-    return {"weights": _bytes(weights) + teacher, "optimizer": _bytes(state)}, first
+    return {"weights": _bytes(weights) + teacher, "optimizer": _bytes(state), "gradients": _bytes(kept)}, first
 
 
 def filled(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
@@ -151,11 +153,11 @@ def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str, sha
     with FakeTensorMode():
         stays, first = _trace(recipe, device_kind, precision)
         if shards > 1:
-            stays = {"weights": stays["weights"] * (shards + 1) // shards, "optimizer": stays["optimizer"] // shards}
+            stays |= {"weights": stays["weights"] * (shards + 1) // shards, "optimizer": stays["optimizer"] // shards}
         candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
     if recipe.training.accumulation > 1:
         gradients, later = with_gradients(first)
-        candidates.append(worst_moment({**stays, "gradients": gradients}, later))
+        candidates.append(worst_moment({**stays, "gradients": stays["gradients"] + gradients}, later))
     counted = max(candidates, key=lambda moment: sum(moment.values()))
     reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(first, precision)
     return MemoryBreakdown(**counted, reserve=reserve)

@@ -21,6 +21,7 @@ from edgeformer.stages.training.metrics_log import Meter
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.optimization import LearningRate, build_optimizer
 from edgeformer.stages.training.processes import Processes
+from edgeformer.stages.training.quick import quicken, quickens
 
 _TOTAL = ""
 """The loss itself among its named parts."""
@@ -46,6 +47,8 @@ class Stepper:
             self._not_for_ddp()
         self.model, self.optimizer = processes.prepare(objective.model, optimizer)
         self.levers, compile_ = Levers.on(self._config, processes.device), self._config.compile
+        if quickens(processes.device.type, self._config, processes.count):
+            quicken(objective.model)
         self._compiled = (
             None if compile_ is None else CompiledModel(self.model, compile_.shapes, graphs=self.levers.graphs)
         )

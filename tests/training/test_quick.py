@@ -1,0 +1,125 @@
+"""What a CPU trains in another way than torch: the same gradients, the same share dropped."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from edgeformer.formats.recipe import CompileConfig
+from edgeformer.stages.training.quick import LEAST_BYTES, QuickDropout, QuickTable, quicken, quickens
+from tests.training.test_levers import training
+
+ROWS, WIDTH = LEAST_BYTES // 4 // 16, 16
+TEXTS = [[[1, 2, 2], [ROWS - 1, 1, 5]], [[7, 7, 7], [7, 7, 7]], [[1, 3, 4], [2, 1, 9]], [[0, 1, 2], [3, 4, 5]]]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.table(ids).tanh().mean(1))
+        return answer
+
+
+@pytest.fixture
+def models() -> tuple[Model, Model]:
+    """Torch's own, and the same with a quick table."""
+    torch.manual_seed(0)
+    plain = Model()
+    quick = deepcopy(plain)
+    (gradient,) = quicken(quick)
+    assert type(quick.table) is QuickTable and gradient.shape == quick.table.weight.shape
+    return plain, quick
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_training_takes_the_same_steps(models: tuple[Model, Model], pieces: int) -> None:
+    for model in models:
+        optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+        for ids in TEXTS:
+            for part in torch.tensor(ids).chunk(pieces):
+                model(part).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    plain, quick = models
+    for (name, one), other in zip(plain.state_dict().items(), quick.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_rows_of_the_step_before_have_no_gradient_left(models: tuple[Model, Model]) -> None:
+    _, quick = models
+    for ids in TEXTS:
+        quick.zero_grad()
+        quick(torch.tensor(ids)).sum().backward()
+        gradient = quick.table.weight.grad
+        assert gradient is not None
+        assert gradient.abs().sum(1).nonzero().flatten().tolist() == sorted({row for text in ids for row in text})
+
+
+def test_a_gradient_that_is_there_is_added_to(models: tuple[Model, Model]) -> None:
+    for model in models:
+        model.table.weight.grad = torch.ones_like(model.table.weight)
+        model(torch.tensor(TEXTS[0])).sum().backward()
+    plain, quick = (model.table.weight.grad for model in models)
+    assert plain is not None and quick is not None
+    torch.testing.assert_close(plain, quick)
+
+
+def test_scores_and_weights_are_torchs_own(models: tuple[Model, Model]) -> None:
+    plain, quick = models
+    with torch.inference_mode():
+        assert torch.equal(plain.eval()(torch.tensor(TEXTS[0])), quick.eval()(torch.tensor(TEXTS[0])))
+    assert list(quick.state_dict()) == list(plain.state_dict())
+
+
+def test_what_gains_nothing_stays() -> None:
+    small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)
+    fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
+    assert quicken(nn.ModuleList([small, padded, fixed])) == []
+    assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_drops_its_share_and_keeps_the_mean(dtype: torch.dtype) -> None:
+    dropout, ones = nn.Dropout(0.1), torch.ones(3, 333_333, dtype=dtype, requires_grad=True)
+    quicken(nn.Sequential(dropout))
+    assert type(dropout) is QuickDropout
+    torch.manual_seed(0)
+    found = dropout(ones)
+    found.sum().backward()
+    for row in found:
+        assert float((row == 0).double().mean()) == pytest.approx(0.1, abs=0.003)  # five standard deviations
+    assert found.unique().tolist() == [0, pytest.approx(1 / 0.9, rel=5e-3)]
+    assert ones.grad is not None and torch.equal(ones.grad, found), "the same numbers are left out"
+    torch.manual_seed(0)
+    assert torch.equal(dropout(ones), found)
+    assert not torch.equal(dropout(ones), found)
+    assert dropout.eval()(ones) is ones or torch.equal(dropout(ones), ones)
+
+
+def test_all_sixteen_bits_are_drawn() -> None:
+    """Of an int64 without bounds torch draws 63 bits, so every fourth number would have half of the values."""
+    torch.manual_seed(0)
+    found = QuickDropout(0.5)(torch.ones(400_000)).view(-1, 4)
+    for place in (found == 0).double().mean(0).tolist():
+        assert place == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1e-9])
+def test_dropout_of_all_or_nothing_is_torchs_own(share: float) -> None:
+    found = QuickDropout(share)(torch.ones(1000))
+    assert found.unique().tolist() == [float(share < 1)]
+
+
+def test_a_card_several_processes_and_what_is_compiled_do_without() -> None:
+    assert quickens("cpu", training())
+    assert not quickens("cuda", training())
+    assert not quickens("cpu", training(), processes=2)
+    assert not quickens("cpu", training(compile=CompileConfig()))
