@@ -2,8 +2,10 @@
 
 The floor of a call is the larger of two times: its matrix products at the rate of one large product in the same
 precision, and its weights read once from memory (a quarter of FP32's bytes in INT8, half in bfloat16), also where loops
-use them again. Both rates are measured in every round, because processors change their speed within minutes; of each
-round the ratio is taken. torch's share of the rates is measured in a process of its own, with pinned threads.
+use them again. Both rates are measured in every round, before the runtimes and after them, because processors change
+their speed within minutes; the higher one counts, and of each round the ratio is taken. Products are those of ONNX
+Runtime, OpenVINO and torch, whichever is the fastest; torch's are computed in a process of its own, with pinned
+threads.
 
 Usage:
     python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 8] [--minutes 9] [--threads N]
@@ -116,10 +118,17 @@ class Machine:
             "fp32": draw.normal(size=(_ROWS, _WIDTH)).astype(np.float32),
             "int8": draw.integers(0, 256, (_ROWS, _WIDTH)).astype(np.uint8),
         }
-        self._products: dict[str, Callable[[], object]] = {}
+        self._products: list[tuple[str, Callable[[], object]]] = []
         for name, file in graphs.items():
             session = stack.enter_context(OnnxSession(file, provider, threads))
-            self._products[name] = partial(session.run, {"x": feeds[name]})
+            self._products.append((name, partial(session.run, {"x": feeds[name]})))
+        if missing() is None:
+            import openvino
+
+            for name, hint in (("fp32", "f32"), ("bf16", "bf16")):
+                options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+                compiled = openvino.Core().compile_model(graphs["fp32"], "CPU", options)
+                self._products.append((name, partial(compiled.create_infer_request().infer, {"x": feeds["fp32"]})))
         command = [sys.executable, "-m", "benchmarks._torch_rates", str(threads), str(_ROWS), str(_WIDTH)]
         self._torch = Way("torch", command, environment(threads, torch_alone=True), stack)
         if self._torch.reason:
@@ -128,7 +137,7 @@ class Machine:
     def rates(self) -> dict[str, float]:
         """Operations per second in each precision, by the faster library; and bytes per second, of a copy or read."""
         found: dict[str, float] = self._torch.ask("rates")
-        for name, product in self._products.items():
+        for name, product in self._products:
             found[name] = max(_OPERATIONS / seconds_of(product), found.get(name, 0.0))
         return found
 
@@ -163,10 +172,13 @@ def rounds_of(
     """Of every way and round: milliseconds, and their ratio to the floor of the same round."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
     for number in rounds:
-        rates = machine.rates()
+        before, took = machine.rates(), dict[str, float]()
         for name in list(sessions)[:: -1 if number % 2 else 1]:
-            took = seconds_of(partial(sessions[name].run, dict(call)))
-            found[name].append((took * 1000, took / floor_s(work, rates, precision_of(name))))
+            took[name] = seconds_of(partial(sessions[name].run, dict(call)))
+        # A processor that became faster in between must not put a runtime below its floor.
+        rates = {precision: max(rate, before[precision]) for precision, rate in machine.rates().items()}
+        for name, seconds in took.items():
+            found[name].append((seconds * 1000, seconds / floor_s(work, rates, precision_of(name))))
     return found
 
 

@@ -11,8 +11,9 @@ Usage: python -m benchmarks.peers --model DIR --bundle BUNDLE --light BUNDLE [--
                                   [--shapes 1x16,1x128,16x64,16x128] [--rounds 10] [--minutes 9] [--json FILE]
 
 --model: MiniLM's folder. --bundle: the same, by ``edgeformer import hf`` and ``export``. --light: the light recurrent
-model. The bar: no peer is faster than our quickest way, at any shape. A way whose library is missing is told, in the
-JSON too; without one of the peers the bar is not judged, and the exit code is 3.
+model. The bars, at every shape: no peer is faster than our quickest way, and the light model takes half of its time at
+most. A way whose library is missing is told, in the JSON too; without one of the peers its bar is not judged, and the
+exit code is 3.
 """
 
 from __future__ import annotations
@@ -75,12 +76,16 @@ def fastest(found: Mapping[str, Sequence[float]]) -> str | None:
 
 
 def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
-    """At a shape: the time of each peer over that of our quickest way; it must be 1 at least."""
-    base, bars = fastest(found), []
+    """At a shape: the time of each peer over that of our quickest way, which must be 1 at least; and of the light model,
+    which must be half of it at most."""
+    base, bars = fastest(found), list[Bar]()
     for name in _PEERS:
         ratios = [peer / own for peer, own in zip(found.get(name, ()), found[base] if base else (), strict=False)]
         absent = [f"{one} is unavailable" for one, there in ((name, name in found), ("our own", base)) if not there]
         bars.append(judged(f"{shape} {name} over ours", ratios, 1.0, at_least=True, missing=absent))
+    light = min((found[name] for name in found if name.startswith(_LIGHT)), key=statistics.median, default=())
+    ratios = [own / whole for own, whole in zip(light, found[base] if base else (), strict=False)]
+    bars.append(judged(f"{shape} light over MiniLM, both ours", ratios, 0.5, at_least=False))
     return bars
 
 

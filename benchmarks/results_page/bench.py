@@ -137,7 +137,14 @@ def _decode(told: dict[str, Any]) -> str:
                 [precision.upper(), f"{name.replace('_', ' ')} {loop}".rstrip(), spread(one)]
                 for loop, one in several.items()
             ]
+        rows.append(_memory_allows(told, precision))
     return f"Decoding, {told['recipe']}, context {told['context']}:\n\n" + markdown(["", "ratio", ""], rows)
+
+
+def _memory_allows(told: dict[str, Any], precision: str) -> list[str]:
+    """The ratio to torch of a way that only reads its weights, as often as a token needs them."""
+    most = told["ms"]["torch"]["median"] / told["bandwidth"]["floor_ms"][precision]
+    return [precision.upper(), "torch over reading the weights at the memory's rate", f"{most:.2f}×"]
 
 
 def _trainer(told: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from benchmarks import _torch_routes, judging, peers
 from benchmarks._decode import weight_bytes
 from benchmarks._torch_routes import tune
 from benchmarks.decode import bars_of
-from benchmarks.floors import bar_of
+from benchmarks.floors import Needed, bar_of, rounds_of
 from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, told, unless
 from benchmarks.waiting import seconds
 from benchmarks.ways import Way, environment
@@ -103,6 +105,21 @@ def test_without_a_peer_its_bar_is_not_judged() -> None:
     assert bars["1x16 torch:eager over ours"]["verdict"] == MET
     rival = bars["1x16 optimum-onnxruntime:O2 over ours"]
     assert (rival["verdict"], rival["reason"].split(";")[0]) == (NOT_JUDGED, "optimum-onnxruntime:O2 is unavailable")
+    light = bars["1x16 light over MiniLM, both ours"]
+    assert (light["median"], light["verdict"]) == (0.5, MET)
+    (*_, light) = peers.bars_of("1x16", {"edgeformer:CPUExecutionProvider": [2.0] * 3})
+    assert light["verdict"] == NOT_JUDGED
+
+
+def test_a_processor_that_becomes_faster_puts_no_runtime_below_its_floor() -> None:
+    """A way of 10 ms at least, between a slow and a fast moment: the floor is that of the fast one."""
+    speeds = iter([{"fp32": 1e9, "bandwidth": 1e12}, {"fp32": 4e9, "bandwidth": 1e12}] * 2)
+    machine: Any = SimpleNamespace(rates=lambda: next(speeds))
+    session: Any = SimpleNamespace(run=lambda call: time.sleep(0.01))
+    found = rounds_of({"onnx-fp32": session}, {}, Needed(operations=2e7, weight_bytes=0), machine, range(2))
+    for ms, floors in found["onnx-fp32"]:
+        assert ms >= 10
+        assert floors == pytest.approx(ms / 1000 / (2e7 / 4e9))
 
 
 def test_a_floor_is_missed_for_good_only_where_every_runtime_is_there() -> None:
