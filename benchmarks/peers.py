@@ -76,8 +76,7 @@ def fastest(found: Mapping[str, Sequence[float]]) -> str | None:
 
 
 def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
-    """At a shape: the time of each peer over that of our quickest way, which must be 1 at least; and of the light model,
-    which must be half of it at most."""
+    """At a shape: each peer's time over our quickest way's, 1 at least; and the light model's over it, 0.5 at most."""
     base, bars = fastest(found), list[Bar]()
     for name in _PEERS:
         ratios = [peer / own for peer, own in zip(found.get(name, ()), found[base] if base else (), strict=False)]
