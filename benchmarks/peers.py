@@ -27,9 +27,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.floors import needed_by
 from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
 from benchmarks.ways import Way, environment
 from edgeformer.backends import library_versions
+from edgeformer.bundle import Bundle
 from edgeformer.machine.host import cpu_name, default_threads
 
 _PROVIDERS = ("CPUExecutionProvider", "openvino-cpu")
@@ -88,6 +90,12 @@ def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
     return bars
 
 
+def operations_ratio(light: Path, whole: Path, shape: tuple[int, int]) -> float:
+    """Operations of the light model's products over those of MiniLM's, counted in what ONNX Runtime runs."""
+    counted, base = (needed_by(Bundle.open(folder), shape).operations for folder in (light, whole))
+    return counted / base
+
+
 def rows_of(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Median milliseconds of every way; and its time over that of our quickest, with the quartiles over rounds."""
     base = fastest(found)
@@ -118,7 +126,7 @@ def main() -> int:
     limit = Limit(asked.minutes, len(shapes))
     limit.tell(2 + len(shapes) * (0.5 + asked.rounds * 0.11))  # opening; torch.compile at each shape
     report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
-    report |= {"versions": library_versions(), "shapes": {}}
+    report |= {"versions": library_versions(), "shapes": {}, "operations": {}}
     times: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         ways, report["unavailable"] = opened(asked, stack)
@@ -128,6 +136,7 @@ def main() -> int:
             times[shape] = measured(ways, (batch, seq), asked.rounds, limit)
             rows = rows_of(times[shape])
             report["shapes"][shape] = rows
+            report["operations"][shape] = operations_ratio(asked.light, asked.bundle, (batch, seq))
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 print(f"{shape:7} {name:42} {row['p50_ms']:9.2f} ms  {row['ratio']:.2f}× ours ({spread})", flush=True)

@@ -123,6 +123,8 @@ def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
         cells = [
             [way, *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())] for way in ways
         ]
+        if counted := told.get("operations"):
+            cells.append(["light over MiniLM, operations of their products", *(f"{counted[one]:.2f}×" for one in shapes)])
         return f"{words}\n\n" + markdown(["", *shapes], cells)
 
     return made
