@@ -124,7 +124,7 @@ def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
             [way, *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())] for way in ways
         ]
         if counted := told.get("operations"):
-            cells.append(["light over MiniLM, operations of their products", *(f"{counted[one]:.2f}×" for one in shapes)])
+            cells.append(["light, operations of its products", *(f"{counted[one]:.2f}×" for one in shapes)])
         return f"{words}\n\n" + markdown(["", *shapes], cells)
 
     return made
