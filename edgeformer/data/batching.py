@@ -23,8 +23,7 @@ def plan_batches(
 
     Args:
         lengths: [n] tokens per row.
-        bucketed: batches of similar length in random order, instead of plain shuffling. The longest comes first: what
-            does not fit into memory shows at once, and what it took is there for all others.
+        bucketed: batches of similar length in random order, instead of plain shuffling.
     """
     generator = np.random.default_rng((seed, epoch))
     order = generator.permutation(len(lengths)).astype(np.int64)
@@ -33,10 +32,7 @@ def plan_batches(
     batches: list[Int64s] = []
     for window in cut(order, batch_size * WINDOW_BATCHES):
         batches.extend(cut(window[np.argsort(lengths[window], kind="stable")], batch_size))
-    shuffled = [batches[i] for i in generator.permutation(len(batches)).tolist()]
-    longest = max(range(len(shuffled)), key=lambda number: lengths[shuffled[number][-1]], default=0)
-    shuffled[:1], shuffled[longest : longest + 1] = shuffled[longest : longest + 1], shuffled[:1]
-    return shuffled
+    return [batches[i] for i in generator.permutation(len(batches)).tolist()]
 
 
 def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64s]:

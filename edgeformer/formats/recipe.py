@@ -125,7 +125,7 @@ class TrainingConfig(Frozen):
     schedule: Schedule
     clip_norm: PositiveFloat | None = Field(1.0, description="longer gradients are cut to this length")
     batching: Literal["shuffled", "bucketed"] = Field(
-        "shuffled", description="bucketed: batches of similar length, in random order behind the longest"
+        "shuffled", description="bucketed: batches of similar length, in random order"
     )
     early_stopping: EarlyStopping | None = None
     log_every: PositiveInt = Field(50, description="steps between two lines of metrics.jsonl")

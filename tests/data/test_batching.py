@@ -51,12 +51,6 @@ def test_buckets_hardly_pad_and_stay_in_random_order():
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3
 
 
-@given(LENGTHS, st.integers(1, 9), st.integers(0, 99))
-def test_the_longest_bucket_comes_first(lengths, size, seed):
-    batches = plan_batches(lengths, size, seed=seed, epoch=1, bucketed=True)
-    assert [lengths[batch].max() for batch in batches[:1]] == [*lengths[np.argsort(lengths)[-1:]]]
-
-
 def test_evaluation_batches_start_with_the_longest():
     lengths = np.array([3, 9, 1, 9, 5])
     assert [batch.tolist() for batch in ordered_batches(lengths, 2)] == [[1, 3], [4, 0], [2]]

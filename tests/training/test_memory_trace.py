@@ -20,12 +20,9 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training import memory
 from edgeformer.stages.training.memory import predict_peak, share_of
 from edgeformer.stages.training.memory_ledger import Event, Kind
-from edgeformer.stages.training.quick import QuickDropout
 
 PARAMETERS, BUFFERS = 52, 7
 IDS, STATE, LOGITS = 8 * 5 * 8, 640, 480
-DRAWS = (STATE // 2, STATE // 4)
-"""16 bits and a byte for each number."""
 
 
 class Model(nn.Module):
@@ -133,8 +130,8 @@ def test_what_stays_as_long_as_training(toy: Toy) -> None:
 
 def test_the_tensors_of_a_step(toy: Toy) -> None:
     _, events = traced(recipe_of())
-    # ids; rows; the dropout's draws, whom they keep, its noise and result; logits, their squares, the loss
-    assert made(events, "activations") == [IDS, STATE, *DRAWS, STATE, STATE, LOGITS, LOGITS, 4]
+    # ids; rows; the dropout's noise and result; logits, their squares, the loss
+    assert made(events, "activations") == [IDS, STATE, STATE, STATE, LOGITS, LOGITS, 4]
     sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
     gradients = [sizes[event.storage] for event in events if event.kind == "gradients"]
     assert gradients == [4 * 12, 4 * 40], "the head's, then the table's"
@@ -151,7 +148,7 @@ def test_products_are_in_half_precision(toy: Toy, precision: str) -> None:
     stays, events = traced(recipe_of(), precision=precision)
     assert toy.formats == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
     # what the head takes is copied, and so is the head, which is counted as temporary
-    assert made(events, "activations") == [IDS, STATE, *DRAWS, STATE, STATE, STATE // 2, LOGITS // 2, LOGITS // 2, 2]
+    assert made(events, "activations") == [IDS, STATE, STATE, STATE, STATE // 2, LOGITS // 2, LOGITS // 2, 2]
     assert made(events, "temporary")[0] == 2 * 12
     assert stays == traced(recipe_of())[0], "the weights and the optimizer's state are not"
 
@@ -171,7 +168,7 @@ def test_cuda_keeps_masks_of_bytes(toy: Toy) -> None:
     assert isinstance(one, memory._MaskDropout) and one.share == 0.25
     assert type(none) is nn.Dropout, "what drops nothing keeps no mask"
     assert stays == traced(recipe_of())[0]
-    assert toy.asked.count(("as on CUDA", Model)) == 1 and type(toy.dropouts[0]) is QuickDropout
+    assert toy.asked.count(("as on CUDA", Model)) == 1 and type(toy.dropouts[0]) is nn.Dropout
 
 
 def test_dropout_with_a_mask_drops_while_it_trains() -> None:

@@ -1,4 +1,4 @@
-"""What a CPU trains in another way than torch: the same gradients, the same share dropped."""
+"""What a CPU trains in another way than torch: the same gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from edgeformer.formats.recipe import CompileConfig
-from edgeformer.stages.training.quick import LEAST_BYTES, QuickDropout, QuickTable, quicken, quickens
+from edgeformer.stages.training.quick import LEAST_BYTES, QuickTable, quicken, quickens
 from tests.training.test_levers import training
 
 ROWS, WIDTH = LEAST_BYTES // 4 // 16, 16
@@ -84,38 +84,6 @@ def test_what_gains_nothing_stays() -> None:
     fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
     assert quicken(nn.ModuleList([small, padded, fixed])) == []
     assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_drops_its_share_and_keeps_the_mean(dtype: torch.dtype) -> None:
-    dropout, ones = nn.Dropout(0.1), torch.ones(3, 333_333, dtype=dtype, requires_grad=True)
-    quicken(nn.Sequential(dropout))
-    assert type(dropout) is QuickDropout
-    torch.manual_seed(0)
-    found = dropout(ones)
-    found.sum().backward()
-    for row in found:
-        assert float((row == 0).double().mean()) == pytest.approx(0.1, abs=0.003)  # five standard deviations
-    assert found.unique().tolist() == [0, pytest.approx(1 / 0.9, rel=5e-3)]
-    assert ones.grad is not None and torch.equal(ones.grad, found), "the same numbers are left out"
-    torch.manual_seed(0)
-    assert torch.equal(dropout(ones), found)
-    assert not torch.equal(dropout(ones), found)
-    assert dropout.eval()(ones) is ones or torch.equal(dropout(ones), ones)
-
-
-def test_all_sixteen_bits_are_drawn() -> None:
-    """Of an int64 without bounds torch draws 63 bits, so every fourth number would have half of the values."""
-    torch.manual_seed(0)
-    found = QuickDropout(0.5)(torch.ones(400_000)).view(-1, 4)
-    for place in (found == 0).double().mean(0).tolist():
-        assert place == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, 1e-9])
-def test_dropout_of_all_or_nothing_is_torchs_own(share: float) -> None:
-    found = QuickDropout(share)(torch.ones(1000))
-    assert found.unique().tolist() == [float(share < 1)]
 
 
 def test_a_card_several_processes_and_what_is_compiled_do_without() -> None:

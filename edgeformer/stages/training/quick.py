@@ -1,8 +1,8 @@
-"""Two parts of a model that a CPU trains faster than torch's own do, where one process trains it: tables and dropout.
+"""Tables that a CPU trains faster than torch's own, where one process trains them; what is computed is the same.
 
-Small batches of short texts spend more on these than one would think. Torch makes the gradient of a table anew in every
+Small batches of short texts spend more on them than one would think. Torch makes the gradient of a table anew in every
 step, zeros for tens of thousands of rows of which a few hundred are used: pages that the system must clear first, then
-torch again. And it draws dropout's random numbers one by one with one thread, but for Intel's processors.
+torch again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from edgeformer.formats.recipe import TrainingConfig
 
 LEAST_BYTES = 1 << 20
 """Of a table; clearing a smaller one costs next to nothing."""
-
-_LEVELS = 1 << 16
 
 
 def quickens(device_type: str, training: TrainingConfig, processes: int = 1) -> bool:
@@ -35,9 +33,7 @@ def quicken(model: nn.Module) -> list[Tensor]:
     """
     gradients = []
     for module in model.modules():
-        if type(module) is nn.Dropout:
-            module.__class__ = QuickDropout
-        elif type(module) is nn.Embedding and _pays(module):
+        if type(module) is nn.Embedding and _pays(module):
             module.__class__ = QuickTable
             assert isinstance(module, QuickTable)
             gradients.append(module.begin())
@@ -93,17 +89,3 @@ class _Rows(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         ctx.table.add(ids.reshape(-1), slopes.reshape(ids.numel(), -1))
         return None, None, None
-
-
-class QuickDropout(nn.Dropout):
-    """Dropout with 16 random bits for each number instead of one draw: a probability is kept to 1/65,536."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The same shape and type; from torch's own generator."""
-        kept = round((1 - self.p) * _LEVELS)
-        if not self.training or not 0 < kept < _LEVELS:
-            return super().forward(input)
-        draws = torch.empty(-(-input.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        bits = draws.view(torch.int16)[: input.numel()].view(input.shape)  # -32,768 … 32,767
-        noise = (bits < kept - _LEVELS // 2).to(input.dtype).mul_(_LEVELS / kept)
-        return input * noise
