@@ -219,7 +219,7 @@ def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         before = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    other = [name for name in ("host", "kernels", "threads", "versions") if before[name] != told[name]]
+    other = [name for name in ("host", "kernels", "threads", "versions") if before.get(name) != told[name]]
     if other:
         print(f"a new session begins: {' and '.join(other)} are not those of the one in {folder}", flush=True)
     return {} if other else dict(before["cases"])

@@ -20,8 +20,10 @@ LEAST_BYTES = 1 << 20
 
 
 def quickens(device_type: str, training: TrainingConfig, processes: int = 1) -> bool:
-    """Whether a training uses them. Several processes exchange gradients through autograd's hooks, and what is compiled
-    has its own."""
+    """Whether a training uses them.
+
+    Several processes exchange gradients through autograd's hooks, and what is compiled computes its own.
+    """
     return device_type == "cpu" and training.compile is None and processes == 1
 
 
