@@ -128,12 +128,13 @@ class Texts:
 
     def write(self, ids: list[int], loop: int) -> float:
         """Median milliseconds of one token."""
-        times = []
-        for token in ids:
-            began = time.perf_counter()
-            self._step([token], loop)
-            times.append(1000 * (time.perf_counter() - began))
-        return statistics.median(times)
+        return statistics.median(self.timed(token, loop) for token in ids)
+
+    def timed(self, token: int, loop: int) -> float:
+        """Milliseconds of one token."""
+        began = time.perf_counter()
+        self._step([token], loop)
+        return 1000 * (time.perf_counter() - began)
 
     def save(self, file: str, loop: int) -> bool:
         """The newest logits as a file."""
@@ -187,28 +188,36 @@ def decode_way(files: Mapping[str, Path], threads: int) -> Answer:
 
 
 def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -> Answer:
-    """Beside texts: ``ends``, median milliseconds of embedding a token and of its logits, without the loops.
+    """Beside texts: ``exits``, median milliseconds of a token by the loop that is stopped after, all in turn.
 
-    Loops run in between all the same: their weights push the others out of the caches, as they do when texts are
-    written; alone, the ends would find theirs there.
+    The loop 0 stands for embedding a token and for its logits, without the loops. Those run in between all the same:
+    their weights push the others out of the caches, as they do when texts are written; alone, the ends would find
+    theirs there. Turns change with every token, for what is asked here is how much of one takes how long, and a machine
+    that changes its speed between two texts would answer something else.
     """
     loops = recipe.model.loops
     parts = StepParts(files, loops, (*recipe.model.exits, loops), partial(OnnxSession, threads=threads, in_turns=True))
 
-    def ends(asked: Mapping[str, Any]) -> float:
-        times = []
-        for token in asked["ids"]:
-            engine, began = StepEngine(parts), time.perf_counter()
-            state = engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False)
-            embedded = time.perf_counter()
-            for stretch in range(recipe.model.exits[0]):
-                state = engine.advance(stretch, state, keep=False)
-            looped = time.perf_counter()
-            engine.readout(state, loops)
-            times.append(1000 * (embedded - began + time.perf_counter() - looped))
-        return statistics.median(times)
+    def ends(token: int) -> float:
+        engine, began = StepEngine(parts), time.perf_counter()
+        state = engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False)
+        embedded = time.perf_counter()
+        for stretch in range(recipe.model.exits[0]):
+            state = engine.advance(stretch, state, keep=False)
+        looped = time.perf_counter()
+        engine.readout(state, loops)
+        return 1000 * (embedded - began + time.perf_counter() - looped)
 
-    return asked_of(Texts(lambda: Decoder(StepEngine(parts))), {"ends": ends})
+    texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *recipe.model.exits, loops)
+
+    def exits(asked: Mapping[str, Any]) -> dict[str, float]:
+        times: dict[int, list[float]] = {loop: [] for loop in order}
+        for number, token in enumerate(asked["ids"]):
+            for loop in order[:: -1 if number % 2 else 1]:
+                times[loop].append(texts.timed(token, loop) if loop else ends(token))
+        return {str(loop): statistics.median(found) for loop, found in times.items()}
+
+    return asked_of(texts, {"exits": exits})
 
 
 def full_way(files: Mapping[str, Path], threads: int) -> Answer:

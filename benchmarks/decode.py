@@ -4,7 +4,7 @@ Random weights, an exported bundle's own graphs. Every way is a process of its o
 graph (all loops in one call) and the step graphs (which stop after any loop), each opened as edgeformer opens it, and
 torch: eager, with keys, values and convolution inputs kept, its threads pinned, and of the ways that torch has of
 computing a product with one row the fastest that is as exact as FP32. Of each round all are asked in turn, every other
-round backwards; ratios are round by round, with their spread.
+round backwards, and the exits of the step graphs in turn with every token; ratios are round by round, with their spread.
 
 The bars: torch's time over that of the decode graph in FP32 (3), and over that of the fastest with 8-bit or 4-bit
 weights (6). ``exits``: how much faster a step that stops after loop e is than one through all L, embedding and head
@@ -105,13 +105,15 @@ class Bench:
         fresh = self._tokens(self._asked.tokens)
         self._text += fresh
         found = {}
-        for name in [*self._asks][:: -1 if number % 2 else 1]:
-            way, loop = self._asks[name]
-            found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
-        for precision in STEPPED:
-            found[f"{precision} embedding and head"] = self._ways[f"{precision} steps"].ask(
-                {"do": "ends", "ids": fresh}
-            )
+        for way in list(dict.fromkeys(way for way, _ in self._asks.values()))[:: -1 if number % 2 else 1]:
+            loops = {loop: name for name, (its, loop) in self._asks.items() if its == way}
+            if len(loops) == 1:
+                ((loop, name),) = loops.items()
+                found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
+                continue
+            times = self._ways[way].ask({"do": "exits", "ids": fresh})
+            found |= {name: times[str(loop)] for loop, name in loops.items()}
+            found[f"{way.split()[0]} embedding and head"] = times["0"]
         return found
 
     def prompts(self, number: int) -> dict[str, float]:
@@ -223,20 +225,24 @@ def rates(times: Times, read: Mapping[str, int], bandwidth: float) -> dict[str, 
 
 
 def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Times, Times, float]:
-    """Of every round the times of tokens and of prompts, and the median rate of memory; a first one warms up."""
+    """Of every round the times of tokens and of prompts, and the median rate of memory; a first one warms up.
+
+    Some machines' memory is twice as fast at one moment as at the next, so each round asks for its rate again.
+    """
     tokens: Times = {}
     prompts: Times = {}
+    bandwidths: list[float] = []
+    command = [sys.executable, "-m", "benchmarks._torch_rates", str(asked.threads), "64", "64"]
     with ExitStack() as stack:
-        command = [sys.executable, "-m", "benchmarks._torch_rates", str(asked.threads), "64", "64"]
         memory = Way("memory", command, environment(asked.threads, torch_alone=True), stack)
-        bandwidths = [memory.ask("rates")["bandwidth"] for _ in range(3)]
-    for part, kept in ((bench.prompts, prompts), (bench.round, tokens)):
-        part(1)
-        for number in limit.rounds(asked.rounds):
-            found = part(number)
-            for name, value in found.items():
-                kept.setdefault(name, []).append(value)
-            print(f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()), flush=True)
+        for part, kept in ((bench.prompts, prompts), (bench.round, tokens)):
+            part(1)
+            for number in limit.rounds(asked.rounds):
+                bandwidths.append(memory.ask("rates")["bandwidth"])
+                found = part(number)
+                for name, value in found.items():
+                    kept.setdefault(name, []).append(value)
+                print(f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()), flush=True)
     return tokens, prompts, statistics.median(bandwidths)
 
 

@@ -48,8 +48,8 @@ class LoopEngine(Protocol[State]):
             keep: False: forget them again.
         """
 
-    def joined(self, first: State, second: State) -> State:
-        """Consecutive tokens as one state."""
+    def joined(self, states: Sequence[State]) -> State:
+        """Consecutive tokens, of two states or more, as one state."""
 
     def readout(self, state: State, loop: int) -> Array:
         """Logits float32 [B, V] of the newest token in ``state``, which is through ``loop``."""
@@ -74,7 +74,8 @@ class Decoder(Generic[State]):
         self.provider = engine.provider
         self.loops = engine.stops[-1]
         self.length = 0
-        self._waiting: list[State | None] = [None] * (len(engine.stops) + 1)
+        # Joined when they go on: copying a long prompt that waits for every token behind it would cost more than one.
+        self._waiting: list[list[State]] = [[] for _ in range(len(engine.stops) + 1)]
         self._newest: State | None = None
 
     def read(self, ids: Sequence[int]) -> None:
@@ -84,7 +85,7 @@ class Decoder(Generic[State]):
     def read_rows(self, ids: Array) -> None:
         """The same for the next tokens of every text, int64 [B, n]; no loop is run yet."""
         self._require_room(ids.shape[1])
-        self._wait(0, self._engine.embed(ids, self.length, keep=True))
+        self._waiting[0].append(self._engine.embed(ids, self.length, keep=True))
         self._newest = None
         self.length += ids.shape[1]
 
@@ -98,17 +99,18 @@ class Decoder(Generic[State]):
         newest: State | None = None
         last = self._stretches(loop)
         for stretch in range(last):
-            state = self._waiting[stretch]
-            if state is None:
+            states = self._waiting[stretch]
+            if not states:
                 continue
-            self._waiting[stretch] = None
-            state = self._engine.advance(stretch, state, keep=True)
-            self._wait(stretch + 1, state)
+            self._waiting[stretch] = []
+            waited = states[0] if len(states) == 1 else self._engine.joined(states)
+            state = self._engine.advance(stretch, waited, keep=True)
+            self._waiting[stretch + 1].append(state)
             newest = state if stretch == last - 1 else None
         if newest is None:
             raise ValueError(f"no token waits in front of loop {loop}; read one first")
         if loop == self.loops:
-            self._waiting[last] = None  # nothing comes after the last loop
+            self._waiting[last] = []  # nothing comes after the last loop
         self._newest = newest
 
     def logits(self, loop: int) -> Array:
@@ -139,7 +141,7 @@ class Decoder(Generic[State]):
             ValueError: earlier tokens still wait in front of a loop, or this decoder never stops there.
         """
         last = self._stretches(loop)
-        if any(state is not None for state in self._waiting[:last]):
+        if any(self._waiting[:last]):
             raise ValueError(f"tokens wait in front of loop {loop} or an earlier one; advance to it first")
         self._require_room(ids.shape[1])
         state = self._engine.embed(ids, self.length, keep=False)
@@ -168,7 +170,3 @@ class Decoder(Generic[State]):
         end, most = self.length + new, self._engine.max_positions
         if most is not None and end > most:
             raise InputError(f"the text has {end} tokens; the model takes at most {most}")
-
-    def _wait(self, stretch: int, state: State) -> None:
-        before = self._waiting[stretch]
-        self._waiting[stretch] = state if before is None else self._engine.joined(before, state)

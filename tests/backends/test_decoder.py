@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -42,8 +44,9 @@ class Recorder(LoopEngine[Tokens]):
             self.calls[stretch] += 1
         return state
 
-    def joined(self, first: Tokens, second: Tokens) -> Tokens:
-        return first + second
+    def joined(self, states: Sequence[Tokens]) -> Tokens:
+        assert len(states) > 1
+        return tuple(chain.from_iterable(states))
 
     def readout(self, state: Tokens, loop: int) -> Array:
         return np.array([[state[-1], loop]], dtype=np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,8 +47,8 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
             self._kept = kept
         return {"logits": found["logits"]}
 
-    def joined(self, first: dict[str, Array], second: dict[str, Array]) -> dict[str, Array]:
-        return {name: np.concatenate((first[name], array), axis=1) for name, array in second.items()}
+    def joined(self, states: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        return {name: np.concatenate([state[name] for state in states], axis=1) for name in states[0]}
 
     def readout(self, state: dict[str, Array], loop: int) -> Array:
         result: Array = state["logits"][:, -1]

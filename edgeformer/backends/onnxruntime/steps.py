@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -134,8 +134,8 @@ class StepEngine(LoopEngine[Array]):
             self._kept[stretch] = kept
         return np.concatenate(states, axis=1)
 
-    def joined(self, first: Array, second: Array) -> Array:
-        return np.concatenate((first, second), axis=1)
+    def joined(self, states: Sequence[Array]) -> Array:
+        return np.concatenate(states, axis=1)
 
     def readout(self, state: Array, loop: int) -> Array:
         result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]

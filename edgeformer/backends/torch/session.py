@@ -94,8 +94,8 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
         return self._opened.run_loop(stretch, state, keep=keep)
 
-    def joined(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        return torch.cat((first, second), dim=1)
+    def joined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([*states], dim=1)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
         return self._opened.logits(state[:, -1], loop).cpu().numpy()
