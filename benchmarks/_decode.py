@@ -198,17 +198,17 @@ def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -
     loops = recipe.model.loops
     parts = StepParts(files, loops, (*recipe.model.exits, loops), partial(OnnxSession, threads=threads, in_turns=True))
 
+    texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *recipe.model.exits, loops)
+
     def ends(token: int) -> float:
         engine, began = StepEngine(parts), time.perf_counter()
         state = engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False)
         embedded = time.perf_counter()
-        for stretch in range(recipe.model.exits[0]):
+        for stretch in range(order[1]):
             state = engine.advance(stretch, state, keep=False)
         looped = time.perf_counter()
         engine.readout(state, loops)
         return 1000 * (embedded - began + time.perf_counter() - looped)
-
-    texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *recipe.model.exits, loops)
 
     def exits(asked: Mapping[str, Any]) -> dict[str, float]:
         times: dict[int, list[float]] = {loop: [] for loop in order}

@@ -4,14 +4,16 @@ Random weights, an exported bundle's own graphs. Every way is a process of its o
 graph (all loops in one call) and the step graphs (which stop after any loop), each opened as edgeformer opens it, and
 torch: eager, with keys, values and convolution inputs kept, its threads pinned, and of the ways that torch has of
 computing a product with one row the fastest that is as exact as FP32. Of each round all are asked in turn, every other
-round backwards, and the exits of the step graphs in turn with every token; ratios are round by round, with their spread.
+round backwards, and the exits of the step graphs in turn with every token; ratios are round by round, with their
+spread.
 
 The bars: torch's time over that of the decode graph in FP32 (3), and over that of the fastest with 8-bit or 4-bit
 weights (6). ``exits``: how much faster a step that stops after loop e is than one through all L, embedding and head
 subtracted from both, as a share of L / e (0.9). ``prefill``: a prompt read in one call, to the logits of its next
 token, over one forward of the full graph on the same tokens, which computes the logits of the last one only, too (1.5).
 
-Each way's weights per second are told beside the memory's rate. The last logits of all are compared with those of an
+``torch over reading weights``: of each round torch's time over that of reading a token's weights at the memory's rate,
+or at that of the way which read fastest in this round. The last logits of all are compared with those of an
 uncached forward of the whole text in torch, at every exit.
 
 Usage: python -m benchmarks.decode [--recipe crt_deep_rtx4050] [--context 512] [--rounds 7] [--tokens 8] [--minutes 9]
@@ -107,13 +109,13 @@ class Bench:
         found = {}
         for way in list(dict.fromkeys(way for way, _ in self._asks.values()))[:: -1 if number % 2 else 1]:
             loops = {loop: name for name, (its, loop) in self._asks.items() if its == way}
-            if len(loops) == 1:
-                ((loop, name),) = loops.items()
-                found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
+            if way.endswith("steps"):
+                times = self._ways[way].ask({"do": "exits", "ids": fresh})
+                found |= {name: times[str(loop)] for loop, name in loops.items()}
+                found[f"{way.split()[0]} embedding and head"] = times["0"]
                 continue
-            times = self._ways[way].ask({"do": "exits", "ids": fresh})
-            found |= {name: times[str(loop)] for loop, name in loops.items()}
-            found[f"{way.split()[0]} embedding and head"] = times["0"]
+            for loop, name in loops.items():
+                found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
         return found
 
     def prompts(self, number: int) -> dict[str, float]:
@@ -208,26 +210,32 @@ def summary(times: Times, exits: Sequence[int], context: int) -> dict[str, Any]:
     return result
 
 
-def rates(times: Times, read: Mapping[str, int], bandwidth: float) -> dict[str, Any]:
-    """Gigabytes of weights per second by each way that takes all loops; what memory gives; the time that it would take.
+def rates(times: Times, read: Mapping[str, int], bandwidths: Sequence[float]) -> dict[str, Any]:
+    """Gigabytes of weights per second by memory and by each way that takes all loops; how far reading alone would get.
 
     Args:
         read: precision → bytes of weights that a token's products read.
-        bandwidth: bytes per second.
+        bandwidths: bytes per second, of each round.
     """
     ways = {_TORCH: "fp32", **{f"{precision} decode graph": precision for precision in PRECISIONS}}
+    reached = {way: [read[name] / ms * 1000 for ms in times[way]] for way, name in ways.items()}
+    # What was measured as the memory's rate is not always the most: a way may have been faster at its moment.
+    most = [max(found) for found in zip(bandwidths, *reached.values(), strict=True)]
     return {
         "weight_bytes_per_token": dict(read),
-        "memory_gb_per_s": bandwidth / 1e9,
-        "floor_ms": {precision: 1000 * size / bandwidth for precision, size in read.items()},
-        "gb_per_s": {way: read[name] / statistics.median(times[way]) / 1e6 for way, name in ways.items()},
+        "memory_gb_per_s": statistics.median(bandwidths) / 1e9,
+        "gb_per_s": {way: statistics.median(found) / 1e9 for way, found in reached.items()},
+        "torch_over_reading_weights": {
+            name: spread([ms / 1000 * rate / size for ms, rate in zip(times[_TORCH], most, strict=True)])
+            for name, size in read.items()
+        },
     }
 
 
-def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Times, Times, float]:
-    """Of every round the times of tokens and of prompts, and the median rate of memory; a first one warms up.
+def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Times, Times, list[float]]:
+    """Of every round the times of tokens, with the rate of memory, and those of prompts; a first one warms up.
 
-    Some machines' memory is twice as fast at one moment as at the next, so each round asks for its rate again.
+    Some machines' memory is twice as fast at one moment as at the next.
     """
     tokens: Times = {}
     prompts: Times = {}
@@ -238,12 +246,13 @@ def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Time
         for part, kept in ((bench.prompts, prompts), (bench.round, tokens)):
             part(1)
             for number in limit.rounds(asked.rounds):
-                bandwidths.append(memory.ask("rates")["bandwidth"])
+                if kept is tokens:
+                    bandwidths.append(memory.ask("rates")["bandwidth"])
                 found = part(number)
                 for name, value in found.items():
                     kept.setdefault(name, []).append(value)
                 print(f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()), flush=True)
-    return tokens, prompts, statistics.median(bandwidths)
+    return tokens, prompts, bandwidths
 
 
 def options() -> argparse.Namespace:
@@ -283,10 +292,10 @@ def main() -> int:
             return 0
         tuned = bench.open()
         print(f"torch: {tuned['chosen']}", flush=True)
-        tokens, prompts, bandwidth = measure(bench, asked, limit)
+        tokens, prompts, bandwidths = measure(bench, asked, limit)
         times = tokens | prompts
         result = summary(times, bench.exits, asked.context)
-        result["bandwidth"] = rates(times, bench.weight_bytes(), bandwidth)
+        result["bandwidth"] = rates(times, bench.weight_bytes(), bandwidths)
         result["max_abs_difference"] = bench.differences()
         conditions = watch.conditions(asked.threads)
     print(json.dumps({name: result[name] for name in ("bandwidth", "max_abs_difference")}, indent=2), flush=True)

@@ -4,8 +4,8 @@ The floor of a call is the larger of two times: its matrix products at the rate 
 precision, and its weights read once from memory (a quarter of FP32's bytes in INT8, half in bfloat16), also where loops
 use them again. Both rates are measured in every round, before the runtimes and after them, because processors change
 their speed within minutes; the higher one counts, and of each round the ratio is taken. Products are those of ONNX
-Runtime, OpenVINO and torch, whichever is the fastest; torch's are computed in a process of its own, with pinned
-threads.
+Runtime, OpenVINO and torch, whichever is the fastest, but INT8's, which are ONNX Runtime's alone; torch's are computed
+in a process of its own, with pinned threads.
 
 Usage:
     python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 8] [--minutes 9] [--threads N]

@@ -32,6 +32,7 @@ from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
 from benchmarks.ways import Way, environment
 from edgeformer.backends import library_versions
 from edgeformer.bundle import Bundle
+from edgeformer.formats.errors import EdgeformerError
 from edgeformer.machine.host import cpu_name, default_threads
 
 _PROVIDERS = ("CPUExecutionProvider", "openvino-cpu")
@@ -86,14 +87,29 @@ def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
         bars.append(judged(f"{shape} {name} over ours", ratios, 1.0, at_least=True, missing=absent))
     light = min((found[name] for name in found if name.startswith(_LIGHT)), key=statistics.median, default=())
     ratios = [own / whole for own, whole in zip(light, found[base] if base else (), strict=False)]
-    bars.append(judged(f"{shape} light over MiniLM, both ours", ratios, 0.5, at_least=False))
+    absent = [f"{one} is unavailable" for one, there in (("the light model", light), ("our own", base)) if not there]
+    bars.append(judged(f"{shape} light over MiniLM, both ours", ratios, 0.5, at_least=False, missing=absent))
     return bars
 
 
-def operations_ratio(light: Path, whole: Path, shape: tuple[int, int]) -> float:
-    """Operations of the light model's products over those of MiniLM's, counted in what ONNX Runtime runs."""
-    counted, base = (needed_by(Bundle.open(folder), shape).operations for folder in (light, whole))
-    return counted / base
+def operations_ratios(light: Path, whole: Path, shapes: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """Operations of the light model's products over those of MiniLM's, counted in what ONNX Runtime runs.
+
+    Returns:
+        Shape → ratio; and why there is none.
+    """
+    try:
+        models = [Bundle.open(folder) for folder in (light, whole)]
+        pairs = {shape: [needed_by(model, batch_and_seq(shape)).operations for model in models] for shape in shapes}
+    except EdgeformerError as error:
+        return {}, {"operations": str(error)}
+    return {shape: counted / base for shape, (counted, base) in pairs.items()}, {}
+
+
+def batch_and_seq(shape: str) -> tuple[int, int]:
+    """16x64 → (16, 64)."""
+    batch, seq = map(int, shape.split("x"))
+    return batch, seq
 
 
 def rows_of(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
@@ -126,17 +142,17 @@ def main() -> int:
     limit = Limit(asked.minutes, len(shapes))
     limit.tell(2 + len(shapes) * (0.5 + asked.rounds * 0.11))  # opening; torch.compile at each shape
     report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
-    report |= {"versions": library_versions(), "shapes": {}, "operations": {}}
+    report |= {"versions": library_versions(), "shapes": {}}
     times: dict[str, dict[str, list[float]]] = {}
+    counted, uncounted = operations_ratios(asked.light, asked.bundle, shapes)
     with ExitStack() as stack:
         ways, report["unavailable"] = opened(asked, stack)
-        report["ways"] = [way.name for way in ways]
+        report["unavailable"] |= uncounted
+        report["ways"], report["operations"] = [way.name for way in ways], counted
         for shape in shapes:
-            batch, seq = map(int, shape.split("x"))
-            times[shape] = measured(ways, (batch, seq), asked.rounds, limit)
+            times[shape] = measured(ways, batch_and_seq(shape), asked.rounds, limit)
             rows = rows_of(times[shape])
             report["shapes"][shape] = rows
-            report["operations"][shape] = operations_ratio(asked.light, asked.bundle, (batch, seq))
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 print(f"{shape:7} {name:42} {row['p50_ms']:9.2f} ms  {row['ratio']:.2f}× ours ({spread})", flush=True)

@@ -50,20 +50,17 @@ class Machine:
         return f"{self.told['host']} ({', '.join(kinds)})" if kinds else str(self.told["host"])
 
     @property
-    def bars(self) -> dict[str, dict[str, Any]]:
-        """What is compared → its bar."""
-        return {bar["what"]: bar for found in self.found.values() for bar in found.get("bars", [])}
+    def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """What is compared, and what was wanted of it → its bar."""
+        found = [bar for script in self.found.values() for bar in script.get("bars", [])]
+        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in found}
 
 
 def bars(machines: Sequence[Machine]) -> str:
     """The verdicts of all scripts that have bars, as a table: a column per machine."""
-    rows: dict[str, dict[str, Any]] = {}
-    for machine in machines:
-        for what, bar in machine.bars.items():
-            rows.setdefault(what, bar)
+    rows = dict.fromkeys(key for machine in machines for key in machine.bars)
     cells = [
-        [what, f"{bar['sense']} {bar['wanted']:g}", *(_verdict(machine.bars.get(what)) for machine in machines)]
-        for what, bar in rows.items()
+        [what, wanted, *(_verdict(machine.bars.get((what, wanted))) for machine in machines)] for what, wanted in rows
     ]
     return markdown(["", "bar", *(machine.name for machine in machines)], cells)
 
@@ -82,7 +79,14 @@ def section(machine: Machine) -> list[str]:
     cases = {name: told["cases"][name] for name in machine.found}
     days = sorted({case.get("measured", told["measured"])[:10] for case in cases.values()} or {told["measured"][:10]})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
-    parts = [f"### {machine.name}", f"{told['threads']} threads, {when}. Ratios are of medians, in turns."]
+    versions: dict[str, list[str]] = {}
+    for name, case in cases.items():
+        versions.setdefault(case.get("code_version", told["code_version"]), []).append(f"`{name}`")
+    measured = "; ".join(f"{version} ({', '.join(names)})" for version, names in versions.items())
+    parts = [
+        f"### {machine.name}",
+        f"{told['threads']} threads, {when}. Ratios are of medians, in turns. By the code of {measured}.",
+    ]
     parts += [made(machine.found[name]) for name, made in _PARTS.items() if name in machine.found]
     skipped = {name: case for name, case in told["cases"].items() if name not in cases}
     return [*parts, *(f"`{name}` did not run: {case['reason']}." for name, case in skipped.items())]
@@ -139,14 +143,9 @@ def _decode(told: dict[str, Any]) -> str:
                 [precision.upper(), f"{name.replace('_', ' ')} {loop}".rstrip(), spread(one)]
                 for loop, one in several.items()
             ]
-        rows.append(_memory_allows(told, precision))
+        if reading := told["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
+            rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
     return f"Decoding, {told['recipe']}, context {told['context']}:\n\n" + markdown(["", "ratio", ""], rows)
-
-
-def _memory_allows(told: dict[str, Any], precision: str) -> list[str]:
-    """The ratio to torch of a way that only reads its weights, as often as a token needs them."""
-    most = told["ms"]["torch"]["median"] / told["bandwidth"]["floor_ms"][precision]
-    return [precision.upper(), "torch over reading the weights at the memory's rate", f"{most:.2f}×"]
 
 
 def _trainer(told: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ class Recorder(LoopEngine[Tokens]):
         self.read: list[int] = []
         self.through: list[list[int]] = [[] for _ in stops]
         self.calls = [0 for _ in stops]
+        self.joins: list[int] = []
         self.is_closed = False
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Tokens:
@@ -45,7 +46,7 @@ class Recorder(LoopEngine[Tokens]):
         return state
 
     def joined(self, states: Sequence[Tokens]) -> Tokens:
-        assert len(states) > 1
+        self.joins.append(len(states))
         return tuple(chain.from_iterable(states))
 
     def readout(self, state: Tokens, loop: int) -> Array:
@@ -83,6 +84,7 @@ def test_what_waits_goes_through_in_one_call() -> None:
     decoder.read([5])
     decoder.advance(4)
     assert (engine.calls, engine.through[3]) == ([6, 1, 1, 1], [0, 1, 2, 3, 4, 5])
+    assert engine.joins == [6], "nothing is copied while it waits, however long that is"
 
 
 def test_peeking_leaves_everything_as_it_was() -> None:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from benchmarks import _torch_routes, judging, peers
 from benchmarks._decode import weight_bytes
 from benchmarks._torch_routes import tune
-from benchmarks.decode import bars_of
+from benchmarks.decode import bars_of, rates
 from benchmarks.floors import Needed, bar_of, rounds_of
 from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, told, unless
 from benchmarks.waiting import seconds
@@ -148,6 +148,16 @@ def test_exits_are_judged_without_embedding_and_head() -> None:
     assert bars["share of the loops' ratio, exit 4, fp32"]["median"] == pytest.approx(1)
     assert bars["torch over the decode graph, int4"]["median"] == pytest.approx(7.5)
     assert bars["prefill over one forward, int8"]["verdict"] == NOT_MET
+
+
+def test_reading_alone_is_no_slower_than_what_reads() -> None:
+    """1 GB of weights: memory is asked for its rate in every round, and one way was faster than it twice."""
+    times = {"torch": [100.0, 100.0, 200.0], "fp32 decode graph": [50.0, 20.0, 50.0]}
+    times |= {f"{precision} decode graph": [50.0] * 3 for precision in ("int8", "int4", "nbits8")}
+    read = {"fp32": 10**9, "int8": 10**8, "int4": 10**8, "nbits8": 10**8}
+    found = rates(times, read, [25e9, 40e9, 10e9])
+    assert found["torch_over_reading_weights"]["fp32"] == pytest.approx({"median": 4.0, "low": 2.5, "high": 5.0})
+    assert found["memory_gb_per_s"] == 25 and found["gb_per_s"]["fp32 decode graph"] == 20
 
 
 class Small(torch.nn.Module):

@@ -105,10 +105,10 @@ def test_the_page_shows_what_was_measured_machine_by_machine(tmp_path: Path) -> 
     second.mkdir()
     cases = {
         "waiting": {"status": "incomplete", "reason": "another"},
-        "floors": {"status": "done", "measured": "2026-11-25T00:00:00"},
+        "floors": {"status": "done", "measured": "2026-11-25T00:00:00", "code_version": "0.2"},
     }
     cases |= {"peers": {"status": "skipped", "reason": "needs MiniLM's folder"}}
-    session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases}
+    session = {"host": "A CPU", "threads": 2, "measured": "2026-11-23T01:00:00", "cases": cases, "code_version": "0.1"}
     (first / "session.json").write_text(json.dumps(session), encoding="utf-8")
     row = {"median": 0.21, "least": 0.2, "most": 0.25, "bar": 0.3}
     bars = [judged("--help, s", [0.2, 0.21, 0.25], 0.3, at_least=False), judged("another, s", [], 5, at_least=False)]
@@ -131,6 +131,7 @@ def test_the_page_shows_what_was_measured_machine_by_machine(tmp_path: Path) -> 
         ["another, s", "at most 5", unjudged, "not measured"],
     ]
     assert of_first.startswith("A CPU\n\n2 threads, 2026-11-23 to 2026-11-25.")
+    assert "By the code of 0.1 (`waiting`); 0.2 (`floors`)." in of_first
     assert "0.21 (0.20–0.25)" in of_first
     assert "| light" in of_first
     assert "1.38" in of_first

@@ -224,9 +224,9 @@ def test_events_in_order() -> None:
 def test_what_fits_is_returned_and_what_does_not_is_refused() -> None:
     recipe = small("training.batch_size=64", "training.accumulation=1", "training.checkpointing=none")
     peak = predict_peak(recipe, device_kind="cpu", precision="fp32").peak_bytes
-    fits = check_fits(recipe, device_kind="cpu", precision="fp32", free_bytes=peak, what="free here")
+    fits = check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak, "free here"))
     assert fits.peak_bytes == peak
     with pytest.raises(InputError, match=r"MiB are free here; it would fit .* --set training\.\w+=.*--ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free_bytes=peak - 2**20, what="free here")
+        check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak - 2**20, "free here"))
     with pytest.raises(InputError, match=r"use a smaller model, or train anyway with --ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free_bytes=2**20, what="free here")
+        check_fits(recipe, device_kind="cpu", precision="fp32", free=(2**20, "free here"))

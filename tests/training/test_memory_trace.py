@@ -256,14 +256,14 @@ def parts(breakdown: Any) -> tuple[int, ...]:
 def test_the_peak_is_the_worst_of_a_step_and_a_validation(counted: dict[str, Any]) -> None:
     recipe = recipe_of()
     found = predict_peak(recipe, device_kind="cpu", precision="bf16")
-    assert counted["asked"] == (recipe, "cpu", "bf16") and counted["validated"] is recipe
+    assert counted["asked"] == (recipe, "cpu", "bf16", 1) and counted["validated"] is recipe
     # the step: 1,000 and 90, which are a gradient then, and in no gap of the heap
     assert parts(found) == (300, 90, 600, 1000, 0, 35 * MIB + 1200)
     counted["validation"] = [Event(0, 1091, "activations")]
     found = predict_peak(recipe, device_kind="cpu", precision="fp32")
     assert parts(found) == (300, 0, 600, 1091, 0, 35 * MIB + 700)
     on_card = predict_peak(recipe, device_kind="cuda", precision="fp32")
-    assert parts(on_card) == (300, 0, 600, 1091, 0, 64 * MIB + 109) and counted["asked"] == (recipe, "cuda", "fp32")
+    assert parts(on_card) == (300, 0, 600, 1091, 0, 64 * MIB + 109) and counted["asked"] == (recipe, "cuda", "fp32", 1)
 
 
 def test_gradients_of_earlier_rows_count_where_there_are_any(counted: dict[str, Any]) -> None:
@@ -275,10 +275,12 @@ def test_gradients_of_earlier_rows_count_where_there_are_any(counted: dict[str, 
 
 def test_shards_hold_their_part_and_the_weights_that_they_gather(counted: dict[str, Any]) -> None:
     for shards, weights, optimizer in ((1, 300, 600), (2, 450, 300), (4, 375, 150), (7, 300 * 8 // 7, 600 // 7)):
-        found = predict_peak(recipe_of(), device_kind="cpu", precision="fp32", shards=shards)
+        found = predict_peak(recipe_of(), device_kind="cpu", precision="fp32", processes=shards, sharded=shards > 1)
         assert (found.weights, found.optimizer, found.gradients) == (weights, optimizer, 90)
-    found = predict_peak(recipe_of("training.accumulation=2"), device_kind="cpu", precision="fp32", shards=2)
+    found = predict_peak(
+        recipe_of("training.accumulation=2"), device_kind="cpu", precision="fp32", processes=2, sharded=True
+    )
     assert parts(found)[:5] == (450, 90, 300, 1000, 90)
     counted["validation"] = [Event(0, 2000, "activations")]
-    found = predict_peak(recipe_of(), device_kind="cpu", precision="fp32", shards=2)
+    found = predict_peak(recipe_of(), device_kind="cpu", precision="fp32", processes=2, sharded=True)
     assert parts(found)[:5] == (450, 0, 300, 2000, 0)

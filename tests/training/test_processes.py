@@ -289,6 +289,6 @@ def test_what_each_of_several_processes_needs() -> None:
     assert (share.training.batch_size, share.training.accumulation) == (5, 1)  # of 24 rows
     assert share_of(recipe, 2).training.batch_size == 8 and share_of(recipe, 2).training.accumulation == 2
     whole = predict_peak(recipe, device_kind="cpu", precision="fp32")
-    shard = predict_peak(recipe, device_kind="cpu", precision="fp32", shards=4)
+    shard = predict_peak(recipe, device_kind="cpu", precision="fp32", processes=4, sharded=True)
     assert shard.optimizer == whole.optimizer // 4
     assert shard.weights == whole.weights * 5 // 4

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from edgeformer.families import load_recipe
+from edgeformer.families.network import Place
+from edgeformer.formats.progress import SILENT
 from edgeformer.formats.recipe import CompileConfig
+from edgeformer.stages.training import quick
+from edgeformer.stages.training.connection import connect
+from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.quick import LEAST_BYTES, QuickTable, quicken, quickens
+from edgeformer.stages.training.stepper import Stepper
 from tests.training.test_levers import training
+from tests.training.test_recipe_effects import BASE
 
 ROWS, WIDTH = LEAST_BYTES // 4 // 16, 16
 TEXTS = [[[1, 2, 2], [ROWS - 1, 1, 5]], [[7, 7, 7], [7, 7, 7]], [[1, 3, 4], [2, 1, 9]], [[0, 1, 2], [3, 4, 5]]]
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 2)
+        self.table, self.head = nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, ROWS if tied else 2)
+        if tied:
+            self.head.weight = self.table.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         answer: Tensor = self.head(self.table(ids).tanh().mean(1))
@@ -30,8 +41,12 @@ class Model(nn.Module):
 @pytest.fixture
 def models() -> tuple[Model, Model]:
     """Torch's own, and the same with a quick table."""
+    return pair()
+
+
+def pair(*, tied: bool = False) -> tuple[Model, Model]:
     torch.manual_seed(0)
-    plain = Model()
+    plain = Model(tied=tied)
     quick = deepcopy(plain)
     (gradient,) = quicken(quick)
     assert type(quick.table) is QuickTable and gradient.shape == quick.table.weight.shape
@@ -39,7 +54,9 @@ def models() -> tuple[Model, Model]:
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_training_takes_the_same_steps(models: tuple[Model, Model], pieces: int) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_training_takes_the_same_steps(pieces: int, tied: bool) -> None:
+    models = pair(tied=tied)
     for model in models:
         optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
         for ids in TEXTS:
@@ -91,3 +108,13 @@ def test_a_card_several_processes_and_what_is_compiled_do_without() -> None:
     assert not quickens("cuda", training())
     assert not quickens("cpu", training(), processes=2)
     assert not quickens("cpu", training(compile=CompileConfig()))
+
+
+def test_steps_are_taken_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(quick, "LEAST_BYTES", 1)
+    recipe = load_recipe("quickstart", BASE)
+    processes = connect(recipe, "cpu", sharded=False)
+    objective = Objective(recipe, tmp_path, Place("cpu", "fp32"), SILENT)
+    assert {type(module) for module in objective.model.modules()} & {nn.Embedding, QuickTable} == {nn.Embedding}
+    Stepper(objective, processes, 1)
+    assert {type(module) for module in objective.model.modules()} & {nn.Embedding, QuickTable} == {QuickTable}

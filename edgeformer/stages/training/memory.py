@@ -41,7 +41,9 @@ DeviceKind = Literal["cuda", "cpu"]
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dict[Kind, int], list[Event]]:
+def _trace(
+    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int = 1
+) -> tuple[dict[Kind, int], list[Event]]:
     """The memory of training ``recipe``, batches at their longest, found without allocating any of it.
 
     The tensors are fake ones of the CPU (fake CUDA tensors need a torch with CUDA); for a CUDA card, what differs
@@ -59,7 +61,7 @@ def _trace(recipe: Recipe, device_kind: DeviceKind, precision: str) -> tuple[dic
             for name, child in module.named_children():
                 if isinstance(child, nn.Dropout) and child.p:
                     setattr(module, name, _MaskDropout(child.p))
-    kept = quicken(model) if quickens(device_kind, recipe.training) else []
+    kept = quicken(model) if quickens(device_kind, recipe.training, processes) else []
     model.train()
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]
@@ -141,19 +143,23 @@ def share_of(recipe: Recipe, processes: int) -> Recipe:
     return recipe.model_copy(update={"training": share})
 
 
-def predict_peak(recipe: Recipe, *, device_kind: DeviceKind, precision: str, shards: int = 1) -> MemoryBreakdown:
-    """Bytes at the worst moment of training ``recipe``, its batches at their longest.
+def predict_peak(
+    recipe: Recipe, *, device_kind: DeviceKind, precision: str, processes: int = 1, sharded: bool = False
+) -> MemoryBreakdown:
+    """Bytes that a process has at the worst moment of training ``recipe``, its batches at their longest.
 
     Args:
         device_kind: what would train; it need not be here.
         precision: fp32, bf16 or fp16, ``auto`` resolved.
-        shards: processes over which weights and optimizer state are spread; each has its shard, and the weights that
-            it gathers for a step.
+        processes: that train together, ``recipe`` being the share of one.
+        sharded: weights and optimizer state are spread over them; each has its shard, and the weights that it gathers
+            for a step.
     """
     with FakeTensorMode():
-        stays, first = _trace(recipe, device_kind, precision)
-        if shards > 1:
-            stays |= {"weights": stays["weights"] * (shards + 1) // shards, "optimizer": stays["optimizer"] // shards}
+        stays, first = _trace(recipe, device_kind, precision, processes)
+        if sharded:
+            stays["weights"] = stays["weights"] * (processes + 1) // processes
+            stays["optimizer"] //= processes
         candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
     if recipe.training.accumulation > 1:
         gradients, later = with_gradients(first)

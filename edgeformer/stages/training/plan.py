@@ -135,28 +135,35 @@ def count_offline(recipe: Recipe) -> int:
 
 
 def check_fits(
-    recipe: Recipe, *, device_kind: DeviceKind, precision: str, free_bytes: int, what: str, shards: int = 1
+    recipe: Recipe,
+    *,
+    device_kind: DeviceKind,
+    precision: str,
+    free: tuple[int, str],
+    processes: int = 1,
+    sharded: bool = False,
 ) -> MemoryBreakdown:
     """Predict the peak, and refuse a recipe that cannot fit.
 
     Args:
-        free_bytes, what: memory that training may take, and of what it is a part, e.g. "free on … now".
-        shards: see :func:`predict_peak`.
+        free: bytes that training may take, and of what they are a part, e.g. "free on … now".
+        processes, sharded: see :func:`predict_peak`.
 
     Raises:
         InputError: with the predicted peak, what there is, and what to change.
     """
-    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision, shards=shards)
-    if breakdown.peak_bytes <= free_bytes:
+    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision, processes=processes, sharded=sharded)
+    budget, what = free
+    if breakdown.peak_bytes <= budget:
         return breakdown
-    found = _suggestions(recipe, free_bytes, device_kind, precision, resolve_precision("auto", device_kind))
+    found = _suggestions(recipe, budget, device_kind, precision, resolve_precision("auto", device_kind))
     remedy = "no change of batch, checkpointing, precision or length makes it fit; use a smaller model"
     if fitting := [suggestion for suggestion in found if suggestion.fits]:
         flags = " ".join(f"--set {pair}" for pair in fitting[0].set)
         remedy = f"it would fit ({format_bytes(fitting[0].peak_bytes)}) with {flags} ({fitting[0].note})"
     raise InputError(
         f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
-        f"{format_bytes(free_bytes)} are {what}; {remedy}, or train anyway with --ignore-memory"
+        f"{format_bytes(budget)} are {what}; {remedy}, or train anyway with --ignore-memory"
     )
 
 

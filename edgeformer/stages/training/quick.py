@@ -48,14 +48,16 @@ def _pays(table: nn.Embedding) -> bool:
 
 
 class QuickTable(nn.Embedding):
-    """A table whose gradient stays allocated from step to step; only the rows that were used are cleared again."""
+    """A table whose gradient stays allocated from step to step, and is cleared where it is.
+
+    All of it, not the rows alone that were used: others may have added to it, such as a head that is tied to the table.
+    """
 
     _gradient: Tensor
-    _written: list[Tensor]
 
     def begin(self) -> Tensor:
         """Make the gradient. Not in a constructor: the module was another one before. It is no part of its state."""
-        self._gradient, self._written = torch.zeros_like(self.weight.detach()), []
+        self._gradient = torch.zeros_like(self.weight.detach())
         return self._gradient
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,12 +70,7 @@ class QuickTable(nn.Embedding):
     def add(self, ids: Tensor, slopes: Tensor) -> None:
         """Add to the gradient of rows: ids int64 [n], slopes [n, width]."""
         if self.weight.grad is None:
-            if self._written:
-                self._gradient.index_fill_(0, torch.cat(self._written), 0.0)
-                self._written.clear()
-            self.weight.grad = self._gradient
-        if self.weight.grad is self._gradient:
-            self._written.append(ids)
+            self.weight.grad = self._gradient.zero_()
         self.weight.grad.index_add_(0, ids, slopes.to(self.weight.dtype))
 
 
@@ -89,5 +86,5 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[None, None, None]:
         (ids,) = ctx.saved_tensors
-        ctx.table.add(ids.reshape(-1), slopes.reshape(ids.numel(), -1))
+        ctx.table.add(ids.reshape(-1), slopes.flatten(0, -2))
         return None, None, None

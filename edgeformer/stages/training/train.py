@@ -224,13 +224,15 @@ def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> Memo
         free, what = _cap(options.as_device, kind, free)
     if kind == "cuda":  # a process's resident peak only ever grows
         torch.cuda.reset_peak_memory_stats()
-    share, shards = share_of(recipe, processes.count), processes.count if processes.sharded else 1
-    precision = processes.precision
+    share, precision = share_of(recipe, processes.count), processes.precision
+    count, sharded = processes.count, processes.sharded
     if options.ignore_memory:
-        breakdown = predict_peak(share, device_kind=kind, precision=precision, shards=shards)
+        breakdown = predict_peak(share, device_kind=kind, precision=precision, processes=count, sharded=sharded)
     else:
         check_data_fits(recipe.data, processes.here)
-        breakdown = check_fits(share, device_kind=kind, precision=precision, free_bytes=free, what=what, shards=shards)
+        breakdown = check_fits(
+            share, device_kind=kind, precision=precision, free=(free, what), processes=count, sharded=sharded
+        )
     return MemoryUse(device=kind, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
 
 
