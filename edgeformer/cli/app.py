@@ -132,5 +132,8 @@ def _report(message: str, exit_code: int) -> None:
 
     Terminal(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(message)}")
     if "--json" in sys.argv[1:]:
-        print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False))
+        try:
+            print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False), flush=True)
+        except OSError:  # what cannot be written to is what is told on stderr; it is not tried again at the end
+            sys.stdout = None
     sys.exit(exit_code)

@@ -88,7 +88,7 @@ def command(
     options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime)
     found = evaluate(location, options, show_progress())
     picture = None
-    if location.run is not None and data is None and found.early_exit:
+    if location.run is not None and data is None and runtime is None and found.early_exit:  # as the scores are kept
         picture = draw_early_exit(location.run, found.rows, found.early_exit)
     if as_json:
         print_json(found)

@@ -21,7 +21,10 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 64,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write at most this many tokens. Default: 64, or as many as the model has room for."),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
     top_p: Annotated[

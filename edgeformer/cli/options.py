@@ -46,6 +46,16 @@ AnyRuntime = Annotated[
         "else onnxruntime; a run's own weights on a CUDA card where torch sees one.",
     ),
 ]
+OneRuntime = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="onnxruntime or openvino (needs its extra); or one provider by its name, e.g. openvino-cpu-bf16, and with "
+        "--artifact torch torch-cpu or torch-cuda. Default: what profile --search found faster on this machine, else "
+        "onnxruntime; a run's own weights on a CUDA card where torch sees one.",
+    ),
+]
 Run = Annotated[
     str | None,
     typer.Argument(
@@ -109,7 +119,8 @@ def stdout() -> Console:
 def print_json(document: BaseModel | dict[str, Any]) -> None:
     """The one JSON document of ``--json``."""
     content = document if isinstance(document, dict) else document.model_dump(mode="json", by_alias=True)
-    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+    # At once: what cannot be written is an error of the command, not one that the interpreter tells at its end.
+    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def stdin() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import AnyRuntime, Artifacts, Json, print_json, stdin, stdout
+from edgeformer.cli.options import Artifacts, Json, OneRuntime, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -69,7 +69,7 @@ def command(
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
-    runtime: AnyRuntime = None,
+    runtime: OneRuntime = None,
     run: NamedRun = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,

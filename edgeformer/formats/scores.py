@@ -77,7 +77,7 @@ class EvaluationRow(Frozen):
         description="time in the model over the whole set, batched, divided by its rows (paper A, Table 6)",
     )
     batch: int | None = None
-    provider: str | None = Field(None, description="what computed, when a time is given")
+    provider: str | None = Field(None, description="what computed, where it is known")
     host: str | None = Field(None, description="the processor that the time was taken on")
 
 
@@ -85,6 +85,7 @@ class EarlyExitRow(Frozen):
     """What comes of letting rows or tokens of a set leave an artifact at the first exit that is sure enough of them."""
 
     artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
+    provider: str | None = Field(None, description="what computed, where it is known")
     split: str
     n: int = Field(description="rows, or predicted tokens")
     rule: Literal["confidence", "cosine"] = Field(

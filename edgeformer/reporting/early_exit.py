@@ -29,8 +29,10 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
     def leaving(alike: list[EarlyExitRow]) -> str:
         return ", ".join(f"{loop}: {share:.1%}" for loop, share in alike[0].share.items() if share)
 
+    by: Column[list[EarlyExitRow]] = Column("computed by", lambda alike: alike[0].provider)
     columns: list[Column[list[EarlyExitRow]]] = [
         Column("artifact", lambda alike: alike[0].artifact),
+        *([by] if len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows}) else []),
         Column("set", lambda alike: alike[0].split),
         Column("threshold", _thresholds, number=True),
         Column("mean_loops", lambda alike: f"{alike[0].mean_loops:.2f}", number=True),
@@ -70,7 +72,7 @@ def guarantee_table(name: str, found: Mapping[str, ExitGuarantee]) -> Table:
 def _kind(row: EarlyExitRow) -> tuple[object, ...]:
     """The same for rows that one line tells: what was asked for beside the sweep has a line of its own."""
     asked = None if row.threshold in SWEEP else row.threshold
-    return row.artifact, row.split, row.rule, row.threshold is None, asked, row.share
+    return row.artifact, row.provider, row.split, row.rule, row.threshold is None, asked, row.share
 
 
 def _thresholds(rows: Sequence[EarlyExitRow]) -> str:

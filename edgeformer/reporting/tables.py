@@ -15,7 +15,7 @@ from edgeformer.formats.caution import LEAKS, cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
 from edgeformer.formats.plan import Plan, PlannedTime
 from edgeformer.formats.scores import EvaluationRow, Score
-from edgeformer.formats.units import format_bytes, format_duration
+from edgeformer.formats.units import format_duration
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured, written
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, task_named
 
@@ -156,13 +156,14 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
 
 def plan_table(plan: Plan) -> Table:
     """What a recipe's training memory is made of, and its share of the device's budget."""
-    rows: list[tuple[str, int]] = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes)]
+    budget = ("budget", plan.budget_bytes)
+    rows: list[tuple[str, int]] = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), budget]
 
     def share(row: tuple[str, int]) -> float:
         return row[1] / plan.budget_bytes if plan.budget_bytes else float("inf")
 
     def bar(row: tuple[str, int]) -> Text:
-        drawn = "█" * min(_BAR, round(_BAR * min(1.0, share(row))))
+        drawn = "█" * min(_BAR, round(_BAR * min(1.0, share(row)))) if row is not budget else ""
         return Text(f"{drawn}▶", "red") if share(row) > 1 else Text(drawn)
 
     columns: Columns[tuple[str, int]] = Columns(
@@ -174,9 +175,10 @@ def plan_table(plan: Plan) -> Table:
         ]
     )
     title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
-    table = columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}"))
-    table.rows[len(rows) - 2].end_section = True
-    table.add_row("budget", format_bytes(plan.budget_bytes), "", Text(plan.budget_source, "dim"))
+    # Below the table: a long source in it would leave no room for the figures.
+    source = (f"\nbudget: {plan.budget_source}", "dim")
+    table = columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
+    table.rows[len(rows) - 3].end_section = True
     return table
 
 

@@ -45,6 +45,26 @@ def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> No
     assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
 
 
+def test_a_long_budget_hides_no_figure(tmp_path: Path) -> None:
+    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", cwd=tmp_path)
+    heading = next(line for line in outcome.out.splitlines() if "memory at the peak (predicted)" in line)
+    assert "size" in heading and "of the budget" in heading
+    (peak,) = (line.split() for line in outcome.out.splitlines() if line.strip().startswith("peak"))
+    assert peak[2] == "GiB" and peak[3].endswith("%")
+    assert "budget: usable memory of NVIDIA GeForce RTX 4050" in outcome.out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+@pytest.mark.parametrize("name", ["small", "nothing"])
+def test_json_that_cannot_be_written_is_told_on_stderr(workplace: Path, name: str) -> None:
+    command = [sys.executable, "-m", "edgeformer", "predict", "--run", name, "good", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=workplace, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    expected = (1, "No space left on device") if name == "small" else (2, "no run 'nothing'")
+    assert done.returncode == expected[0] and expected[1] in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
 def test_train_writes_pictures_and_prints_one_document(tmp_path: Path) -> None:
     settings = ["data.parts.train.0.rows=1500", "training.epochs=1", "model.hidden_size=16", "model.ffn_size=16"]
     more = [word for setting in settings for word in ("--set", setting)]

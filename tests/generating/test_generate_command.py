@@ -40,6 +40,18 @@ def test_prompt_from_stdin(folder: Path) -> None:
     assert outcome.out == TEXT + "\n"
 
 
+def test_without_a_number_as_much_is_written_as_there_is_room_for(folder: Path) -> None:
+    prompt = "The café " * 12
+    asked = edgeformer("generate", "tiny", prompt, *GREEDY, "--max-tokens", "96", cwd=folder)
+    assert asked.code == 2 and "so at most " in asked.err
+    room = int(asked.err.split("so at most ")[1].split()[0])
+    assert 1 < room < 64
+    outcome = edgeformer("generate", "tiny", prompt, *GREEDY, "--json", cwd=folder)
+    found = json.loads(outcome.out)
+    assert outcome.code == 0 and len(found["tokens"]) <= room
+    assert any(f"at most {room} can be written" in note for note in found["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -130,9 +130,11 @@ class Scoring:
         last, *earlier = task.rows(choice.id, name, score, leaks=choice.owner.leaks)
         if choice.answers_with_losses:
             self.rows.append(last)
+        else:  # the same session answered after the last loop
+            last = last.model_copy(update={"provider": self.rows[-1].provider})
         for loop, found in meter.earlier().items():
             (row,) = task.rows(choice.id, name, found, leaks=choice.owner.leaks)
-            earlier.append(row.model_copy(update={"exit": loop}))
+            earlier.append(row.model_copy(update={"exit": loop, "provider": last.provider}))
         self.rows += earlier
         if choice.leaves_early:
             self._leave_early(task, last, notes)
@@ -157,6 +159,7 @@ class Scoring:
             found = notes.leave(thresholds, rule)
             row = EarlyExitRow(
                 artifact=last.artifact,
+                provider=last.provider,
                 split=last.split,
                 n=last.n,
                 rule=rule,

@@ -26,6 +26,10 @@ _CONTEXT = 8
 """Earlier tokens that are decoded together with new ones: enough for a character's bytes and a word's first space."""
 
 
+USUAL_TOKENS = 64
+"""That are written at most where nobody says how many."""
+
+
 @dataclass(frozen=True)
 class EarlyExit:
     """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
@@ -49,12 +53,13 @@ class GenerateOptions:
     """How much is written, how, and with what. Without ``exit`` and ``early`` every token takes all loops.
 
     Attributes:
+        max_tokens: at most; None: the usual number, or for how many the model has room behind the prompt.
         artifact: an artifact of the bundle that keeps what it computed for earlier tokens, or ``torch``; None: FP32
             from the bundle where that has one, else torch.
         runtime: what shall compute it, as ``--runtime`` names it; None: its usual one.
     """
 
-    max_tokens: int = 64
+    max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     exit: int | None = None
     early: EarlyExit | None = None
@@ -62,7 +67,7 @@ class GenerateOptions:
     runtime: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.exit is not None and self.early is not None:
             raise InputError("either a fixed exit or exit by confidence, not both")
@@ -125,7 +130,7 @@ def generate(
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
-    notes = _check_length(len(ids), options.max_tokens, author)
+    most, notes = _length(len(ids), options.max_tokens, author)
     artifact, decoder = author.open(thresholds)
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
@@ -135,7 +140,7 @@ def generate(
             if on_text is not None:
                 on_text(piece)
 
-    stop, sampler = (plain.boundary, options.max_tokens), Sampler(options.sampling)
+    stop, sampler = (plain.boundary, most), Sampler(options.sampling)
     found = _decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
     show(stream.finish())
     after_first, seconds = len(found.tokens) - 1, found.seconds - found.prompt_seconds
@@ -222,20 +227,26 @@ def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
     return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
 
 
-def _check_length(prompt_tokens: int, max_tokens: int, author: Author) -> tuple[str, ...]:
-    """Refuse what does not fit; say when it goes beyond what the model has seen in training."""
+def _length(prompt_tokens: int, wanted: int | None, author: Author) -> tuple[int, tuple[str, ...]]:
+    """How many tokens to write at most, and notes: on less than usual, and on more than the model was trained on.
+
+    Raises:
+        InputError: the prompt, or so many tokens behind it as somebody asked for, do not fit.
+    """
     most, trained = author.max_positions, author.trained_length
-    longest = prompt_tokens + max_tokens - 1  # the last new token is never read
+    room = most - prompt_tokens + 1  # the last new token is never read
+    what = f"the prompt has {prompt_tokens} tokens and the model takes at most {most}, so at most {room} can be written"
     if prompt_tokens > most:
         raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {most}")
-    if longest > most:
-        raise InputError(
-            f"--max-tokens {max_tokens}: the prompt has {prompt_tokens} tokens and the model takes at most {most}, "
-            f"so at most {most - prompt_tokens + 1} can be written"
-        )
-    if longest > trained:
-        return (f"trained on {trained} tokens at a time; what comes behind that is guesswork",)
-    return ()
+    if wanted is not None and wanted > room:
+        raise InputError(f"--max-tokens {wanted}: {what}")
+    notes = []
+    if wanted is None and room < USUAL_TOKENS:
+        notes.append(what)
+    written = wanted or min(USUAL_TOKENS, room)
+    if prompt_tokens + written - 1 > trained:
+        notes.append(f"trained on {trained} tokens at a time; what comes behind that is guesswork")
+    return written, tuple(notes)
 
 
 class TextStream:
