@@ -127,7 +127,8 @@ def _answer(
         window = model.answering.read(given)
         rows = [one.as_dict() for one in model.answering.answers(window, model.answering.run(model.run, window))]
     if as_json:
-        print_json({"run": location.name, "artifact": model.id, **model.promised(), "predictions": rows})
+        about = {"run": location.name, "artifact": model.id, "provider": model.provider, **model.promised()}
+        print_json({**about, "predictions": rows})
     else:
         from edgeformer.reporting.prediction_tables import prediction_table
 

@@ -177,7 +177,9 @@ def _writer(location: Location, model: Model, example: Row, where: tuple[str, Pa
             writer = PredictionLines(stream, f"{location.name} · {model.id}", example, stdout().width)
         elif format_ == "json":
             writer = JsonDocument(
-                stream, {"run": location.name, "artifact": model.id, **model.promised()}, "predictions"
+                stream,
+                {"run": location.name, "artifact": model.id, "provider": model.provider, **model.promised()},
+                "predictions",
             )
         else:
             writer = writer_for(format_, stream, example)
