@@ -36,14 +36,17 @@ Runtime = Annotated[
         "Default: what profile --search found faster on this machine, else onnxruntime.",
     ),
 ]
+_USUAL_RUNTIME = (
+    "Default: what profile --search found faster on this machine, else onnxruntime; a run's own weights on a CUDA card "
+    "where torch sees one."
+)
 AnyRuntime = Annotated[
     str | None,
     typer.Option(
         "--runtime",
         metavar="NAME",
         help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16, and "
-        "torch-cpu or torch-cuda of a run's own weights. Default: what profile --search found faster on this machine, "
-        "else onnxruntime; a run's own weights on a CUDA card where torch sees one.",
+        "torch-cpu or torch-cuda of a run's own weights. " + _USUAL_RUNTIME,
     ),
 ]
 OneRuntime = Annotated[
@@ -52,8 +55,7 @@ OneRuntime = Annotated[
         "--runtime",
         metavar="NAME",
         help="onnxruntime or openvino (needs its extra); or one provider by its name, e.g. openvino-cpu-bf16, and with "
-        "--artifact torch torch-cpu or torch-cuda. Default: what profile --search found faster on this machine, else "
-        "onnxruntime; a run's own weights on a CUDA card where torch sees one.",
+        "--artifact torch torch-cpu or torch-cuda. " + _USUAL_RUNTIME,
     ),
 ]
 Run = Annotated[

@@ -40,6 +40,22 @@ def test_another_rule_has_lines_of_its_own() -> None:
     assert " cosine 0.1 " in printed(rows)
 
 
+def test_what_computed_is_told_where_several_did() -> None:
+    rows = [row(0.1, 1.0).model_copy(update={"provider": name}) for name in ("openvino-cpu", "openvino-cpu-bf16")]
+    both, one = printed(rows), printed(rows[:1])
+    assert "computed by" in both and " openvino-cpu " in both and " openvino-cpu-bf16 " in both
+    assert "computed by" not in one
+
+
+def test_a_named_runtime_is_told_and_leaves_the_picture_alone(tmp_path: Path) -> None:
+    shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1")
+    asked = ("evaluate", "--artifact", "onnx-fp32-step", "--runtime", "onnxruntime", "--json")
+    document = json.loads(edgeformer(*asked, cwd=tmp_path).out)
+    found = [*document["rows"], *document["early_exit"]]
+    assert len(found) > 3 and {row["provider"] for row in found} == {"CPUExecutionProvider"}
+    assert not (tmp_path / "artifacts" / "classifier-v1" / "plots" / "early_exit.png").exists()
+
+
 def test_the_command_tells_and_draws_it(tmp_path: Path) -> None:
     shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1")
     asked = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")
