@@ -12,7 +12,6 @@ import pytest
 from edgeformer.backends import all_backends
 
 PACKAGE = Path(__file__).resolve().parents[1] / "edgeformer"
-LONGEST_FILE, LONGEST_FUNCTION = 300, 40
 
 TYPES = re.compile(
     r"(Recipe|Score|TextConfig|DataConfig|PairsConfig|ModelConfig|EncoderConfig|CRTConfig|CRT|EncoderClassifier"
@@ -107,28 +106,6 @@ def test_providers_and_formats_are_named_by_backends_and_formats_alone() -> None
 
 def test_one_file_reads_a_bundles_manifest() -> None:
     assert {place.split(":")[0] for place in places(bundle_file)} == {"bundle.py"}
-
-
-def test_files_are_short_enough_to_be_read_at_once() -> None:
-    lengths = {name: len((PACKAGE / name).read_text(encoding="utf-8").splitlines()) for name, _ in sources()}
-    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
-
-
-def test_functions_do_one_thing() -> None:
-    """Docstrings, and the declarations of a command's options, are no work that a function does."""
-    long = {
-        f"{name}:{node.lineno} {node.name}": lines
-        for name, tree in sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := body_lines(node)) > LONGEST_FUNCTION
-    }
-    assert long == {}
-
-
-def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's statements, without its signature and its docstring."""
-    first = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return (node.end_lineno or 0) - first[0].lineno + 1 if first else 0
 
 
 @pytest.mark.parametrize(

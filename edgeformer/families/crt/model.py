@@ -48,7 +48,7 @@ class CRT(nn.Module):
     A *loop* is counted from 1; an *exit* is a loop after which a head can answer, the last loop among them.
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword per dimension; configurations stay outside model classes
+    def __init__(
         self,
         *,
         vocab_size: int,

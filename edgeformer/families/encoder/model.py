@@ -131,7 +131,7 @@ class EncoderClassifier(nn.Module):
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(  # noqa: PLR0913 - one keyword per dimension; configurations stay outside model classes
+    def __init__(
         self,
         *,
         vocab_size: int,

@@ -18,7 +18,7 @@ DOMAIN = "com.microsoft"
 class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
     """What :func:`edgeformer.families.crt.graphs._run_loop` is exported as."""
 
-    def pattern(  # noqa: PLR0913 - what the nodes read, each by the name that check and rewrite know it by
+    def pattern(
         self,
         op: Any,
         projected: Any,
