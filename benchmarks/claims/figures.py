@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import math
 import operator
@@ -14,6 +16,7 @@ from typing import Any
 
 from benchmarks.claims.schema import (
     Claims,
+    Code,
     Counted,
     Each,
     Formula,
@@ -25,7 +28,7 @@ from benchmarks.claims.schema import (
     Source,
     Study,
 )
-from benchmarks.claims.tables import NotThere, cell
+from benchmarks.claims.tables import NotThere, cell, variance
 from edgeformer.formats.errors import InputError
 
 MIB = 2**20
@@ -33,10 +36,15 @@ MIB = 2**20
 
 @dataclass
 class Found:
-    """A figure, and where it comes from."""
+    """A figure, and where it comes from.
+
+    Attributes:
+        variance: of the figure as a mean over seeds (sd² / n); None: no seeds say how far it would vary.
+    """
 
     value: Number
     origin: list[str] = field(default_factory=list)
+    variance: float | None = None
 
 
 @cache
@@ -74,6 +82,21 @@ def setting(recipe: str, overrides: tuple[str, ...], key: str) -> Number:
     return place
 
 
+def from_code(name: str) -> Number:
+    """Return a constant, ``module:NAME``, or a default, ``module:function.parameter``. Raises InputError."""
+    module, _, path = name.partition(":")
+    attribute, _, parameter = path.partition(".")
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+        if parameter:
+            value = inspect.signature(value).parameters[parameter].default
+    except (ImportError, AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"code {name!r}: there is no such constant or parameter ({error})") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"code {name!r}: {value!r} is no number")
+    return value
+
+
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -108,6 +131,23 @@ def calculate(formula: str, values: Mapping[str, Number]) -> Number:
         raise InputError(f"formula {formula!r}: cannot be read") from None
 
 
+def propagate(formula: str, parts: Mapping[str, Found]) -> float | None:
+    """Variance of a formula's value from those of its parts, to first order; None where no part has one.
+
+    Parts are taken as independent. The derivatives are central differences, so that min() and max() count only the
+    part that decides them.
+    """
+    if all(part.variance is None for part in parts.values()):
+        return None
+    values = {name: part.value for name, part in parts.items()}
+    total = 0.0
+    for name, part in parts.items():
+        step = 1e-6 * max(1.0, abs(part.value))
+        above, below = (calculate(formula, {**values, name: part.value + way}) for way in (step, -step))
+        total += ((above - below) / (2 * step)) ** 2 * (part.variance or 0.0)
+    return total
+
+
 @dataclass
 class Finder:
     """Finds figures.
@@ -137,10 +177,11 @@ class Finder:
             case Json():
                 return Found(self._pointed(source, figure), [source.file])
             case Study():
-                return Found(
-                    cell(source, source.figure.replace("$figure", figure), self.results),
-                    [f"studies/{source.study}.json"],
-                )
+                name = source.figure.replace("$figure", figure)
+                value = cell(source, name, self.results)
+                return Found(value, [f"studies/{source.study}.json"], variance(source, name, self.results))
+            case Code():
+                return Found(from_code(source.name.replace("$figure", figure)), [source.name])
             case Setting():
                 value = setting(source.recipe, source.set, source.key.replace("$figure", figure))
                 return Found(value, [f"recipe {source.recipe}"])
@@ -153,7 +194,8 @@ class Finder:
             case Formula():
                 parts = {name: self.find(part, figure) for name, part in source.of.items()}
                 value = calculate(source.formula, {name: part.value for name, part in parts.items()})
-                return Found(value, sorted({origin for part in parts.values() for origin in part.origin}))
+                origins = sorted({origin for part in parts.values() for origin in part.origin})
+                return Found(value, origins, propagate(source.formula, parts))
         raise TypeError(source)
 
     def _first(self, name: str, figure: str) -> Found:

@@ -21,6 +21,7 @@ Every quantitative claim of the five texts, with a verdict by a rule that was wr
 - **not reproduced**: our figure, or the text's own arithmetic, contradicts it or shows no difference beyond the noise
 - **not testable as published**: the text leaves out what would decide it, quotes others, or finds a difference within
   two standard errors of its own test set
+- **not testable here**: our data or our machine cannot decide it; the last column says what would have to change
 - **not tested yet**: the study that decides it has no committed result, or not with all of its seeds
 
 A claim that several versions repeat stands under each of them, and counts once in the row of all five. The last row

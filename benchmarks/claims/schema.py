@@ -10,7 +10,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.yaml_text import read_yaml
 
 MOST_WORDS = 25
-Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not tested yet"]
+Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not testable here", "not tested yet"]
 Number = int | float
 Published = Number | list[Number]
 """One figure, or [from, to]."""
@@ -74,6 +74,13 @@ class Setting(Frozen):
     key: str
 
 
+class Code(Frozen):
+    """A constant of the package, ``module:NAME``, or the default of a parameter, ``module:function.parameter``."""
+
+    kind: Literal["code"]
+    name: str
+
+
 class Planned(Frozen):
     """The peak of training a recipe on a device in GiB, as `edgeformer plan` predicts it; nothing is measured."""
 
@@ -90,14 +97,16 @@ class Each(Frozen):
 
 
 class Formula(Frozen):
-    """Arithmetic on other sources: + - * / **, numbers, exp(), log(), min(), max()."""
+    """Arithmetic on other sources: + - * / **, numbers, exp(), log(), min(), max(). ``of`` may be empty."""
 
     kind: Literal["formula"]
     formula: str
     of: "dict[str, Source | str]"
 
 
-Source = Annotated[Counted | Json | Study | Quoted | Setting | Planned | Each | Formula, Field(discriminator="kind")]
+Source = Annotated[
+    Counted | Json | Study | Quoted | Setting | Code | Planned | Each | Formula, Field(discriminator="kind")
+]
 
 
 class Within(Frozen):
@@ -123,11 +132,12 @@ class Direction(Frozen):
     """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of.
 
     ``noise``  two standard errors of the difference. Where the published one is not larger, nothing was shown that
-               could be reproduced, whatever ours is.
+               could be reproduced, whatever ours is. "seeds": two standard errors of our own figure, from the standard
+               deviations over seeds of the cells that it is computed from; they say nothing of the published one.
     """
 
     kind: Literal["direction"]
-    noise: float | dict[str, float]
+    noise: float | dict[str, float] | Literal["seeds"]
 
 
 class Untestable(Frozen):
@@ -140,14 +150,26 @@ class Untestable(Frozen):
 Rule = Annotated[Within | Reached | Direction | Untestable, Field(discriminator="kind")]
 
 
+class Unsuited(Frozen):
+    """Why our figure cannot decide the claim, though it is there: the verdict is withheld until that has changed.
+
+    ``because``  a sentence; ``{name}`` stands for a figure of ``of``, with a format as in ``{share:.0%}``
+    """
+
+    because: str
+    of: "dict[str, Source | str]" = Field(default_factory=dict)
+
+
 class Result(Frozen):
     """Filled in by script.
 
     ``ours``    figure → value; empty where there is none
+    ``noise``   figure → two standard errors of ours, where the rule takes them from the seeds
     ``origin``  where they come from
     """
 
     ours: dict[str, Number]
+    noise: dict[str, float] = Field(default_factory=dict)
     origin: list[str]
     verdict: Verdict
     why: str
@@ -162,6 +184,7 @@ class Claim(Frozen):
     ``published``  name → figure
     ``ours``       how our figures of the same names are found; "$figure" stands for the name
     ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
+    ``unsuited``   why our figure cannot decide it: the verdict is "not testable here"
     ``note``       what a reader of the verdict must know
     ``check``      no text says it: two of its own figures are compared. Counted apart from what is claimed
     """
@@ -174,6 +197,7 @@ class Claim(Frozen):
     ours: Source | str | None = None
     rule: Rule
     without: str = ""
+    unsuited: Unsuited | None = None
     note: str = ""
     check: bool = False
     result: Result | None = None
@@ -227,7 +251,8 @@ class Claims(Frozen):
                 raise ValueError(f"claims.{name}.ours.of: must have {', '.join(claim.published)}, as `published`")
             if not claim.where or not claim.where.keys() <= self.texts.keys():
                 raise ValueError(f"claims.{name}.where: must name texts of {', '.join(self.texts)}")
-            for used in names_of(claim.ours):
+            beside = [*claim.unsuited.of.values()] if claim.unsuited is not None else []
+            for used in [name for source in (claim.ours, *beside) for name in names_of(source)]:
                 if used not in self.sources:
                     raise ValueError(f"claims.{name}.ours: there is no source {used!r} under `sources`")
         return self

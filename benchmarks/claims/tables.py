@@ -18,6 +18,14 @@ class NotThere(Exception):
     """No committed result holds the figure yet; the message says which file, row or cell is missing."""
 
 
+class NotHere(Exception):
+    """The committed figure was measured in a way that cannot decide the claim; the message says how."""
+
+
+SIZES = ("parameters", "megabytes", "size_bytes")
+"""Figures that no computation changes: those of an FP16 file are of FP16 whatever multiplied with it."""
+
+
 def cell(source: Study, figure: str, results: Path) -> Number:
     """A cell's mean.
 
@@ -30,7 +38,22 @@ def cell(source: Study, figure: str, results: Path) -> Number:
         NotThere: there is no such table yet, the row is not complete, or it was made of other data.
         InputError: the study has no such row or figure, the table shows another study than the one that is written, or
             the row's model sees what it predicts and ``source`` does not expect that.
+        NotHere: the row is of an FP16 graph, and a CPU computed it.
     """
+    value = _cell(source, figure, results).get("mean")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotThere(f"studies/{source.study}.json has no {figure} of {source.run} at {source.at!r} yet")
+    return value
+
+
+def variance(source: Study, figure: str, results: Path) -> float | None:
+    """Variance of a cell's mean, sd² / n; None: it has one seed. Raises as :func:`cell`."""
+    found = _cell(source, figure, results)
+    sd = found.get("sd")
+    return None if sd is None or found["n"] < 2 else sd**2 / found["n"]
+
+
+def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     check_reference(source, figure)
     file = f"studies/{source.study}.json"
     path = results / file
@@ -44,10 +67,10 @@ def cell(source: Study, figure: str, results: Path) -> Number:
     if not rows:
         raise NotThere(f"{file} has no {named} yet")
     _check_row(source, rows[0], table, f"{file}: {named}")
-    value = (rows[0]["cells"].get(figure) or {}).get("mean")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NotThere(f"{file} has no {figure} of {named} yet")
-    return value
+    hosts = table.get("hosts", ())
+    if source.at == "fp16" and figure not in SIZES and hosts and all(", cpu," in host for host in hosts):
+        raise NotHere(f"the FP16 graph was computed by a CPU ({'; '.join(hosts)}), which multiplies it in FP32")
+    return rows[0]["cells"].get(figure) or {}
 
 
 def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where: str) -> None:

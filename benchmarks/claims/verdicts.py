@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from benchmarks.claims.figures import Finder, Found
 from benchmarks.claims.schema import Claim, Direction, Number, Published, Reached, Result, Rule, Untestable, Within
-from benchmarks.claims.tables import NotThere
+from benchmarks.claims.tables import NotHere, NotThere
+from edgeformer.formats.errors import InputError
 
 
 def judge(claim: Claim, finder: Finder) -> Result:
     """Find our figures and apply the rule. Raises InputError where a pointer leads nowhere."""
-    found, missing = find_all(claim, finder)
+    try:
+        found, missing = find_all(claim, finder)
+    except NotHere as reason:
+        return Result(ours={}, origin=[], verdict="not testable here", why=str(reason))
     ours = {name: rounded(figure.value) for name, figure in found.items()}
     origin = sorted({place for figure in found.values() for place in figure.origin})
     if isinstance(claim.rule, Untestable):
@@ -20,12 +25,28 @@ def judge(claim: Claim, finder: Finder) -> Result:
         return Result(ours={}, origin=[], verdict="not testable as published", why=claim.without)
     if missing:
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
+    if claim.unsuited is not None:
+        parts = {name: finder.find(source, name) for name, source in claim.unsuited.of.items()}
+        why = claim.unsuited.because.format(**{name: part.value for name, part in parts.items()})
+        origin = sorted({*origin, *(place for part in parts.values() for place in part.origin)})
+        return Result(ours=ours, origin=origin, verdict="not testable here", why=why)
+    if isinstance(claim.rule, Direction) and claim.rule.noise == "seeds":
+        noise = {name: seed_noise(name, figure) for name, figure in found.items()}
+        by_seeds = claim.model_copy(update={"rule": claim.rule.model_copy(update={"noise": noise})})
+        return _compared(by_seeds, ours, origin, seeds=True).model_copy(update={"noise": noise})
     return _compared(claim, ours, origin)
 
 
-def _compared(claim: Claim, ours: dict[str, Number], origin: list[str]) -> Result:
+def seed_noise(name: str, found: Found) -> float:
+    """Two standard errors of a figure from its seeds. Raises InputError where it has one seed only."""
+    if found.variance is None:
+        raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(found.origin)} has several")
+    return float(f"{2 * found.variance**0.5:.3g}")
+
+
+def _compared(claim: Claim, ours: dict[str, Number], origin: list[str], *, seeds: bool = False) -> Result:
     """The verdict on figures that are all there. Those whose published difference is noise decide nothing."""
-    noise = [name for name in ours if shows_nothing(claim.rule, name, claim.published[name])]
+    noise = [name for name in ours if not seeds and shows_nothing(claim.rule, name, claim.published[name])]
     too_small = f"{_named(noise, ours)}the published difference is itself within two standard errors" if noise else ""
     if noise and len(noise) == len(ours):
         why = f"{too_small}, {amounts(claim.rule.noise)}" if isinstance(claim.rule, Direction) else too_small
@@ -42,7 +63,7 @@ def _named(names: list[str], ours: dict[str, Number]) -> str:
 
 
 def find_all(claim: Claim, finder: Finder) -> tuple[dict[str, Found], str]:
-    """Figure → what was found, and why the others are missing."""
+    """Figure → what was found, and why the others are missing. Raises NotHere."""
     found: dict[str, Found] = {}
     missing: list[str] = []
     for name in claim.published if claim.ours is not None else ():
@@ -58,8 +79,10 @@ def ends(published: Published) -> tuple[Number, Number]:
     return (published[0], published[1]) if isinstance(published, list) else (published, published)
 
 
-def of_figure(amount: float | dict[str, float], name: str) -> float:
-    """A rule's amount for one figure."""
+def of_figure(amount: float | dict[str, float] | Literal["seeds"], name: str) -> float:
+    """A rule's amount for one figure. Raises TypeError for "seeds", for which amounts must have been put in."""
+    if isinstance(amount, str):
+        raise TypeError(amount)
     return amount[name] if isinstance(amount, dict) else amount
 
 
@@ -103,10 +126,14 @@ def asked(rule: Rule) -> str:
     raise TypeError(rule)
 
 
-def amounts(given: float | dict[str, float]) -> str:
+def amounts(given: float | dict[str, float] | Literal["seeds"]) -> str:
     """One for all figures, or that of each: figures that share one stand together."""
+    if isinstance(given, str):
+        return given
     if not isinstance(given, dict):
         return figure(given)
+    if len(given) == 1:
+        return figure(*given.values())
     alike: dict[float, list[str]] = {}
     for name, amount in given.items():
         alike.setdefault(amount, []).append(name)

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, ROOT, dump, judged
-from benchmarks.claims.figures import Finder, calculate
+from benchmarks.claims.figures import Finder, Found, calculate, from_code, propagate
 from benchmarks.claims.page import page, tally
-from benchmarks.claims.schema import Claim, Claims, Each, Formula, Study, read_claims
+from benchmarks.claims.schema import Claim, Claims, Each, Formula, Result, Study, read_claims
 from benchmarks.claims.tables import check_reference
 from benchmarks.claims.verdicts import fault, judge
 from edgeformer.formats.errors import InputError
@@ -95,7 +95,7 @@ def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) 
     results = tmp_path / "results"
     shutil.copytree(RESULTS, results)
     measured = json.loads((results / WORDS).read_text(encoding="utf-8"))
-    measured["sst2"]["shares"]["0-50"] = 0.9
+    measured["sst2"]["tokens"]["shares"]["0-50"] = 0.9
     (results / WORDS).write_text(json.dumps(measured), encoding="utf-8")
     now = judged(CLAIMS, results).claims
     assert [name for name, claim in now.items() if claim != claims.claims[name]] == ["a-sst2-lengths"]
@@ -282,3 +282,84 @@ def test_formulas_are_arithmetic_alone() -> None:
     for wrong in ("c + 1", "__import__('os')", "a.real", "[a]", "a +"):
         with pytest.raises(InputError, match="formula"):
             calculate(wrong, values)
+
+
+def only_result(path: Path) -> Result:
+    """Return the result of the one claim of a file, whose results lie beside it."""
+    (claim,) = judged(path, path.parent / "results").claims.values()
+    assert claim.result is not None
+    return claim.result
+
+
+def test_a_claim_that_our_data_cannot_decide_is_withheld_with_its_reason(tmp_path: Path) -> None:
+    heavy = {"kind": "json", "file": "figures.json", "path": ["runs", {"name": "heavy"}, "accuracy"]}
+    unsuited = {"because": "a linear model has {linear:.2f}", "of": {"linear": heavy}}
+    result = only_result(small(tmp_path, unsuited=unsuited))
+    assert (result.verdict, result.why) == ("not testable here", "a linear model has 0.70")
+    assert result.ours == {"accuracy": 0.895}
+    with pytest.raises(InputError, match="there is no source 'elsewhere'"):
+        read_claims(small(tmp_path, unsuited={"because": "{linear}", "of": {"linear": "elsewhere"}}))
+
+
+TABLE13 = {"kind": "study", "study": "table13", "run": "light", "at": "fp16"}
+CPU, GPU = ["Intel(R) Xeon(R) Processor, cpu, bf16"], ["NVIDIA GeForce RTX 4050 Laptop GPU, cuda, bf16"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "figure", "expected"),
+    [(CPU, "accuracy", "not testable here"), (GPU, "accuracy", "reproduced"), (CPU, "size_bytes", "reproduced")],
+)
+def test_fp16_is_judged_only_where_fp16_was_computed(
+    tmp_path: Path, hosts: list[str], figure: str, expected: str
+) -> None:
+    cells = {name: {"mean": 0.91, "sd": None, "n": 1} for name in ("accuracy", "size_bytes")}
+    result = only_result(table(tmp_path, {**TABLE13, "figure": figure}, {"cells": cells}, hosts=hosts))
+    assert result.verdict == expected
+    assert ("multiplies it in FP32" in result.why) is (expected == "not testable here")
+
+
+def test_no_committed_claim_on_fp16_is_judged_by_a_cpu(claims: Claims) -> None:
+    here = {
+        name for name, claim in claims.claims.items() if claim.result and "FP16 graph was computed" in claim.result.why
+    }
+    models = ("baseline", "wider", "light")
+    assert here == {
+        *(f"a-table13-{model}-16" for model in models),
+        *(f"a-fp16-keeps-{model}" for model in models),
+        "a-v3-918-baseline",
+        "a-v3-918-wider",
+    }
+
+
+NORM = {"kind": "study", "study": "crt-norm-ablation", "run": "layer", "at": "validation", "figure": "loss"}
+
+
+@pytest.mark.parametrize(("sd", "expected"), [(0.2, "not reproduced"), (0.02, "reproduced")])
+def test_noise_is_taken_from_the_seeds(tmp_path: Path, sd: float, expected: str) -> None:
+    ours = {"kind": "formula", "formula": "loss - 6", "of": {"loss": NORM}}
+    cell = {"mean": 6.1, "sd": sd, "n": 3}
+    path = table(tmp_path, NORM, {"cells": {"loss": cell}, "keys": ["a", "b", "c"]})
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content["claims"]["first"] |= {"ours": ours, "rule": {"kind": "direction", "noise": "seeds"}}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    result = only_result(path)
+    assert result.verdict == expected
+    assert result.noise == {"accuracy": pytest.approx(2 * sd / math.sqrt(3), rel=0.01)}
+    content["claims"]["first"]["ours"] = {"kind": "json", "file": "figures.json", "path": ["runs", 0, "accuracy"]}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(InputError, match=r"noise is seeds, but no cell of figures\.json has several"):
+        only_result(path)
+
+
+def test_the_variance_of_a_formula_is_that_of_what_decides_it() -> None:
+    parts = {"a": Found(1.0, variance=0.04), "b": Found(2.0, variance=9.0), "c": Found(3.0, variance=0.01)}
+    assert propagate("2 * min(a, b) - c", parts) == pytest.approx(4 * 0.04 + 0.01)
+    assert propagate("2 * a", {"a": Found(1.0)}) is None
+
+
+def test_constants_and_defaults_are_read_from_the_code() -> None:
+    assert from_code("edgeformer.families.crt.layers:KERNEL") == 3
+    assert from_code("edgeformer.tasks.language_modeling.scoring:exit_thresholds.decay") == 0.98
+    for wrong in ("edgeformer.nowhere:KERNEL", "edgeformer.families.crt.layers:NONE", "math:floor", "math:pi.x"):
+        with pytest.raises(InputError, match="code"):
+            from_code(wrong)
