@@ -55,8 +55,9 @@ def command(
 
     Each finished run leaves its scores in artifacts/studies/runs; studies that need the same run share it, and a table
     can be made again from such files without the weights. A study that was stopped or killed goes on when it is started
-    again. Deleting a run's folder and its scores trains that one again. In a checkout of edgeformer, results that it
-    came with (benchmarks/results/studies) count as finished; --fresh trains those runs here, too.
+    again. Deleting a run's folder and its scores trains that one again. In the folder of a clone of edgeformer, its
+    own results (benchmarks/results/studies) count as finished; --fresh trains those runs here, too. Elsewhere name
+    them with --results.
 
     Exit code 3: done, but a row is missing; the table says why.
 

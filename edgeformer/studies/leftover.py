@@ -12,7 +12,10 @@ from edgeformer.studies.jobs import Job
 from edgeformer.studies.needs import status_of
 from edgeformer.studies.results import Found, Results
 
-NOT_TRAINED = "is not trained, and training was not asked for"
+NOT_TRAINED = (
+    "has no results here, and --no-train trains nothing; run this in a clone of edgeformer, or add "
+    "--results CLONE/benchmarks/results/studies"
+)
 
 
 def known_only(job: Job, found: Found | None, results: Results) -> Estimate:

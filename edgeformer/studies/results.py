@@ -26,13 +26,32 @@ from edgeformer.formats.workspace import read_manifest
 from edgeformer.run import Run, bundle_in
 from edgeformer.studies.jobs import Job, alike, decisive
 
-COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "studies"
+COMMITTED = Path("benchmarks", "results", "studies")
 """In a checkout: results that came with it."""
+_SOURCE = Path(__file__).resolve().parents[2]
+"""The checkout, if the package is used from one."""
 HERE = "trained here"
 """Where results are from that were made in this folder of artifacts."""
 _TIMES, _DATA = "times-", "data-"
 _CURVE = 200
 """Records of a curve that are kept."""
+
+
+def checkout_results() -> Path | None:
+    """Return the committed results of the checkout that the package is used from, else of that in the current folder.
+
+    An installed package lies outside of the checkout, so that only the current folder can say where one is: a folder
+    with the results and with the recipes of the studies. None where there is neither.
+    """
+    places = (_SOURCE, Path.cwd())
+    return next(
+        (
+            place / COMMITTED
+            for place in places
+            if (place / COMMITTED).is_dir() and (place / "recipes" / "studies").is_dir()
+        ),
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -49,13 +68,14 @@ class Results:
     Args:
         artifacts: the folder that holds the runs; new results are written below it.
         folders: where else results are looked for, in this order.
-        committed: also take those that came with a checkout.
+        committed: also take those that came with a checkout; see :func:`checkout_results`.
     """
 
     def __init__(self, artifacts: Path, folders: Sequence[Path], *, committed: bool = True) -> None:
         self.folder = artifacts / RESULTS_FOLDER
         self._places = [(self.folder, HERE)]
-        others = [*folders, *([COMMITTED] if committed and COMMITTED.is_dir() else [])]
+        shipped = checkout_results() if committed else None
+        others = [*folders, *([shipped] if shipped is not None else [])]
         self._places += [(folder, f"results in {folder.name}") for folder in others]
         self._doubts: dict[str, str] = {}  # sha256 of a recipe → why its results are not taken
 

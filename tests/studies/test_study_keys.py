@@ -18,7 +18,7 @@ from edgeformer.formats.study import Timing, load_study
 from edgeformer.formats.study_result import StudyTimes
 from edgeformer.machine.host import cpu_name, default_threads
 from edgeformer.studies.jobs import Data, Job, alike, asked_together, decisive, jobs_of, recipe_sha256
-from edgeformer.studies.results import Results
+from edgeformer.studies.results import COMMITTED, Results
 from edgeformer.studies.study import StudyOptions, plan_study, reader_of, run_study
 from edgeformer.studies.timing import taken_as_here, times_key
 from edgeformer.tasks import task_named
@@ -145,13 +145,31 @@ def test_the_richer_results_of_a_run_are_taken(tmp_path: Path) -> None:
 
 
 def test_fresh_takes_no_results_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeformer.studies.results.COMMITTED", tmp_path / "came-along")
+    monkeypatch.setattr("edgeformer.studies.results._SOURCE", tmp_path / "clone")
     path = write(tmp_path, study("rich", {"a": run("A")}))
     (job,) = jobs(path, tmp_path / "artifacts")
-    write_json(tmp_path / "came-along" / f"{job.key}.json", made(job.key or ""))
+    (tmp_path / "clone" / "recipes" / "studies").mkdir(parents=True)
+    write_json(tmp_path / "clone" / COMMITTED / f"{job.key}.json", made(job.key or ""))
     for fresh, state in ((False, "done"), (True, "missing")):
         plan = plan_study(path, StudyOptions(tmp_path / "artifacts", fresh=fresh))
         assert [estimate.state for estimate in plan.estimates] == [state]
+
+
+def test_an_installed_package_takes_the_results_of_the_clone_it_is_run_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeformer.studies.results._SOURCE", tmp_path / "site-packages")
+    path = write(tmp_path, study("rich", {"a": run("A")}))
+    (job,) = jobs(path, tmp_path / "artifacts")
+    clone = tmp_path / "clone"
+    write_json(clone / COMMITTED / f"{job.key}.json", made(job.key or ""))
+    options = StudyOptions(tmp_path / "artifacts", train=False)
+    monkeypatch.chdir(clone)
+    assert plan_study(path, options).estimates[0].state == "unavailable", "the folder is no clone"
+    (clone / "recipes" / "studies").mkdir(parents=True)
+    assert plan_study(path, options).estimates[0].state == "done"
+    monkeypatch.chdir(tmp_path)
+    assert "--results CLONE/benchmarks/results/studies" in plan_study(path, options).estimates[0].basis
 
 
 def test_a_row_that_is_asked_for_brings_its_teacher_and_that_ones(tmp_path: Path) -> None:
