@@ -53,8 +53,9 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def spread(value: dict[str, float], unit: str = "×") -> str:
-    """A ratio, or what else has a median, with its range."""
-    return f"{value['median']:.2f}{unit} ({value['low']:.2f}–{value['high']:.2f})"
+    """A ratio, or what else has a median, with its range where that was kept."""
+    range_ = f" ({value['low']:.2f}–{value['high']:.2f})" if "low" in value else ""
+    return f"{value['median']:.2f}{unit}{range_}"
 
 
 def decode() -> str:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from benchmarks import _torch_routes, judging, peers
 from benchmarks._decode import weight_bytes
 from benchmarks._torch_routes import tune
-from benchmarks.decode import bars_of, rates
+from benchmarks.decode import bars_of, rates, summary, with_speedups
 from benchmarks.floors import Needed, bar_of, rounds_of
 from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, told, unless
 from benchmarks.waiting import seconds
@@ -136,18 +136,48 @@ def test_a_floor_is_missed_for_good_only_where_every_runtime_is_there() -> None:
     assert bar_of("light", "16x128", "bf16", [1.5] * 3, []) is None
 
 
-def test_exits_are_judged_without_embedding_and_head() -> None:
-    """A head of 10 ms and loops of 5 ms each: half the loops are twice as fast, whatever the head takes."""
+def decode_times() -> dict[str, list[float]]:
+    """Times of three rounds: a head of 10 ms and loops of 5 ms each."""
     times = {"torch": [150.0] * 3, "fp32 decode graph": [45.0] * 3, "int4 decode graph": [20.0] * 3}
     times |= {"int8 decode graph": [30.0] * 3, "nbits8 decode graph": [27.0] * 3}
     for precision in ("fp32", "int8"):
         times |= {f"{precision} steps, exit {loop}": [10.0 + 5 * loop] * 3 for loop in (2, 4, 8)}
         times |= {f"{precision} embedding and head": [10.0] * 3}
         times |= {f"{precision} prefill": [400.0] * 3, f"{precision} full forward": [250.0] * 3}
-    bars = {bar["what"]: bar for bar in bars_of(times, (2, 4, 8))}
-    assert bars["share of the loops' ratio, exit 4, fp32"]["median"] == pytest.approx(1)
+    return times
+
+
+def test_exits_are_judged_whole_first_and_then_without_embedding_and_head() -> None:
+    """30 of 50 ms at half the loops are 1.67 times as fast, 83 % of two; the loops alone are twice as fast."""
+    bars = {bar["what"]: bar for bar in bars_of(decode_times(), (2, 4, 8))}
+    whole = bars["exit 4 over all loops, fp32: share of the loops' ratio"]
+    loops = bars["loops only (embedding and head subtracted), exit 4, fp32: share of the loops' ratio"]
+    assert whole["median"] == pytest.approx(50 / 30 / 2) and whole["verdict"] == NOT_MET
+    assert loops["median"] == pytest.approx(1) and loops["verdict"] == MET
+    assert [*bars].index(whole["what"]) < [*bars].index(loops["what"])
     assert bars["torch over the decode graph, int4"]["median"] == pytest.approx(7.5)
     assert bars["prefill over one forward, int8"]["verdict"] == NOT_MET
+
+
+def test_an_older_result_gets_its_undivided_ratio_from_its_medians() -> None:
+    times = decode_times()
+    now = {**summary(times, (2, 4, 8), 512), "bars": bars_of(times, (2, 4, 8)), "conditions": {"disturbed": None}}
+    assert with_speedups(now) == now
+    old = {**now, "bars": [bar for bar in now["bars"] if " over all loops" not in bar["what"]]}
+    for precision in ("fp32", "int8"):
+        old[precision] = {key: value for key, value in now[precision].items() if key != "all_loops_over_exit"}
+    for bar in old["bars"]:
+        exit_, _, precision = bar["what"].partition("exit ")[2].partition(":")[0].partition(", ")
+        if precision in ("fp32", "int8"):
+            bar["what"] = f"share of the loops' ratio, exit {exit_}, {precision}"
+    upgraded = with_speedups(old)
+    assert upgraded["fp32"]["all_loops_over_exit"]["4"] == {"median": pytest.approx(50 / 30)}
+    assert {bar["what"]: bar["verdict"] for bar in upgraded["bars"]} == {
+        bar["what"]: bar["verdict"] for bar in bars_of(times, (2, 4, 8))
+    }
+    assert {bar.get("reason") for bar in upgraded["bars"] if " over all loops" in bar["what"]} == {"ratio of medians"}
+    disturbed = with_speedups({**old, "conditions": {"disturbed": "other processes used 1.5 cores"}})
+    assert {bar["verdict"] for bar in disturbed["bars"] if " over all loops" in bar["what"]} == {NOT_JUDGED}
 
 
 def test_reading_alone_is_no_slower_than_what_reads() -> None:
