@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,8 @@ from benchmarks.claims.schema import (
     Study,
 )
 from benchmarks.claims.tables import NotThere, cell, variance
+from benchmarks.results_page.committed import read_table
+from benchmarks.results_page.provenance import Affected, Change, origin_of, superseded, superseded_study
 from edgeformer.formats.errors import InputError
 
 MIB = 2**20
@@ -40,11 +42,13 @@ class Found:
 
     Attributes:
         variance: of the figure as a mean over seeds (sd² / n); None: no seeds say how far it would vary.
+        remarks: what has superseded the file it was read from, see changes.json.
     """
 
     value: Number
     origin: list[str] = field(default_factory=list)
     variance: float | None = None
+    remarks: list[str] = field(default_factory=list)
 
 
 @cache
@@ -148,6 +152,20 @@ def propagate(formula: str, parts: Mapping[str, Found]) -> float | None:
     return total
 
 
+def remarks_of(found: Sequence[tuple[Change, Affected]]) -> list[str]:
+    """Return a sentence for each change that a figure does not have."""
+    return [f"ours was measured before {change.commit} of {change.date[:10]}: {change.what}" for change, _ in found]
+
+
+def measured_first(study: str, results: Path) -> str:
+    """Return the earliest date of the runs of a study's table; empty where their results do not lie beside it."""
+    table = read_table(results / "studies" / f"{study}.json")
+    keys = [key for row in table["rows"] for key in row.get("keys", ())] if table is not None else []
+    paths = [path for key in keys if (path := results / "studies" / f"{key}.json").is_file()]
+    dates = origin_of([json.loads(path.read_text(encoding="utf-8")) for path in paths]).dates
+    return dates[0] if dates else ""
+
+
 @dataclass
 class Finder:
     """Finds figures.
@@ -175,11 +193,16 @@ class Finder:
                 counted = f"counted from {source.recipe}"
                 return Found(parameters * source.bytes_each / MIB if source.bytes_each else parameters, [counted])
             case Json():
-                return Found(self._pointed(source, figure), [source.file])
+                value = self._pointed(source, figure)
+                dates = origin_of([self._read(source.file)], [source.file]).dates
+                old = superseded(source.file, dates[-1] if dates else "", self.results, source.path)
+                return Found(value, [source.file], remarks=remarks_of(old))
             case Study():
                 name = source.figure.replace("$figure", figure)
                 value = cell(source, name, self.results)
-                return Found(value, [f"studies/{source.study}.json"], variance(source, name, self.results))
+                old = superseded_study(source.study, [name], measured_first(source.study, self.results), self.results)
+                origin = [f"studies/{source.study}.json"]
+                return Found(value, origin, variance(source, name, self.results), remarks_of(old))
             case Code():
                 return Found(from_code(source.name.replace("$figure", figure)), [source.name])
             case Setting():
@@ -195,7 +218,8 @@ class Finder:
                 parts = {name: self.find(part, figure) for name, part in source.of.items()}
                 value = calculate(source.formula, {name: part.value for name, part in parts.items()})
                 origins = sorted({origin for part in parts.values() for origin in part.origin})
-                return Found(value, origins, propagate(source.formula, parts))
+                remarks = [*dict.fromkeys(remark for part in parts.values() for remark in part.remarks)]
+                return Found(value, origins, propagate(source.formula, parts), remarks)
         raise TypeError(source)
 
     def _first(self, name: str, figure: str) -> Found:

@@ -17,6 +17,12 @@ def judge(claim: Claim, finder: Finder) -> Result:
         found, missing = find_all(claim, finder)
     except NotHere as reason:
         return Result(ours={}, origin=[], verdict="not testable here", why=str(reason))
+    result = _judged(claim, finder, found, missing)
+    remarks = dict.fromkeys(remark for figure in found.values() for remark in figure.remarks)
+    return result.model_copy(update={"why": "; ".join([result.why, *remarks])}) if result.ours else result
+
+
+def _judged(claim: Claim, finder: Finder, found: Mapping[str, Found], missing: str) -> Result:
     ours = {name: rounded(figure.value) for name, figure in found.items()}
     origin = sorted({place for figure in found.values() for place in figure.origin})
     if isinstance(claim.rule, Untestable):

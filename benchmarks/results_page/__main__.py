@@ -13,6 +13,7 @@ from benchmarks.results_page.bench import bench
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.pictures import picture
+from benchmarks.results_page.provenance import measured
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
 from edgeformer.formats.errors import EdgeformerError
@@ -28,6 +29,7 @@ def page() -> str:
         "printed": printed,
         "with_command": with_command,
         "picture": picture,
+        "measured": measured,
         "table": {name: made() for name, made in TABLES.items()},
         "studies": studies(),
         "gpu": gpu(),

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.bench import RESULTS, SESSION
 from benchmarks.decode import with_speedups
+from benchmarks.results_page.provenance import Affected, Change, marks, superseded
 from benchmarks.results_page.tables import markdown, spread
 
 
@@ -29,10 +30,12 @@ class Machine:
     """What `make bench` left of one.
 
     Attributes:
+        folder: of its results.
         told: the session.
         found: script → its JSON, of those that the session says were done.
     """
 
+    folder: Path
     told: dict[str, Any]
     found: dict[str, dict[str, Any]]
 
@@ -45,7 +48,7 @@ class Machine:
         found = {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()}
         if "decode" in found:
             found["decode"] = with_speedups(found["decode"])
-        return cls(told, found)
+        return cls(folder, told, found)
 
     @property
     def name(self) -> str:
@@ -53,10 +56,19 @@ class Machine:
         kinds = self.told.get("kernels", [])
         return f"{self.told['host']} ({', '.join(kinds)})" if kinds else str(self.told["host"])
 
+    def superseded(self, name: str) -> list[tuple[Change, Affected]]:
+        """Return the changes of the code that a script's figures do not have."""
+        day = self.told["cases"][name].get("measured", self.told["measured"])
+        return superseded(f"bench/{self.folder.name}/{name}.json", day)
+
     @property
     def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
         """What is compared, and what was wanted of it → its bar."""
-        found = [bar for script in self.found.values() for bar in script.get("bars", [])]
+        found = [
+            bar | ({"superseded": True} if self.superseded(name) else {})
+            for name, script in self.found.items()
+            for bar in script.get("bars", [])
+        ]
         return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in found}
 
 
@@ -74,7 +86,8 @@ def _verdict(bar: dict[str, Any] | None) -> str:
     if bar is None:
         return "not measured"
     found = spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–"
-    return f"{found} {bar['verdict']}{': ' + bar['reason'] if 'reason' in bar else ''}"
+    mark = ", superseded" if bar.get("superseded") else ""
+    return f"{found} {bar['verdict']}{': ' + bar['reason'] if 'reason' in bar else ''}{mark}"
 
 
 def section(machine: Machine) -> list[str]:
@@ -91,7 +104,9 @@ def section(machine: Machine) -> list[str]:
         f"### {machine.name}",
         f"{told['threads']} threads, {when}. Ratios are of medians, in turns. By the code of {measured}.",
     ]
-    parts += [made(machine.found[name]) for name, made in _PARTS.items() if name in machine.found]
+    for name, made in _PARTS.items():
+        if name in machine.found:
+            parts += [made(machine.found[name]), *marks(machine.superseded(name))]
     skipped = {name: case for name, case in told["cases"].items() if name not in cases}
     return [*parts, *(f"`{name}` did not run: {case['reason']}." for name, case in skipped.items())]
 
@@ -181,7 +196,10 @@ def _predict_start(told: dict[str, Any]) -> str:
 def _loops(told: dict[str, Any]) -> str:
     from benchmarks.loop_int8 import table  # loads torch
 
-    title = "`crt_mini` in INT8, activations with a scale per loop or found while running, and in INT4:"
+    title = (
+        "`crt_mini` in INT8, activations with a scale per loop or found while running, and in INT4; perplexity of the "
+        f"first {told['tokens']:,} tokens of the validation text:"
+    )
     return f"{title}\n\n{table(told)}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.results_page.committed import tables
 from benchmarks.results_page.pictures import drawn
+from benchmarks.results_page.provenance import study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT
 from edgeformer.formats.escaping import markdown
 from edgeformer.formats.study import FigureSpec, load_study
@@ -32,16 +33,17 @@ def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
         InputError: a table shows a part of its study, or a study that was changed.
         MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
-    return "\n\n".join(_section(document, pictures) for document in tables(folder))
+    return "\n\n".join(_section(document, folder, pictures) for document in tables(folder))
 
 
-def _section(document: dict[str, Any], pictures: Path) -> str:
+def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
     table = StudyTable.model_validate(document, strict=False)
     study, _ = load_study(table.study)
     names = _pictures(pictures / table.study, table, [figure for figure in study.figures if figure.kind != "curves"])
     parts = [
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
+        study_origin(folder, table),
         study_markdown(table).rstrip("\n"),
         f"The paper's figures: {markdown(source)}." if (source := study_sources(table)) else "",
         markdown(finding_of(study, table.rows)) if study.finding else "",

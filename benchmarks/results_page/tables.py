@@ -68,16 +68,32 @@ def decode() -> str:
     return markdown(["", "measured", "paper B claims"], rows)
 
 
-def onnx_decode() -> str:
-    """Decode graph and step graphs in ONNX Runtime."""
-    found = result("2026-11-21-onnx-decode")
-    rows = [
-        ["torch against the decode graph", spread(found["torch_over_decode_graph"])],
-        ["torch against the step graphs, all loops", spread(found["torch_over_step_graphs"])],
-        ["step graphs against the decode graph", spread(found["step_graphs_over_decode_graph"])],
+def light_sizes() -> str:
+    """FP32 file of the light recurrent encoder, by the code that exported it; the newest is of today's graphs."""
+    bundle = result("2026-11-21-bundle-recurrent-sst2-fast")
+    runs = {run["run"]: run for run in result("2026-11-21-sst2")}
+    trained = runs["recurrent_sst2_fast-001"]
+    table = json.loads((FOLDER.parent / "studies" / "table13.json").read_text(encoding="utf-8"))
+    row = next(row for row in table["rows"] if (row["run"], row["at"]) == ("light", "fp32"))
+    study = json.loads((FOLDER.parent / "studies" / f"{row['keys'][0]}.json").read_text(encoding="utf-8"))
+    methods, today = (
+        result("2026-11-21-int8-methods"),
+        json.loads((FOLDER.parent / "graph_size.json").read_text("utf-8")),
+    )
+    sizes = [
+        (bundle["created"], "the bundle above", _size(bundle["artifacts"], "onnx-fp32")),
+        (methods["host"]["measured"], "INT8 methods", methods["methods"]["fp32"]["bytes"]),
+        (trained["started"], "SST-2, FP16 against FP32", _size(trained["artifacts"], "onnx-fp32")),
+        (study["finished"], "studies table6 and table13", int(row["cells"]["size_bytes"]["mean"])),
+        (today["measured"], "**today**, benchmarks/graph_size.py", today["size_bytes"]["onnx-fp32"]),
     ]
-    rows += [[f"decode graph against exit {n}", spread(found["decode_graph_over_exit"][n])] for n in "246"]
-    return markdown(["ratio of times per token", "measured"], rows)
+    return markdown(
+        ["measured", "where it stands", "bytes"], [[day[:10], at, f"{size:,}"] for day, at, size in sorted(sizes)]
+    )
+
+
+def _size(artifacts: list[dict[str, Any]], name: str) -> int:
+    return int(next(artifact["size_bytes"] for artifact in artifacts if artifact["id"] == name))
 
 
 def drift() -> str:
@@ -156,5 +172,5 @@ def plan() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (decode, onnx_decode, drift, int8, guarantee, gate, plan)
+    table.__name__: table for table in (decode, light_sizes, drift, int8, guarantee, gate, plan)
 }

@@ -94,7 +94,8 @@ def test_models_are_trained_with_the_tokenizer_that_is_named(tmp_path: Path) -> 
 
 def test_seconds_are_no_ratios() -> None:
     times = [judged("--help, s", [0.25], 0.3, at_least=False), judged("torch over ours", [1.25], 1.0, at_least=True)]
-    shown = bars([Machine({"host": "A CPU"}, {"waiting": {"bars": times}})])
+    told = {"host": "A CPU", "measured": "2026-11-24", "cases": {"waiting": {}}}
+    shown = bars([Machine(Path("a-cpu"), told, {"waiting": {"bars": times}})])
     assert "0.25 s (" in shown and "1.25× (" in shown
 
 

@@ -363,3 +363,22 @@ def test_constants_and_defaults_are_read_from_the_code() -> None:
     for wrong in ("edgeformer.nowhere:KERNEL", "edgeformer.families.crt.layers:NONE", "math:floor", "math:pi.x"):
         with pytest.raises(InputError, match="code"):
             from_code(wrong)
+
+
+def test_a_figure_of_older_code_says_so(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    affected = {"file": "figures.json", "keys": ["runs"], "figures": "times", "again": "python a.py"}
+    change = {"commit": "abc", "date": "2026-11-23T10:00:00+00:00", "what": "graphs", "results": [affected]}
+    (tmp_path / "results" / "changes.json").write_text(json.dumps([change]), encoding="utf-8")
+    assert (
+        only_result(path).why == "at least that, give or take 0.01; ours was measured before abc of 2026-11-23: graphs"
+    )
+    path = small(tmp_path, ours={"kind": "formula", "formula": "a", "of": {"a": {"kind": "code", "name": "math:pi"}}})
+    assert "measured before" not in only_result(path).why
+
+
+def test_speedups_are_of_today_s_decoding(claims: Claims) -> None:
+    for loop in (2, 4, 6):
+        result = claims.claims[f"b-speedup-{loop}"].result
+        assert result is not None and "measured before" not in result.why
+        assert result.origin == ["bench/amd-epyc-bf16-vnni/decode.json"]

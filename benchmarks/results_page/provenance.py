@@ -1,0 +1,211 @@
+"""When, on what machine and by what code committed figures were measured, and which later change they do not have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from edgeformer.formats.base import Frozen
+from edgeformer.formats.study_result import StudyTable
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+CHANGES = "changes.json"
+_DATES = ("measured", "created", "finished", "started", "began", "when")
+_DEPTH = 3
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+class Affected(Frozen):
+    """Results that a change of the code makes out of date.
+
+    Attributes:
+        file: below benchmarks/results.
+        keys: of that file, under which figures are affected; empty: all are.
+        study: in place of a file, names of studies whose ``columns`` are affected.
+        figures: which figures, in words.
+        again: the command that measures them again.
+    """
+
+    file: str = ""
+    keys: list[str] = Field(default_factory=list)
+    study: list[str] = Field(default_factory=list)
+    columns: list[str] = Field(default_factory=list)
+    figures: str
+    again: str
+
+
+class Change(Frozen):
+    """A change of the code after which older figures no longer hold."""
+
+    commit: str
+    date: str
+    what: str
+    results: list[Affected]
+
+
+@cache
+def changes(results: Path = RESULTS) -> tuple[Change, ...]:
+    """Return what changes.json says, oldest first; empty without the file."""
+    path = results / CHANGES
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return tuple(sorted(map(Change.model_validate, content), key=lambda change: change.date))
+
+
+@dataclass
+class Origin:
+    """Dates (ISO), code versions and machines that a document names, each in order and once."""
+
+    dates: list[str]
+    versions: list[str]
+    machines: list[str]
+
+    def __str__(self) -> str:
+        days = [date[:10] for date in (self.dates[:1] + self.dates[-1:])]
+        when = " to ".join(dict.fromkeys(days)) or "on a day that was not recorded"
+        code = ", ".join(map(_version, self.versions)) or "not recorded"
+        return f"Measured {when} on {'; '.join(self.machines) or 'a machine that was not recorded'}; code: {code}."
+
+
+def _version(text: str) -> str:
+    """``0.1.0+57de127a59-dirty`` as a commit."""
+    release, _, commit = text.partition("+")
+    if not commit:
+        return f"release {release}, its commit not recorded"
+    dirty = commit.endswith("-dirty")
+    return f"{commit.removesuffix('-dirty')}{' with uncommitted changes' if dirty else ''}"
+
+
+def origin_of(documents: Sequence[Any], names: Sequence[str] = ()) -> Origin:
+    """Return what documents say of themselves.
+
+    Args:
+        documents: parsed JSON.
+        names: of their files; a day at the beginning of one stands in where the document has no date.
+    """
+    dates, versions, machines = list[str](), list[str](), list[str]()
+    for number, document in enumerate(documents):
+        found = sorted(value for key, value in _fields(document) if key in _DATES and _is_date(value))
+        named = _DAY.match(Path(names[number]).name) if number < len(names) else None
+        dates += found or ([named.group()] if named else [])
+        versions += [value for key, value in _fields(document) if key == "code_version" and isinstance(value, str)]
+        machines += [machine for key, value in _fields(document) if (machine := _machine(key, value))]
+    # A machine that one place names with its threads needs no second mention without them.
+    kept = [name for name in dict.fromkeys(machines) if not any(other.startswith(f"{name}, ") for other in machines)]
+    return Origin(sorted(dates), [*dict.fromkeys(versions)], kept)
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, str) and _DAY.match(value) is not None
+
+
+def _machine(key: str, value: Any) -> str:
+    if key == "cpu" and isinstance(value, str):
+        return value
+    if key != "host":
+        return ""
+    if isinstance(value, str):
+        return value
+    name = value.get("cpu") if isinstance(value, dict) else None
+    if name is None:
+        return ""
+    count, what = (value.get("threads"), "threads") if value.get("threads") else (value.get("cores"), "cores")
+    return f"{name}, {count} {what.removesuffix('s') if count == 1 else what}" if count else str(name)
+
+
+def _fields(place: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of objects down to some depth with their values; lists are no level, a host yields only dates."""
+    if isinstance(place, list):
+        for item in place:
+            yield from _fields(item, depth)
+    elif isinstance(place, dict) and depth < _DEPTH:
+        for key, value in place.items():
+            yield key, value
+            if key == "host" and isinstance(value, dict):
+                yield from ((inner, own) for inner, own in value.items() if inner in _DATES)
+                continue
+            if key != "versions":
+                yield from _fields(value, depth + 1)
+
+
+def superseded(
+    file: str, measured: str, results: Path = RESULTS, path: Sequence[Any] | None = None
+) -> list[tuple[Change, Affected]]:
+    """Return the changes that a file's figures do not have: those that name it and are later than it.
+
+    Args:
+        file: below ``results``.
+        measured: when, ISO.
+        results: the folder with changes.json.
+        path: keys that lead to one figure; None: any figure of the file.
+    """
+    return [
+        (change, affected)
+        for change in changes(results)
+        for affected in change.results
+        if affected.file == file
+        and measured < change.date
+        and (path is None or not affected.keys or any(step in affected.keys for step in path))
+    ]
+
+
+def superseded_study(
+    name: str, columns: Sequence[str], measured: str, results: Path = RESULTS
+) -> list[tuple[Change, Affected]]:
+    """Return the changes that columns of a study's table do not have."""
+    return [
+        (change, affected)
+        for change in changes(results)
+        for affected in change.results
+        if name in affected.study and {*columns} & {*affected.columns} and measured < change.date
+    ]
+
+
+def study_origin(folder: Path, table: StudyTable) -> str:
+    """Return date, machine and code of a study's runs and times, and which of its columns are superseded.
+
+    Args:
+        folder: of the committed results.
+        table: of the study.
+    """
+    keys = dict.fromkeys(key for row in table.rows for key in row.keys)
+    runs = [json.loads(path.read_text(encoding="utf-8")) for key in keys if (path := folder / f"{key}.json").is_file()]
+    if not runs:
+        return "Counted in the files that are named below; their results do not say when and by what code."
+    timed = []
+    for path in sorted(folder.glob("times-*.json")) if table.times else ():
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if {entry["run"] for entry in document["entries"]} <= {*keys}:
+            timed.append(document)
+    origin = origin_of([*runs, *timed])
+    found = superseded_study(table.study, table.columns, origin.dates[0])
+    named = [
+        (change, one.model_copy(update={"again": one.again.replace("NAME", table.study)})) for change, one in found
+    ]
+    return "\n\n".join([f"Trained and m{str(origin)[1:]}", *marks(named)])
+
+
+def marks(found: Sequence[tuple[Change, Affected]]) -> list[str]:
+    """Return a sentence for each change."""
+    return [
+        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} here are of "
+        f"older code. To measure them again: `{affected.again}`."
+        for change, affected in found
+    ]
+
+
+def measured(*files: str) -> str:
+    """Return date, machine and code of files below benchmarks/results, and what has superseded them."""
+    documents = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in files]
+    sentences = [str(origin_of(documents, files))]
+    for file, document in zip(files, documents, strict=True):
+        dates = origin_of([document], [file]).dates
+        sentences += marks(superseded(file, dates[-1] if dates else ""))
+    return "\n\n".join(dict.fromkeys(sentences))
