@@ -136,7 +136,7 @@ def figure(found: dict[str, list[tuple[float, float, str]]], path: Path) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("size of the artifact, MB (logarithmic)")
-    axes.set_ylabel("accuracy on sst-test, mean over seeds")
+    axes.set_ylabel("accuracy on sst-test (FP32: mean over seeds, else one seed)\n(axis does not start at 0)")
     shown.legend(loc="outside right upper", fontsize=8)
     handles = [axes.plot([], [], marker, color="grey", label=name)[0] for name, marker in MARKERS.items()]
     shown.legend(handles=handles, loc="outside right lower", fontsize=8)

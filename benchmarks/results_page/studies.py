@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
 def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
     table = StudyTable.model_validate(document, strict=False)
     study, _ = load_study(table.study)
-    names = _pictures(pictures / table.study, table, [figure for figure in study.figures if figure.kind != "curves"])
+    names = _pictures(pictures / table.study, table, study.figures, _curves(folder, table))
     parts = [
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
@@ -64,8 +65,22 @@ def other_data(table: StudyTable) -> list[str]:
     return [f"{', '.join(of)}: {note}" for note, of in rows.items() if not same.search(note)]
 
 
-def _pictures(folder: Path, table: StudyTable, figures: Sequence[FigureSpec]) -> list[str]:
+def _curves(folder: Path, table: StudyTable) -> dict[str, list[list[dict[str, Any]]]]:
+    """Return run → the records of each of its committed seeds."""
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
+    for run, keys in {row.run: row.keys for row in table.rows}.items():
+        for path in (folder / f"{key}.json" for key in keys):
+            if path.is_file() and (curve := json.loads(path.read_text(encoding="utf-8")).get("curve")):
+                curves.setdefault(run, []).append(curve)
+    return curves
+
+
+def _pictures(
+    folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: dict[str, list[list[dict[str, Any]]]]
+) -> list[str]:
     """Names of the pictures of a study."""
     shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in figures)]
+    if any(figure.kind == "curves" for figure in figures):
+        shown.append(json.dumps(curves))
     shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (study_figures, canvas)]
-    return drawn(folder, shown, lambda place: study_figures.draw_study(place, table, figures, {}))
+    return drawn(folder, shown, lambda place: study_figures.draw_study(place, table, figures, curves))

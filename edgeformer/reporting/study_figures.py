@@ -9,10 +9,10 @@ from typing import Any
 
 from edgeformer.formats.study import FigureSpec, measure
 from edgeformer.formats.study_result import StudyRow, StudyTable
-from edgeformer.reporting.canvas import GREY, INK, PALETTE, can_draw, drawing
+from edgeformer.reporting.canvas import GREY, INK, PALETTE, PAPER, can_draw, drawing
 
-Curves = Mapping[str, Sequence[dict[str, Any]]]
-"""Label of a run → its records, see metrics.jsonl."""
+Curves = Mapping[str, Sequence[Sequence[dict[str, Any]]]]
+"""Name of a run → the records of each of its seeds, see metrics.jsonl."""
 
 
 _NAMED = 4
@@ -21,6 +21,8 @@ _APART = 0.12, 0.04
 """Shares of the axes by which named points of a line are apart; the names of others would cover them."""
 _MARKED = 15
 """Points from which on a curve is a line without marks: scores of epochs have them, losses of steps do not."""
+LEAKS = " (leaks: void)"
+"""Beside the name of a run that sees what it predicts."""
 _WHISKERS: dict[str, Any] = {"ecolor": GREY, "capsize": 3, "elinewidth": 1.2}
 
 
@@ -41,7 +43,7 @@ def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], c
 
 def _draw(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
     if figure.kind == "curves":
-        return _draw_curves(path, figure, curves)
+        return _draw_curves(path, table, figure, curves)
     rows = [row for row in table.rows if figure.at is None or str(figure.at) == row.at]
     asked = [*figure.y, *([figure.x] if figure.kind != "bars" else []), *([figure.size] if figure.size else [])]
     rows = [row for row in rows if all(_value(row, name) is not None for name in asked if name)]
@@ -50,10 +52,41 @@ def _draw(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> 
     draw = {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind]
     height = max(4.4, 1.2 + 0.45 * len(rows)) if figure.kind == "bars" else 4.4
     width = 10.2 if figure.kind == "bubbles" and len(rows) > _NAMED else 7.2
-    with drawing(path, figure.title, len(figure.y), (width * len(figure.y), height)) as axes:
+    title = f"{figure.title} ({seeds_of(rows, figure.y)})"
+    with drawing(path, title, len(figure.y), (width * len(figure.y), height)) as axes:
         for axis, y in zip(axes, figure.y, strict=True):
             draw(axis, rows, figure, y)
+            _name_cut_axes(axis)
     return True
+
+
+def seeds_of(rows: Sequence[StudyRow], names: Sequence[str]) -> str:
+    """Return how many seeds rows are of and what the whiskers of some figures show, for a picture's title."""
+    counts = sorted({max(len(row.keys), 1) for row in rows})
+    cells = [row.cells[name] for row in rows for name in names]
+    if all(cell.sd is None and cell.low is not None for cell in cells):
+        number = "one seed" if counts == [1] else f"{counts[-1]} seeds"
+        return f"{number}, whiskers: least and most of the rounds"
+    if counts == [1]:
+        return "one seed"
+    if counts[0] == 1:
+        return f"one seed, or up to {counts[-1]} with whiskers of ± standard deviation"
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{number} seeds, whiskers: ± standard deviation"
+
+
+def _name_cut_axes(axis: Any) -> None:
+    """Write below the label of an axis that it does not start at zero, where it does not.
+
+    Margins below zero are cut: no figure of a study is negative.
+    """
+    for name in ("x", "y"):
+        low, high = getattr(axis, f"get_{name}lim")()
+        if low < 0 < high and getattr(axis.dataLim, f"{name}0") >= 0:
+            getattr(axis, f"set_{name}lim")(0, high)
+        label = getattr(axis, f"get_{name}label")()
+        if label and min(low, high) > 0:
+            getattr(axis, f"set_{name}label")(f"{label}\n(axis does not start at 0)")
 
 
 def _value(row: StudyRow, name: str) -> float | None:
@@ -65,13 +98,25 @@ def _numbers(rows: Sequence[StudyRow], name: str) -> list[float]:
     return [value for row in rows if (value := _value(row, name)) is not None]
 
 
-def _spread(row: StudyRow, name: str) -> float:
-    return row.cells[name].sd or 0.0
+def _whiskers(rows: Sequence[StudyRow], name: str) -> Any:
+    """Lengths of the whiskers below and above each value, [2, rows]; None where no row has any.
+
+    The standard deviation over the seeds; of what has none, such as ratios of times, the range.
+    """
+    lengths = []
+    for row in rows:
+        cell = row.cells[name]
+        below = above = cell.sd or 0.0
+        if cell.sd is None and cell.low is not None and cell.high is not None and cell.mean is not None:
+            below, above = max(0.0, cell.mean - cell.low), max(0.0, cell.high - cell.mean)
+        lengths.append((below, above))
+    return [list(ends) for ends in zip(*lengths, strict=True)] if any(map(any, lengths)) else None
 
 
 def _named(row: StudyRow, rows: Sequence[StudyRow]) -> str:
     """A row's name: with its part where the rows differ in that, and its group where another one has such a row."""
     name = f"{row.label}, {row.at}" if len({other.at for other in rows}) > 1 else row.label
+    name = f"{name}{LEAKS}" if row.leaks else name
     same = any(other.label == row.label and other.group != row.group for other in rows)
     return f"{name}\n({fill(row.group, 40)})" if same and row.group else name
 
@@ -87,7 +132,8 @@ def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) ->
     for row in sorted(rows, key=lambda row: _value(row, figure.size) or 0.0, reverse=True):  # small ones on top
         at, colour = (_value(row, figure.x), _value(row, y)), colours[row.run]
         area = 1500 * (_value(row, figure.size) or 0.0) / most + 20 if figure.size else 90
-        axis.errorbar(*at, yerr=_spread(row, y) or None, color=colour, capsize=3, linewidth=1)
+        whiskers = {"xerr": _whiskers([row], figure.x), "yerr": _whiskers([row], y)}
+        axis.errorbar(*at, **whiskers, color=colour, capsize=3, linewidth=1)
         axis.scatter(*at, s=area, color=colour, alpha=0.35, linewidth=0)
         axis.scatter(*at, s=9, color=colour)
     _name_bubbles(axis, rows, figure, y)
@@ -133,12 +179,13 @@ def _bars(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> No
     """A bar per row, with what was published as a tick across."""
     places, models = measure(y).places, [*dict.fromkeys(row.label for row in rows)]
     names = [_named(row, rows) for row in rows]
-    values, spreads = _numbers(rows, y), [_spread(row, y) for row in rows]
+    values = _numbers(rows, y)
     # One colour for a model in all groups: that is what the eye compares.
     own: dict[str, Any] = {"color": [PALETTE[models.index(row.label) % len(PALETTE)] for row in rows], "height": 0.62}
     places_of = range(len(rows))  # names alone would put rows of one name onto each other
-    bars = axis.barh(places_of, values, xerr=spreads if any(spreads) else None, error_kw=_WHISKERS, **own)
-    axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=4)
+    bars = axis.barh(places_of, values, xerr=_whiskers(rows, y), error_kw=_WHISKERS, **own)
+    paper: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.0}  # a published tick may lie there
+    axis.bar_label(bars, [f"{value:,.{places}f}" for value in values], fontsize=8, padding=5, bbox=paper)
     printed = [
         (number, row.cells[y].published) for number, row in enumerate(rows) if row.cells[y].published is not None
     ]
@@ -173,7 +220,10 @@ def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> N
         own = [row for row in rows if (row.run, _kind(row)) == (run, kind)]
         own.sort(key=lambda row: _value(row, figure.x) or 0.0)
         line = "o:" if kind else "o-"
-        axis.plot(_numbers(own, figure.x), _numbers(own, y), line, color=colour, label=own[0].label + told)
+        label = own[0].label + told + (LEAKS if own[0].leaks else "")
+        whiskers = {"xerr": _whiskers(own, figure.x), "yerr": _whiskers(own, y)}
+        points = _numbers(own, figure.x), _numbers(own, y)
+        axis.errorbar(*points, **whiskers, fmt=line, color=colour, label=label, capsize=3, elinewidth=0.8)
     axis.set(xlabel=measure(figure.x).heading, ylabel=measure(y).heading)
     axis.margins(0.1)
     axis.legend(frameon=False, fontsize=8)
@@ -185,28 +235,47 @@ def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> N
         if any(abs(across - x) < _APART[0] and abs(up - y_) < _APART[1] for x, y_ in taken):
             continue
         taken.append(place)
-        look: dict[str, Any] = {"ha": "center", "fontsize": 7, "color": colours[row.run]}
-        axis.annotate(row.at, at, xytext=(0, 6), textcoords="offset points", **look)
+        look: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": colours[row.run]}
+        axis.annotate(row.at, at, xytext=(5, 5), textcoords="offset points", **look)  # beside the whiskers
 
 
-def _draw_curves(path: Path, figure: FigureSpec, curves: Curves) -> bool:
-    """Figures of metrics.jsonl over epochs, a line per run: steps where they tell of it, else epochs."""
-    found = [
-        label for label, records in curves.items() if any(name in record for record in records for name in figure.y)
-    ]
+def _draw_curves(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
+    """Draw figures of metrics.jsonl over epochs, a thin line for every seed of a run: per step where there are such."""
+    found = {
+        run: seeds
+        for run, seeds in curves.items()
+        if any(name in record for records in seeds for record in records for name in figure.y)
+    }
     if not found:
         return False
     from matplotlib.ticker import MaxNLocator
 
     width = 6.0 if len(figure.y) < 3 else 3.6
-    with drawing(path, figure.title, len(figure.y), (width * len(figure.y), 4.2)) as axes:
+    seeds = sorted({len(own) for own in found.values()})
+    title = f"{figure.title} ({'one seed' if seeds == [1] else f'a line for each of {seeds[-1]} seeds'})"
+    with drawing(path, title, len(figure.y), (width * len(figure.y), 4.2)) as axes:
         for axis, y in zip(axes, figure.y, strict=True):
-            for number, label in enumerate(found):
-                points = [(record["epoch"], record[y]) for record in curves[label] if y in record]
-                mark = "o-" if len(points) < _MARKED else "-"
-                axis.plot(*zip(*points, strict=True), mark, color=PALETTE[number % len(PALETTE)], label=label,
-                          linewidth=1.2) if points else None  # fmt: skip
-            axis.set(xlabel="epoch", ylabel=y.replace("_", " "))
+            for number, (run, own) in enumerate(found.items()):
+                for place, records in enumerate(own):
+                    points = [(record["epoch"], record[y]) for record in records if y in record]
+                    if not points:
+                        continue
+                    mark = "o-" if len(points) < _MARKED else "-"
+                    look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.2, "markersize": 4}
+                    label = _curve_name(run, found, table) if place == 0 else None
+                    axis.plot(*zip(*points, strict=True), mark, label=label, alpha=0.75, **look)
+            axis.set(xlabel="epoch", ylabel=y.replace("_", " "), xlim=(0, None))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.legend(frameon=False, fontsize=8)
+            _name_cut_axes(axis)
     return True
+
+
+def _curve_name(run: str, others: Curves, table: StudyTable) -> str:
+    """Label of a run, with its group where another run has the same label, and the mark of one that leaks."""
+    rows = {name: next((row for row in table.rows if row.run == name), None) for name in others}
+    own = rows[run]
+    if own is None:
+        return run
+    several = sum(row is not None and row.label == own.label for row in rows.values()) > 1
+    return f"{own.label}{f' ({own.group or run})' if several else ''}{LEAKS if own.leaks else ''}"

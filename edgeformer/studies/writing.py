@@ -28,18 +28,16 @@ def write_study(folder: Path, study: Study, table: StudyTable, jobs: Sequence[Jo
     write_json(folder / "table.json", table)
     write_text(folder / "table.csv", study_csv(table))
     write_text(folder / "table.md", study_markdown(table))
-    figures = draw_study(folder, table, study.figures, _curves(study, jobs, results))
+    figures = draw_study(folder, table, study.figures, _curves(jobs, results))
     write_text(folder / "README.md", study_page(table, figures))
     return [folder / name for name in ("README.md", "table.md", "table.csv", "table.json", *figures)]
 
 
-def _curves(study: Study, jobs: Sequence[Job], results: Results) -> dict[str, Sequence[dict[str, Any]]]:
-    """The records of each row's first seed that has any."""
-    found: dict[str, Sequence[dict[str, Any]]] = {}
+def _curves(jobs: Sequence[Job], results: Results) -> dict[str, list[Sequence[dict[str, Any]]]]:
+    """Return run → the records of each of its seeds that has any."""
+    curves: dict[str, list[Sequence[dict[str, Any]]]] = {}
     for job in jobs:
         known = results.of(job)
         if known is not None and known.run.curve:
-            spec = study.runs[job.row]
-            several = sum(other.label == spec.label for other in study.runs.values()) > 1
-            found.setdefault(f"{spec.label} ({spec.group or job.row})" if several else spec.label, known.run.curve)
-    return found
+            curves.setdefault(job.row, []).append(known.run.curve)
+    return curves

@@ -133,3 +133,11 @@ def test_the_minutes_that_readme_quotes() -> None:
     measured = minutes()
     assert f"the light model took {measured['recurrent_sst2_fast-001']:.0f} minutes on two CPU cores" in text
     assert "a quarter of an hour on two CPU cores" in text and measured["crt_mini"] == pytest.approx(15, abs=1)
+
+
+def test_the_figures_of_paper_b_are_shown() -> None:
+    section = results_page.PAGE.read_text(encoding="utf-8").partition("`edgeformer study crt-training`")[2]
+    section = section.partition("\n### ")[0]
+    for number in (1, 2, 3, 4):
+        assert f"(studies/crt-training/figure{number}.png)" in section
+        assert (ROOT / "docs" / "studies" / "crt-training" / f"figure{number}.png").is_file()

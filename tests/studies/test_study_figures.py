@@ -1,0 +1,89 @@
+"""Pictures of studies say how sure their figures are, where axes begin, and which scores are void."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.formats.study import FigureSpec
+from edgeformer.formats.study_result import Cell, StudyRow, StudyTable
+from edgeformer.reporting import study_figures
+from edgeformer.reporting.study_figures import draw_study, seeds_of
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def row(run: str, *, seeds: int = 3, at: str = "2", leaks: bool = False, **cells: Cell) -> StudyRow:
+    keys = tuple(f"{run}{number}" for number in range(seeds))
+    return StudyRow(run=run, label=run.title(), at=at, origin="here", keys=keys, leaks=leaks, cells=cells)
+
+
+def table_of(*rows: StudyRow) -> StudyTable:
+    return StudyTable(study="made", title="T", element="E", protocol="-", columns=("loss",), rows=rows, minutes=1.0)
+
+
+def drawn(
+    monkeypatch: pytest.MonkeyPatch, table: StudyTable, figure: FigureSpec, curves: Any = None
+) -> tuple[str, Any]:
+    """Return title and axes of a study's one picture, which is drawn and not written."""
+    from matplotlib.figure import Figure
+
+    kept: list[tuple[str, Any]] = []
+
+    @contextmanager
+    def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
+        axes = list(Figure(figsize=size).subplots(1, panels, squeeze=False)[0])
+        kept.append((title, axes))
+        yield axes
+
+    monkeypatch.setattr(study_figures, "drawing", drawing)
+    assert draw_study(Path("nowhere"), table, [figure], curves or {}) == ["figure1.png"]
+    return kept[0]
+
+
+def whiskers(axis: Any) -> list[Any]:
+    from matplotlib.collections import LineCollection
+
+    return [found for found in axis.collections if isinstance(found, LineCollection)]
+
+
+def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are() -> None:
+    spread, lone = Cell(mean=5.3, sd=0.04, n=3), Cell(mean=5.3, n=1)
+    ranged = Cell(mean=2.7, n=3, low=2.6, high=2.9)
+    assert seeds_of([row("a", loss=spread)], ["loss"]) == "3 seeds, whiskers: ± standard deviation"
+    assert seeds_of([row("a", seeds=1, loss=lone)], ["loss"]) == "one seed"
+    assert seeds_of([row("a", seeds=1, loss=lone), row("b", loss=spread)], ["loss"]).startswith("one seed, or up to 3")
+    assert seeds_of([row("a", loss=ranged)], ["loss"]) == "3 seeds, whiskers: least and most of the rounds"
+
+
+@pytest.mark.parametrize("kind", ["lines", "bubbles"])
+def test_points_carry_their_seeds_spread_and_cut_axes_say_so(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    cells = [
+        {"loss": Cell(mean=5.3 + 0.02 * number, sd=0.04, n=3), "latency_ms": Cell(mean=1.0 + 40 * number, n=3)}
+        for number in range(2)
+    ]
+    rows = [row("causal", at=str(2 + 2 * number), **own) for number, own in enumerate(cells)]
+    figure = FigureSpec(kind=kind, title="Loss", x="latency_ms", y=("loss",))
+    title, (axis,) = drawn(monkeypatch, table_of(*rows), figure)
+    assert title == "Loss (3 seeds, whiskers: ± standard deviation)"
+    assert whiskers(axis), "no error bars"
+    assert axis.get_ylabel().endswith("(axis does not start at 0)")
+    assert axis.get_xlim()[0] == 0 and "does not start" not in axis.get_xlabel(), "no time is negative"
+
+
+def test_a_run_that_leaks_is_marked_in_bars_and_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell(mean=1.0, sd=0.2, n=3)
+    table = table_of(row("causal", loss=cell), row("published", leaks=True, loss=cell))
+    _, (axis,) = drawn(monkeypatch, table, FigureSpec(kind="bars", title="Loss", y=("loss",)))
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["Causal", "Published (leaks: void)"]
+    curve = [{"epoch": float(number), "val_loss": 3.0 / number} for number in (1, 2)]
+    curves = {"causal": [curve, curve], "published": [curve, curve]}
+    figure = FigureSpec(kind="curves", title="Validation", y=("val_loss",))
+    title, (axis,) = drawn(monkeypatch, table, figure, curves)
+    assert title == "Validation (a line for each of 2 seeds)" and len(axis.lines) == 4
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["Causal", "Published (leaks: void)"]
+    assert axis.get_ylabel() == "val loss\n(axis does not start at 0)" and axis.get_xlim()[0] == 0
