@@ -59,6 +59,7 @@ def bundles() -> dict[str, str]:
         "all_tokens": f"{vocabulary['original']:,}",
         "kept_coverage": f"{100 * vocabulary['coverage']:.2f} %",
         "scored_tokens": f"{result('2026-11-21-bundle-crt-mini')['artifacts'][0]['validation']['n']:,}",
+        "deep_scored_tokens": f"{result('2026-11-21-bundle-crt-deep')['artifacts'][0]['validation']['n']:,}",
         "step_bundle_mb": f"{deep['onnx-fp16-step']:.1f} MB",
         "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
     }

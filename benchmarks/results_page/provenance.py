@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
+from edgeformer.formats.study import measure
 from edgeformer.formats.study_result import StudyTable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,9 +187,11 @@ def study_origin(folder: Path, table: StudyTable) -> str:
             timed.append(document)
     origin = origin_of([*runs, *timed])
     found = superseded_study(table.study, table.columns, origin.dates[0])
-    named = [
-        (change, one.model_copy(update={"again": one.again.replace("NAME", table.study)})) for change, one in found
-    ]
+    named = []
+    for change, affected in found:
+        columns = ", ".join(measure(name).heading for name in table.columns if name in affected.columns)
+        update = {"figures": columns, "again": affected.again.replace("NAME", table.study)}
+        named.append((change, affected.model_copy(update=update)))
     return "\n\n".join([f"Trained and m{str(origin)[1:]}", *marks(named)])
 
 
@@ -201,11 +204,16 @@ def marks(found: Sequence[tuple[Change, Affected]]) -> list[str]:
     ]
 
 
-def measured(*files: str) -> str:
-    """Return date, machine and code of files below benchmarks/results, and what has superseded them."""
+def measured(*files: str, under: Sequence[str] | None = None) -> str:
+    """Return date, machine and code of files below benchmarks/results, and what has superseded them.
+
+    Args:
+        files: as the section shows them.
+        under: keys of the figures that it shows; None: all.
+    """
     documents = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in files]
     sentences = [str(origin_of(documents, files))]
     for file, document in zip(files, documents, strict=True):
         dates = origin_of([document], [file]).dates
-        sentences += marks(superseded(file, dates[-1] if dates else ""))
+        sentences += marks(superseded(file, dates[-1] if dates else "", path=under))
     return "\n\n".join(dict.fromkeys(sentences))
