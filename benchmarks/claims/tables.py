@@ -38,7 +38,7 @@ def cell(source: Study, figure: str, results: Path) -> Number:
         NotThere: there is no such table yet, the row is not complete, or it was made of other data.
         InputError: the study has no such row or figure, the table shows another study than the one that is written, or
             the row's model sees what it predicts and ``source`` does not expect that.
-        NotHere: the row is of an FP16 graph, and a CPU computed it.
+        NotHere: the row is of an FP16 graph, and a CPU computed it, or nothing says what did.
     """
     value = _cell(source, figure, results).get("mean")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -67,10 +67,25 @@ def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     if not rows:
         raise NotThere(f"{file} has no {named} yet")
     _check_row(source, rows[0], table, f"{file}: {named}")
-    hosts = table.get("hosts", ())
-    if source.at == "fp16" and figure not in SIZES and hosts and all(", cpu," in host for host in hosts):
-        raise NotHere(f"the FP16 graph was computed by a CPU ({'; '.join(hosts)}), which multiplies it in FP32")
+    if source.at == "fp16" and figure not in SIZES:
+        _check_computed_in_fp16(rows[0], results)
     return rows[0]["cells"].get(figure) or {}
+
+
+def _check_computed_in_fp16(row: dict[str, Any], results: Path) -> None:
+    """Raise NotHere where a CPU computed the FP16 graphs of a row, or nothing says what did."""
+    providers = dict.fromkeys(
+        f"{scored['provider']} on {scored['host']}"
+        for key in row.get("keys", ())
+        if (path := results / "studies" / f"{key}.json").is_file()
+        for scored in json.loads(path.read_text(encoding="utf-8"))["evaluation"]["rows"]
+        if "fp16" in scored["artifact"] and scored["provider"]
+    )
+    if not providers:
+        raise NotHere("the results do not say what computed the FP16 graph")
+    on_cpu = [provider for provider in providers if "cpu" in provider.partition(" on ")[0].lower()]
+    if on_cpu:
+        raise NotHere(f"the FP16 graph was computed by {', '.join(on_cpu)}: a CPU multiplies it in FP32")
 
 
 def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where: str) -> None:

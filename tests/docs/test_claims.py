@@ -302,20 +302,29 @@ def test_a_claim_that_our_data_cannot_decide_is_withheld_with_its_reason(tmp_pat
 
 
 TABLE13 = {"kind": "study", "study": "table13", "run": "light", "at": "fp16"}
-CPU, GPU = ["Intel(R) Xeon(R) Processor, cpu, bf16"], ["NVIDIA GeForce RTX 4050 Laptop GPU, cuda, bf16"]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "figure", "expected"),
-    [(CPU, "accuracy", "not testable here"), (GPU, "accuracy", "reproduced"), (CPU, "size_bytes", "reproduced")],
+    ("provider", "figure", "expected", "says"),
+    [
+        ("CPUExecutionProvider", "accuracy", "not testable here", "a CPU multiplies it in FP32"),
+        ("openvino-cpu", "accuracy", "not testable here", "a CPU multiplies it in FP32"),
+        ("CUDAExecutionProvider", "accuracy", "reproduced", "at least that"),
+        (None, "accuracy", "not testable here", "do not say what computed the FP16 graph"),
+        ("CPUExecutionProvider", "size_bytes", "reproduced", "at least that"),
+    ],
 )
 def test_fp16_is_judged_only_where_fp16_was_computed(
-    tmp_path: Path, hosts: list[str], figure: str, expected: str
+    tmp_path: Path, provider: str | None, figure: str, expected: str, says: str
 ) -> None:
     cells = {name: {"mean": 0.91, "sd": None, "n": 1} for name in ("accuracy", "size_bytes")}
-    result = only_result(table(tmp_path, {**TABLE13, "figure": figure}, {"cells": cells}, hosts=hosts))
-    assert result.verdict == expected
-    assert ("multiplies it in FP32" in result.why) is (expected == "not testable here")
+    path = table(tmp_path, {**TABLE13, "figure": figure}, {"cells": cells})
+    scored = [{"artifact": "onnx-fp32", "provider": "CPUExecutionProvider", "host": "h"}]
+    scored.append({"artifact": "onnx-fp16", "provider": provider, "host": "h"})
+    run = json.dumps({"evaluation": {"rows": scored}})
+    (tmp_path / "results" / "studies" / "0a1b.json").write_text(run, encoding="utf-8")
+    result = only_result(path)
+    assert result.verdict == expected and says in result.why
 
 
 def test_no_committed_claim_on_fp16_is_judged_by_a_cpu(claims: Claims) -> None:
