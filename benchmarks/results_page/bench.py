@@ -162,13 +162,17 @@ _DECODE = {
 
 def _decode(told: dict[str, Any]) -> str:
     rows = []
+    loops = max(int(name.rpartition(" ")[2]) for name in told["ms"] if " steps, exit " in name)
     for precision in ("fp32", "int8", "int4", "nbits8"):
         for name, value in told.get(precision, {}).items():
             several = {"": value} if "median" in value else value
-            rows += [
-                [precision.upper(), _DECODE.get(name, name.replace("_", " ")).format(loop=loop), spread(one)]
-                for loop, one in several.items()
-            ]
+            for loop, ratio in several.items():
+                words = _DECODE.get(name, name.replace("_", " ")).format(loop=loop)
+                shown = spread(ratio)
+                if name == "all_loops_over_exit":
+                    most = loops / int(loop)
+                    shown = f"{shown}, {100 * ratio['median'] / most:.0f} % of {most:.3g}"
+                rows.append([precision.upper(), words, shown])
         if reading := told["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
             rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
     return f"Decoding, {told['recipe']}, context {told['context']}:\n\n" + markdown(["", "ratio", ""], rows)

@@ -141,3 +141,11 @@ def test_the_figures_of_paper_b_are_shown() -> None:
     for number in (1, 2, 3, 4):
         assert f"(studies/crt-training/figure{number}.png)" in section
         assert (ROOT / "docs" / "studies" / "crt-training" / f"figure{number}.png").is_file()
+
+
+def test_an_exit_is_shown_over_all_loops_before_the_loops_alone() -> None:
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    table = page.partition("\nDecoding, crt_deep_rtx4050")[2]
+    whole = re.search(r"all loops over exit 2 +\| [\d.]+×.*, \d+ % of 4 ", table)
+    alone = table.index("loops only (embedding and head subtracted), exit 2")
+    assert whole is not None and whole.start() < alone
