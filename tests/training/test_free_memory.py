@@ -122,11 +122,47 @@ def test_a_cards_peak_is_its_allocators_and_windows_has_its_own(monkeypatch: pyt
     assert found == 77 and "working set" in what
 
 
-def test_running_out_of_memory_is_told_from_other_errors() -> None:
-    out = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
-    assert memory.is_out_of_memory(out) and memory.is_out_of_memory(torch.OutOfMemoryError("CUDA"))
-    assert not memory.is_out_of_memory(RuntimeError("shapes do not match"))
-    assert not memory.is_out_of_memory(ValueError("DefaultCPUAllocator"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=str,
+)
+def test_memory_that_ran_out_is_recognised(error: Exception) -> None:
+    assert memory.is_out_of_memory(error)
+
+
+class OutOfResources(Exception):
+    """As Triton's, which derives from Exception."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes do not match"),
+        ValueError("DefaultCPUAllocator"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("CUDA error: too many resources requested for launch"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+        OutOfResources("out of resource: shared memory, Required: 132096, Hardware limit: 101376"),
+        RuntimeError("OutOfResources: out of resource: shared memory, Required: 132096, Hardware limit: 101376"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
+    assert not memory.is_out_of_memory(error)
 
 
 MIB = 2**20

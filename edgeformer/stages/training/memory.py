@@ -4,6 +4,7 @@ tensors without data; what is free on the machine that trains, the peak so far, 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,7 @@ from edgeformer.stages.training.memory_ledger import (
     with_gradients,
     worst_moment,
 )
-from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.stages.training.optimization import allocate_state, build_optimizer
 from edgeformer.stages.training.quick import quicken, quickens
 from edgeformer.tasks import task_named
 
@@ -72,10 +73,7 @@ def _trace(
     ledger = MemoryLedger([*weights, *kept])
     learning = network.learning(model, recipe.training)
     optimizer = build_optimizer(model, recipe.training.optimizer, learning)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # makes its state
-    optimizer.zero_grad()
+    allocate_state(optimizer)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
     half = _FORMATS.get(precision)
@@ -258,8 +256,20 @@ def measured_peak(device_type: str) -> tuple[int | None, str]:
     return peak, "peak resident set of the whole process, libraries and data included"
 
 
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator"
+    r"|CUDA out of memory"  # torch.OutOfMemoryError, wrapped by the compiler
+    r"|CUDA (driver )?error: out of memory"  # AcceleratorError; the allocator's expandable segments
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+    r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory"
+)
+"""Messages of a RuntimeError. Triton's "out of resource: shared memory" is none of them: one block of a kernel asks for
+more than a multiprocessor has, however few rows there are. CUBLAS_STATUS_NOT_INITIALIZED has other causes as well."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for CUDA's own error and for the one of torch's CPU allocator, which is a plain RuntimeError."""
+    """Return whether memory ran out, of the card or of the host, so that a smaller batch may fit."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

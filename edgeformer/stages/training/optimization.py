@@ -68,6 +68,25 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterabl
     return AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach)
 
 
+def allocate_state(optimizer: Optimizer) -> None:
+    """Make the state of :class:`AdamW` for each trained parameter that has none, as its first step would.
+
+    The first step makes the state of one group after it has updated the group before. Where memory runs out in between,
+    neither that step nor another one can follow. Afterwards, a step with the ``fused`` kernels allocates nothing.
+
+    Raises:
+        torch.OutOfMemoryError: what was made so far is complete; another call goes on from there.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and not optimizer.state.get(parameter):
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+
+
 class LearningRate:
     """One schedule behind two calls: after each optimizer step, and after each epoch's validation."""
 

@@ -19,7 +19,7 @@ from edgeformer.stages.training.levers import Levers
 from edgeformer.stages.training.memory import is_out_of_memory
 from edgeformer.stages.training.metrics_log import Meter
 from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import LearningRate, build_optimizer
+from edgeformer.stages.training.optimization import LearningRate, allocate_state, build_optimizer
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.quick import quicken, quickens
 
@@ -52,6 +52,8 @@ class Stepper:
         self._compiled = (
             None if compile_ is None else CompiledModel(self.model, compile_.shapes, graphs=self.levers.graphs)
         )
+        self._allocated = False
+        """Whether optimizer and scaler have all that a step needs; a checkpoint may be loaded before the first one."""
         processes.differ(objective.recipe.seed)
 
     def _not_for_ddp(self) -> None:
@@ -84,21 +86,38 @@ class Stepper:
         """
         # The repetition must draw the same numbers.
         cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        step: Meter | None = None
         while True:
             try:
                 with self.levers.multiplying():
-                    return self._attempt(rows, position)
+                    step = self._attempt(rows, position)
+                    self.optimizer.zero_grad()
+                    return step
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
             # Outside the handler, where nothing refers to the failed attempt's tensors any more.
             self.optimizer.zero_grad()
+            if step is not None:  # the weights are updated already
+                return step
+            self._reset_scaler()
             size = self._halve(position)
             halved(size)
             torch.set_rng_state(cpu)
             if cuda:
                 torch.cuda.set_rng_state_all(cuda)
                 torch.cuda.empty_cache()
+
+    def _reset_scaler(self) -> None:
+        """Clear what a failed attempt left in the gradient scaler; its factor and its count of good steps stay."""
+        scaler = self._processes.accelerator.scaler
+        if scaler is None:
+            return
+        if self._allocated:  # before, the scaler has no factor yet
+            scaler.update(scaler.get_scale())
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        for name in ("grad_scale", "found_inf"):  # the scaler sets them for a fused step, and removes them after it
+            vars(optimizer).pop(name, None)
 
     def _halve(self, position: Position) -> int:
         processes, step = self._processes, position.step + 1
@@ -117,15 +136,20 @@ class Stepper:
         return size
 
     def _attempt(self, rows: NDArray[np.int64], position: Position) -> Meter:
-        step = self._gradient(rows, position.batch_size)
         scaler, norm = self._processes.accelerator.scaler, 0.0
+        if not self._allocated:
+            allocate_state(self.optimizer)
+            if scaler is not None:
+                scaler.scale(torch.zeros((), device=self._processes.device))  # makes its factor
+            self._allocated = True
+        step = self._gradient(rows, position.batch_size)
         if self._config.clip_norm is not None or scaler is None:
             norm = self._processes.clip(self.model, self._config.clip_norm)
         finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
         if scaler is None and not finite:
             raise self._diverged(step, position)
         scale = scaler.get_scale() if scaler is not None else 0.0
-        self.optimizer.step()
+        self._update(position)
         # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
         if scaler is not None and scaler.get_scale() < scale:
             step = self._meter()
@@ -134,8 +158,28 @@ class Stepper:
             raise self._diverged(step, position)
         else:
             self.rate.after_step()
-        self.optimizer.zero_grad()
         return step
+
+    def _update(self, position: Position) -> None:
+        """Let the optimizer take its step. Raises EdgeformerError: memory ran out when a part of it was done."""
+        before = self._updates()
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self._updates() == before:
+                raise
+            fused = self._config.optimizer.kernels == "fused"
+            remedy = "free memory" if fused else "use training.optimizer.kernels: fused, whose step allocates nothing"
+            raise EdgeformerError(
+                f"out of memory inside the optimizer's step {position.step + 1} after it had begun to change weights, "
+                f"so it cannot be repeated; {remedy}, and train again"
+            ) from error
+
+    def _updates(self) -> float:
+        """Return how often the first parameter was updated: what each of AdamW's implementations changes first."""
+        groups = self.optimizer.param_groups
+        first = next(parameter for group in groups for parameter in group["params"] if parameter.grad is not None)
+        return float(self.optimizer.state[first]["step"])
 
     def _gradient(self, rows: NDArray[np.int64], size: int) -> Meter:
         """The gradient of the mean loss over ``rows``, of which each process computes its share; the sums are of all.
