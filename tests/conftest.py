@@ -14,6 +14,7 @@ import pytest
 from edgeformer.families import load_recipe
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from tests.fakes.nvml import Driver, build
 from tests.mounts import on_disk
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -57,6 +58,18 @@ def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
 def small_recipe() -> ClassificationRecipe:
     """A recipe that trains in a second or two on synthetic reviews."""
     return classifier_recipe(SMALL)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for libnvidia-ml.so.1, in a folder of its own."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The stand-in in place of this machine's NVML, as the real pynvml loads it."""
+    return Driver(nvml_library, monkeypatch)
 
 
 @pytest.fixture

@@ -106,11 +106,16 @@ def card_used_bytes(uuid: str) -> int | None:
         return int(memory.used) if memory is not None else None
 
 
-def hides_process_memory(uuid: str) -> bool:
-    """Windows' WDDM driver model manages the card's memory itself and tells nobody which process holds how much."""
+def uses_wddm(uuid: str) -> bool:
+    """Return whether Windows' WDDM driver model manages the card's memory.
+
+    It tells nobody which process holds how much, and puts what the card has no room for into the system's memory.
+    """
     with _card(uuid) as ask:
         model = ask("nvmlDeviceGetCurrentDriverModel")
-        return model is not None and int(model) == _WDDM
+        if model is None:  # a driver without the function's version 2
+            model, _ = ask("nvmlDeviceGetDriverModel_v1") or (None, None)
+        return model == _WDDM
 
 
 def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
@@ -149,7 +154,7 @@ def _nvml() -> Iterator[Ask]:
     def ask(function: str, *arguments: Any) -> Any:
         try:
             return getattr(pynvml, function)(*arguments)
-        except (pynvml.NVMLError, AttributeError):
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError):
             return None
 
     try:

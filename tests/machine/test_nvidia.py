@@ -1,106 +1,89 @@
-"""What NVML says, asked through a stand-in: cards of several platforms, each of which leaves something out."""
+"""What NVML says, through the real pynvml: cards of several platforms, each of which leaves something out."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from edgeformer.machine import nvidia
+from tests.fakes.nvml import FUNCTION_NOT_FOUND, JETSON, LAPTOP, MIB, UUID, WINDOWS, Driver
 
 
-class NvmlError(Exception):
-    """As pynvml's."""
+def test_without_a_driver_there_is_no_card(nvml: Driver) -> None:
+    assert nvidia.gpus() == [] and nvidia.state(UUID) is None and nvidia.driver_version() is None
+    assert "not installed or does not start" in str(nvidia.nvml_problem())
 
 
-class FakeNvml:
-    """One card. A function that the platform lacks raises, as pynvml's do."""
-
-    NVMLError = NvmlError
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers = {"nvmlDeviceGetCount": 1, **answers}
-        self.open = 0
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("nvml"):
-            raise AttributeError(name)
-
-        def ask(*arguments: object) -> Any:
-            if name.startswith("nvmlDeviceGetHandle"):
-                return "handle"
-            if name not in self.answers:
-                raise NvmlError(name)
-            return self.answers[name]
-
-        return ask
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def install(**answers: Any) -> FakeNvml:
-        fake = FakeNvml(**answers)
-        monkeypatch.setitem(sys.modules, "pynvml", fake)
-        return fake
-
-    return install
-
-
-def process(pid: int, used: int | None = None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used)
-
-
-def test_one_moment_of_a_card(nvml: Any) -> None:
-    fake = nvml(
-        nvmlDeviceGetEnforcedPowerLimit=55_000,
-        nvmlDeviceGetCurrentClocksThrottleReasons=0x25,
-        nvmlDeviceGetComputeRunningProcesses=[process(7), process(3)],
-        nvmlDeviceGetGraphicsRunningProcesses=[process(7), process(5)],
-        nvmlDeviceGetClockInfo=1500,
+def test_a_laptops_card_at_one_moment(nvml: Driver) -> None:
+    nvml.answer(LAPTOP)
+    (card,) = nvidia.gpus()
+    assert card == nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", UUID, 6141 * MIB, "8.9")
+    state = nvidia.state(UUID)
+    assert state == nvidia.GpuState(
+        sm_clock_mhz=1500,
+        memory_clock_mhz=8001,
+        temperature_c=67,
+        power_limit_w=55.0,
+        throttle_reasons="0x25",
+        energy_mj=1_000_000,
+        process_ids=(3, 5, 7),  # who draws uses the card, too
+        slowed_by=("power limit", "heat (software)"),  # idling is no slowdown
     )
-    state = nvidia.state("GPU-1")
-    assert state is not None
-    assert (state.power_limit_w, state.sm_clock_mhz, state.temperature_c, state.energy_mj) == (55.0, 1500, None, None)
-    assert state.process_ids == (3, 5, 7), "who draws uses the card, too"
-    assert state.slowed_by == ("power limit", "heat (software)"), "idling is no slowdown"
-    assert fake.open == 0
+    assert nvidia.card_used_bytes(UUID) == 412 * MIB and nvidia.driver_version() == "580.95.05"
+    assert nvidia.process_memory_bytes(7) == 500 and nvidia.process_memory_bytes(9) is None
+    assert not nvidia.uses_wddm(UUID) and nvidia.nvml_problem() is None
+    assert nvidia.state("GPU-of-another-machine") is None
+    assert nvml.opened == 0
 
 
-def test_a_card_that_says_nothing(nvml: Any) -> None:
-    nvml()
-    state = nvidia.state("GPU-1")
-    assert state is not None and state.slowed_by == () and state.process_ids == ()
-    assert nvidia.card_used_bytes("GPU-1") is None
-    assert nvidia.process_memory_bytes(1) is None
-    assert not nvidia.hides_process_memory("GPU-1")
-
-
-def test_memory_of_a_process_and_of_the_card(nvml: Any) -> None:
-    nvml(
-        nvmlDeviceGetComputeRunningProcesses=[process(7, 500), process(8, 900)],
-        nvmlDeviceGetMemoryInfo=SimpleNamespace(total=6000, used=1600),
-    )
-    assert nvidia.process_memory_bytes(7) == 500
-    assert nvidia.process_memory_bytes(9) is None
-    assert nvidia.card_used_bytes("GPU-1") == 1600
-
-
-def test_wddm_hides_the_memory_of_processes(nvml: Any) -> None:
-    nvml(nvmlDeviceGetCurrentDriverModel=0, nvmlDeviceGetComputeRunningProcesses=[process(7, None)])
-    assert nvidia.hides_process_memory("GPU-1")
+def test_windows_hides_the_memory_of_processes(nvml: Driver) -> None:
+    nvml.answer(WINDOWS)
+    assert nvidia.uses_wddm(UUID)
     assert nvidia.process_memory_bytes(7) is None
-    nvml(nvmlDeviceGetCurrentDriverModel=1)
-    assert not nvidia.hides_process_memory("GPU-1"), "TCC and MCDM tell"
+    state = nvidia.state(UUID)
+    assert state is not None and state.process_ids == (5, 7)
+    for other in (1, 2):  # TCC, MCDM
+        nvml.answer({**WINDOWS, "nvmlDeviceGetDriverModel_v2": other})
+        assert not nvidia.uses_wddm(UUID)
+
+
+@pytest.mark.parametrize(("model", "wddm"), [(0, True), (1, False)])
+def test_an_older_driver_has_an_older_function_for_its_model(model: int, wddm: bool, nvml: Driver) -> None:
+    older = {"nvmlDeviceGetDriverModel_v2": FUNCTION_NOT_FOUND, "nvmlDeviceGetDriverModel": model}
+    nvml.answer({**WINDOWS, **older})
+    assert nvidia.uses_wddm(UUID) is wddm
+
+
+def test_a_function_that_the_driver_does_not_have_yet_has_no_answer(nvml: Driver) -> None:
+    lists = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+    nvml.answer({**LAPTOP, **dict.fromkeys(lists, FUNCTION_NOT_FOUND)})
+    state = nvidia.state(UUID)
+    assert state is not None and state.process_ids == () and state.sm_clock_mhz == 1500
+    assert nvidia.process_memory_bytes(7) is None
+
+
+def test_a_jetson_supports_next_to_nothing(nvml: Driver) -> None:
+    nvml.answer(JETSON)
+    assert nvidia.gpus() == [nvidia.Gpu(0, "Orin (nvgpu)", "", None, "8.7")]
+    assert nvidia.state("") is None and nvidia.card_used_bytes("") is None and not nvidia.uses_wddm("")
+    assert nvidia.process_memory_bytes(1) is None
+
+
+def test_a_card_that_says_nothing_of_its_state(nvml: Driver) -> None:
+    nvml.answer({"nvmlDeviceGetCount": 1, "nvmlDeviceGetUUID": UUID})
+    assert nvidia.state(UUID) == nvidia.GpuState(None, None, None, None, None, None, ())
+    assert nvidia.card_used_bytes(UUID) is None
+
+
+def test_pynvml_finds_the_library_by_its_name(nvml: Driver) -> None:
+    """In a process of its own, which loads it as it loads the driver's."""
+    nvml.answer(LAPTOP)
+    program = "from edgeformer.machine import nvidia; print(*[card.name for card in nvidia.gpus()])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == LAPTOP["nvmlDeviceGetName"]
 
 
 def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: process if pid == os.getpid() else None)
         monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: next(cards, None))
         monkeypatch.setattr(nvidia, "shares_system_memory", lambda: system is not None)
-        monkeypatch.setattr(nvidia, "hides_process_memory", lambda uuid: wddm)
+        monkeypatch.setattr(nvidia, "uses_wddm", lambda uuid: wddm)
         memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=10_000, available=10_000 - next(systems)))
         monkeypatch.setattr(memory_module, "psutil", memory if system is not None else psutil)
 
@@ -195,7 +195,7 @@ def test_the_card_is_asked_by_its_number_and_not_at_all_without_one(
     machine(card=(1000, 1000))
     assert gpu_memory_in_use(None) == {}
     monkeypatch.setattr(nvidia, "card_used_bytes", {"GPU-1": 1000, "GPU-2": 2000}.get)
-    monkeypatch.setattr(nvidia, "hides_process_memory", {"GPU-1": False, "GPU-2": True}.get)
+    monkeypatch.setattr(nvidia, "uses_wddm", {"GPU-1": False, "GPU-2": True}.get)
     assert gpu_memory_in_use("GPU-2") == {"card (NVML)": 2000}
     for uuid, hidden in (("GPU-1", False), ("GPU-2", True)):
         memory = gpu_memory(uuid, {"card (NVML)": 1000}, {"card (NVML)": 7})

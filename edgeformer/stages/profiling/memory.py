@@ -191,7 +191,7 @@ def gpu_memory(uuid: str | None, before: Mapping[str, int], found: Mapping[str, 
         before: :func:`gpu_memory_in_use` before anything was opened.
         found: as :func:`gpu_memory_by_name` gives it.
     """
-    hidden = uuid is not None and PROCESS not in found and nvidia.hides_process_memory(uuid)
+    hidden = uuid is not None and PROCESS not in found and nvidia.uses_wddm(uuid)
     note = "Windows' WDDM driver model hides the memory of single processes"
     for name, method in _METHODS.items():
         if name in found:
