@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field, TypeAdapter
 
 from edgeformer.formats.base import Frozen
+from edgeformer.machine import nvidia
 from edgeformer.stages.profiling import process
 from edgeformer.stages.profiling.process import End, Job, child_environment, run_job
+from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
 
 class Question(Job):
@@ -92,3 +94,21 @@ def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) 
     assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert "OMP_PROC_BIND" not in os.environ
+
+
+@pytest.mark.parametrize("persona", [LAPTOP, JETSON])
+def test_a_child_sees_the_card_that_has_a_uuid_and_else_what_the_user_lets_it(
+    persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.answer(persona)
+    (card,) = nvidia.gpus()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for already in (None, "0"):
+        if already is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", already)
+        environment = child_environment(Question(number=1, threads=2, gpu_uuid=card.uuid))
+        assert environment.get("CUDA_VISIBLE_DEVICES") == (UUID if persona is LAPTOP else already)
+    instance = Question(number=1, threads=2, gpu_uuid="MIG-1")
+    assert child_environment(instance)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    foreign = Question(number=1, threads=2, gpu_uuid="ddb8f2c5-4050")
+    assert child_environment(foreign)["CUDA_VISIBLE_DEVICES"] == "0"

@@ -91,7 +91,8 @@ def child_environment(job: Job) -> dict[str, str]:
     The user's own OpenMP settings are kept.
     """
     pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
-    visible = {"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if job.gpu_uuid is not None else {}
+    # An unknown UUID is empty or of another form (Jetson); CUDA would see no card at all.
+    visible = {"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if (job.gpu_uuid or "").startswith(("GPU-", "MIG-")) else {}
     return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
