@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes, parse_bytes
 from edgeformer.stages.training import train
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision, suggest
+from edgeformer.stages.training.processes import Processes
+from edgeformer.stages.training.train import TrainOptions
+from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 
 MIB = 2**20
 RTX = load_profile("rtx4050")
@@ -65,17 +70,47 @@ def test_the_context_of_cuda_is_taken_before_the_first_tensor() -> None:
     assert "for CUDA's context" not in plan(recipe, without).budget_source
 
 
-def test_as_device_leaves_the_context_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_device_leaves_the_context_out_too(nvml: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a larger card would be capped to; its driver is the only part that is not here."""
+    nvml.answer(LAPTOP)
     total, capped = 16 * 2**30, list[float]()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=total))
+    card = SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", capped.append)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**20)
     assert RTX.usable_memory_bytes is not None
     usable = RTX.usable_memory_bytes.value
     free, what = train._cap(RTX, "cuda", 15 * 2**30)
     assert free == usable - CONTEXT and capped == [(usable - CONTEXT) / total]
     assert what == f"what rtx4050 leaves to a process, less {format_bytes(CONTEXT)} for CUDA's context"
     assert train._cap(RTX, "cuda", 2**30)[0] == 2**30  # others are on the card already
+    assert capped.pop() == (usable - CONTEXT) / total, "they may leave it again, and until then the driver says no"
+    nvml.answer(WINDOWS)
+    assert train._cap(RTX, "cuda", 2**30)[0] == 2**30
+    assert capped.pop() == (2**30 + 2**20) / total, "nobody would say no"
+
+
+@pytest.mark.parametrize("persona", [WINDOWS, LAPTOP])
+def test_the_allocator_is_capped_where_the_driver_would_take_the_systems_memory(
+    persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Windows' WDDM lets no allocation fail; torch's own allocator must, or no step is ever repeated in pieces."""
+    nvml.answer(persona)
+    total, free, reserved, capped = 6 * 2**30, 5 * 2**30, 2**29, list[float]()
+    card = SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-"))
+    for name, answer in {
+        "get_device_properties": card,
+        "get_device_name": LAPTOP["nvmlDeviceGetName"],
+        "mem_get_info": (free, total),
+        "memory_reserved": reserved,
+        "reset_peak_memory_stats": None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", capped.append)
+    processes = SimpleNamespace(device=torch.device("cuda"), count=1, here=1, sharded=False, precision="bf16")
+    use = train._memory(load_recipe("quickstart"), TrainOptions(tmp_path), cast(Processes, processes))
+    assert use.budget_bytes == free
+    assert capped == ([(free + reserved) / total] if persona is WINDOWS else [])
 
 
 def test_the_host_is_asked_for_its_memory() -> None:

@@ -23,6 +23,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.plan import MemoryBreakdown
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes
+from edgeformer.machine import nvidia
 from edgeformer.machine.free_memory import host_free_bytes
 from edgeformer.machine.heap import OWN_PAGES
 from edgeformer.stages.training.memory_ledger import (
@@ -203,6 +204,20 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
         name = torch.cuda.get_device_name()
         return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
     return host_free_bytes()
+
+
+def spills() -> bool:
+    """Return whether the current CUDA card puts what it has no room for into the system's memory, as Windows does.
+
+    No allocation fails there unless torch's allocator is capped: training becomes many times slower instead.
+    """
+    return nvidia.uses_wddm(f"GPU-{torch.cuda.get_device_properties().uuid}")
+
+
+def cap_allocator(limit_bytes: int) -> None:
+    """Let torch's allocator run out of memory at ``limit_bytes`` of the current CUDA card."""
+    total = torch.cuda.get_device_properties().total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
 
 
 _HELD_PER_BYTE = 2

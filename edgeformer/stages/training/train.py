@@ -27,7 +27,14 @@ from edgeformer.machine.signals import catching
 from edgeformer.stages.training.checkpoints import Checkpoints
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.memory import check_data_fits, free_bytes, predict_peak, share_of
+from edgeformer.stages.training.memory import (
+    cap_allocator,
+    check_data_fits,
+    free_bytes,
+    predict_peak,
+    share_of,
+    spills,
+)
 from edgeformer.stages.training.metrics_log import MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.plan import check_fits, context_of
@@ -215,13 +222,18 @@ class StopSignals:
 
 
 def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> MemoryUse:
-    """Predict the peak and refuse what cannot fit; with ``as_device``, cap the allocator to that profile first."""
+    """Predict the peak and refuse what cannot fit.
+
+    With ``as_device``, the allocator is capped to that profile first; under Windows' WDDM to what is free on the card.
+    """
     kind: Literal["cpu", "cuda"] = "cuda" if processes.device.type == "cuda" else "cpu"
     free, what = free_bytes(kind)
     if kind == "cpu" and processes.here > 1:
         free, what = free // processes.here, f"a {processes.here}th of what is {what}"
     if options.as_device is not None:
         free, what = _cap(options.as_device, kind, free)
+    elif kind == "cuda" and spills():
+        cap_allocator(free + torch.cuda.memory_reserved())
     if kind == "cuda":  # a process's resident peak only ever grows
         torch.cuda.reset_peak_memory_stats()
     share, precision = share_of(recipe, processes.count), processes.precision
@@ -242,11 +254,10 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
     usable = device.usable_memory_bytes or device.memory_bytes
     if usable is None:
         raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
-    total = torch.cuda.get_device_properties().total_memory  # of this process's card
     context, less = context_of(device)
-    # The fraction caps what the allocator takes; on the smaller card the context would have taken its part before.
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (usable.value - context) / total))
-    return min(free, usable.value - context), f"what {device.name} leaves to a process{less}"
+    limit = usable.value - context  # on the smaller card the context would have taken its part before
+    cap_allocator(min(free + torch.cuda.memory_reserved(), limit) if spills() else limit)
+    return min(free, limit), f"what {device.name} leaves to a process{less}"
 
 
 def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:
