@@ -11,11 +11,10 @@ from edgeformer.stages.profiling.measure import measure, summarise
 
 TINY = MeasureRules(
     warmup_min_s=0.0, warmup_min_calls=1, warmup_max_s=0.05, window_calls=1, min_s=0.0, min_calls=3, max_s=0.2,
-    idle_s=0.0, energy_s=0.02,
+    idle_s=0.01, energy_s=0.02,
 )  # fmt: skip
-SHORT = MeasureRules(warmup_max_s=3.0, min_s=0.5, max_s=5.0, idle_s=3.0, energy_s=5.0)
-"""Of a row that has minutes for dozens of cases; energy needs the longer loops, its counter steps some ten times a
-second."""
+SHORT = MeasureRules(warmup_max_s=3.0, min_s=0.5, max_s=5.0)
+"""Of a row that has minutes for dozens of cases; energy takes as long as anywhere."""
 
 
 def rules_of(tiny: bool) -> MeasureRules:

@@ -23,7 +23,9 @@ class MeasureRules:
     Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
     ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; at
     ``warmup_max_s`` it ends unsettled. Measuring ends when ``min_s`` and ``min_calls`` are both reached, or
-    at ``max_s``. Energy is read over ``energy_s``, after ``idle_s`` of idling.
+    at ``max_s``. Energy is read over ``energy_s`` (0: not at all) once the idle power has settled: the means of the
+    last ``windows`` windows of ``idle_s`` lie within ``window_tolerance`` of each other. After ``idle_windows``
+    windows without that, energy is unavailable.
     """
 
     warmup_min_s: float = 0.2
@@ -36,7 +38,8 @@ class MeasureRules:
     min_calls: int = 100
     max_s: float = 60.0
     idle_s: float = 1.0
-    energy_s: float = 2.0
+    idle_windows: int = 30
+    energy_s: float = 5.0
     repeat_tolerance: float = 0.05
 
     def repeated(self) -> MeasureRules:
@@ -59,4 +62,4 @@ class MeasureRules:
     @property
     def longest_s(self) -> float:
         """Upper bound of one shape's loops, without the time by which a last slow call overruns."""
-        return self.warmup_max_s + self.max_s + self.idle_s + self.energy_s
+        return self.warmup_max_s + self.max_s + self.idle_s * self.idle_windows + self.energy_s

@@ -113,7 +113,7 @@ def test_a_second_process_takes_a_third_and_no_energy() -> None:
     assert MeasureRules().repeated() == MeasureRules(
         warmup_max_s=10.0, min_s=1.0, min_calls=34, max_s=20.0, idle_s=0.0, energy_s=0.0
     )
-    assert MeasureRules().longest_s == 30.0 + 60.0 + 1.0 + 2.0
+    assert MeasureRules().longest_s == 30.0 + 60.0 + 30 * 1.0 + 5.0
 
 
 def test_throttling_while_measured_is_not_stable() -> None:

@@ -1,4 +1,4 @@
-"""Energy per call: a counter read around a loop of its own, minus what the idle machine draws meanwhile."""
+"""Energy per call: a counter read around a loop of its own, minus what the settled idle machine draws meanwhile."""
 
 from __future__ import annotations
 
@@ -79,10 +79,12 @@ def measure_energy(
     """
     if isinstance(counter, str):
         return Energy(status="unavailable", reason=counter)
+    if rules.energy_s == 0:
+        return Energy(status="unavailable", reason="these rules measure no energy")
     try:
-        before, began = counter.read(), clock()
-        sleep(rules.idle_s)
-        idle_mw = counter.used_mj(before, counter.read()) / max(clock() - began, 1e-9)
+        idle_mw = _settled_idle_mw(counter, rules, clock, sleep)
+        if isinstance(idle_mw, str):
+            return Energy(status="unavailable", reason=f"{counter.name}: {idle_mw}")
         before, began, calls = counter.read(), clock(), 0
         while calls == 0 or clock() - began < rules.energy_s:
             call(calls)
@@ -94,3 +96,26 @@ def measure_energy(
     if above_idle_mj <= 0:
         return Energy(status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine")
     return Energy(status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted")
+
+
+def _settled_idle_mw(
+    counter: EnergyCounter, rules: MeasureRules, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> float | str:
+    """Return what the idle machine draws in milliwatts, or why that is not known.
+
+    A GPU keeps its clocks up for seconds after its last kernel, and cools down for longer.
+    """
+    powers_mw: list[float] = []
+    began = clock()
+    for _ in range(rules.idle_windows):
+        before, window_began = counter.read(), clock()
+        sleep(rules.idle_s)
+        powers_mw.append(counter.used_mj(before, counter.read()) / max(clock() - window_began, 1e-9))
+        recent = powers_mw[-rules.windows :]
+        if len(recent) == rules.windows and max(recent) <= min(recent) * (1 + rules.window_tolerance):
+            return sum(recent) / len(recent)
+    low, high = (value(powers_mw[-rules.windows :]) / 1000 for value in (min, max))
+    return (
+        f"the idle power did not settle within {clock() - began:.0f} s ({low:.1f} to {high:.1f} W in the last "
+        f"{rules.windows} windows of {rules.idle_s:g} s)"
+    )

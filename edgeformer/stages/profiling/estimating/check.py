@@ -153,7 +153,7 @@ def check_estimates(
                     provider=calibration.provider,
                     threads=calibration.threads,
                     shapes=part,
-                    rules=rules or MeasureRules(),
+                    rules=rules or MeasureRules(energy_s=0.0),
                 )
                 cases += _cases(bundle, spec, device, progress or Silent())
     if not cases and fitted:
