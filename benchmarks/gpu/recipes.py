@@ -146,13 +146,17 @@ def trained(run: Run) -> Figures:
     found |= {"first_loss": records[0]["loss"], "last_loss": records[-1]["loss"]} if records else {}
     if memory is not None:
         predicted, measured = memory.predicted_peak_bytes, memory.measured_peak_bytes
+        compared = predicted
+        if memory.device == "cuda" and predicted is not None:
+            # The measured peak is of allocated tensors: without the allocator's gaps, which the reserve is for.
+            compared = predicted - (memory.predicted_reserve_bytes or 0)
         found |= {
             "predicted_peak_bytes": predicted,
             "measured_peak_bytes": measured,
             "budget_bytes": memory.budget_bytes,
         }
         found |= {"measured_as": memory.measured_as}
-        found["predicted_over_measured"] = predicted / measured if predicted and measured else None
+        found["predicted_over_measured"] = compared / measured if compared and measured else None
     return found
 
 

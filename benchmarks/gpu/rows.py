@@ -12,12 +12,13 @@ from benchmarks.gpu import (
     levers,
     marked_tests,
     number_formats,
+    out_of_memory,
     six_gigabytes,
 )
 from benchmarks.gpu.session import Row
 
 _MODULES = (
     six_gigabytes, levers, encoder_tables, early_exit, causal_crt, estimates, number_formats, energy, marked_tests,
-    folding,
+    folding, out_of_memory,
 )  # fmt: skip
 ROWS: tuple[Row, ...] = tuple(sorted((module.ROW for module in _MODULES), key=lambda row: row.number))

@@ -86,6 +86,10 @@ class MemoryUse(Frozen):
 
     device: str = Field(description="what the prediction was made for: cpu or cuda")
     predicted_peak_bytes: int | None = None
+    predicted_reserve_bytes: int | None = Field(
+        None,
+        description="part of the prediction that no tensor accounts for; a CUDA card's measured peak lacks it",
+    )
     measured_peak_bytes: int | None = None
     measured_as: str | None = Field(None, description="what the measured figure is")
     budget_bytes: int | None = None

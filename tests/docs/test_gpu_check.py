@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import estimates, facts, levers
+from benchmarks.gpu import estimates, facts, levers, out_of_memory, six_gigabytes
 from benchmarks.gpu import pack as packing
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
@@ -23,6 +23,7 @@ from edgeformer.data.english import SENTENCES
 from edgeformer.families import load_recipe
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, InterruptedRun
+from edgeformer.formats.recipe import Recipe
 from tests.docs.document import ROOT
 
 
@@ -52,7 +53,31 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
     assert document["dry_run"] is True and document["commit"] == "0.1.0+0123456789" and document["versions"]["torch"]  # type: ignore[index]
     shown = table(row.columns, cases)
     assert [name for name, case in cases.items() if "figures" not in case] == []
+    if row.topic == "out-of-memory":
+        summary = document["summary"]
+        assert isinstance(summary, dict) and len(summary) == 2 * len(out_of_memory.PHASES)
+        assert all(case["survived"] and case["noise"] == 0.0 for case in summary.values())
     assert shown.count("\n") == len(cases) + 1 and len(shown.splitlines()[0].split("|")) == len(row.columns) + 3
+
+
+def test_a_peak_of_tensors_is_compared_with_a_prediction_of_tensors(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that needs exactly what was predicted is off by nothing, however large the reserve is."""
+
+    def some_steps(session: Session, recipe: Recipe, *_: object) -> dict[str, object]:
+        planned = session.figures("plan --device rtx4050")
+        assert planned is not None and planned["breakdown"]["reserve"] > 64 * 2**20
+        peaks = {"reserved_peak_bytes": planned["peak_bytes"]}
+        peaks["measured_peak_bytes"] = planned["peak_bytes"] - planned["breakdown"]["reserve"]
+        return {**peaks, "batch_size": recipe.training.batch_size}
+
+    monkeypatch.setattr(six_gigabytes, "some_steps", some_steps)
+    row = next(row for row in ROWS if row.topic == "six-gigabytes")
+    assert perform(row, options) == DONE
+    assert written(options, row)["summary"] == {
+        "prediction_off": 0.0, "within": True, "ran_out_of_memory": False, "with_reserve_off": 0.0,
+    }  # fmt: skip
 
 
 def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options) -> None:
@@ -66,7 +91,7 @@ def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options
 
 
 def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
-    assert [row.number for row in ROWS] == list(range(1, 11))
+    assert [row.number for row in ROWS] == [*range(1, 11), 12]
     assert len({row.topic for row in ROWS}) == len(ROWS)
     for row in ROWS:
         source = Path(sessions.__file__).parent / f"{row.module}.py"

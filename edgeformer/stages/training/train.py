@@ -245,7 +245,12 @@ def _memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> Memo
         breakdown = check_fits(
             share, device_kind=kind, precision=precision, free=(free, what), processes=count, sharded=sharded
         )
-    return MemoryUse(device=kind, predicted_peak_bytes=breakdown.peak_bytes, budget_bytes=free)
+    return MemoryUse(
+        device=kind,
+        predicted_peak_bytes=breakdown.peak_bytes,
+        predicted_reserve_bytes=breakdown.reserve,
+        budget_bytes=free,
+    )
 
 
 def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
