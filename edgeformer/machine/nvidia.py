@@ -115,7 +115,7 @@ def uses_wddm(uuid: str) -> bool:
         model = ask("nvmlDeviceGetCurrentDriverModel")
         if model is None:  # a driver without the function's version 2
             model, _ = ask("nvmlDeviceGetDriverModel_v1") or (None, None)
-        return model == _WDDM
+        return bool(model == _WDDM)
 
 
 def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:

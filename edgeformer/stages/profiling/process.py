@@ -92,7 +92,8 @@ def child_environment(job: Job) -> dict[str, str]:
     """
     pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
     # An unknown UUID is empty or of another form (Jetson); CUDA would see no card at all.
-    visible = {"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if (job.gpu_uuid or "").startswith(("GPU-", "MIG-")) else {}
+    uuid = job.gpu_uuid or ""
+    visible = {"CUDA_VISIBLE_DEVICES": uuid} if uuid.startswith(("GPU-", "MIG-")) else {}
     return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
