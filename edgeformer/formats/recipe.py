@@ -36,7 +36,8 @@ class OptimizerConfig(Frozen):
     kernels: Literal["fused", "foreach", "loop"] = Field(
         "fused",
         description="a step in one kernel, in one for each operation on all weights, or in one for each operation on "
-        "each weight; the same result but for rounding",
+        "each weight; the same result but for rounding. `fused` alone allocates nothing: where memory runs out inside "
+        "a step of the others, some weights have changed, and the run ends",
     )
 
 
