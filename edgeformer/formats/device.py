@@ -213,6 +213,11 @@ class DeviceProfile(Frozen):
     name: Name
     title: str
     kind: Literal["cuda", "cpu"]
+    tensorrt: Literal["rtx", "enterprise", "none"] | None = Field(
+        None,
+        description="what `export --trt` builds its engines with: TensorRT for RTX; TensorRT itself, on the device; or "
+        "nothing. Absent: `rtx` where the title or `match` says RTX, else `enterprise`",
+    )
     match: str | None = Field(
         None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
     )
@@ -240,3 +245,12 @@ class DeviceProfile(Frozen):
     power: Fact[Power] | None = None
     budgets: Budgets = Budgets()
     calibration: Calibration | None = Field(None, description="written by `profile --calibrate`; never by hand")
+
+    @property
+    def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:
+        """``tensorrt``, or what follows from the device's name where the profile does not say it."""
+        if self.tensorrt is not None:
+            return self.tensorrt
+        if self.kind != "cuda":
+            return "none"
+        return "rtx" if "RTX" in f"{self.title} {self.match or ''}".upper().split() else "enterprise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
@@ -16,13 +17,14 @@ from edgeformer.backends.tensorrt.builders import (
 )
 from edgeformer.backends.tensorrt.engine import text_shapes
 from edgeformer.backends.tensorrt.state import TensorRTState, judge
+from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import install_hint
 from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
 
 RTX = judge(
-    "tensorrt-rtx", Answer({"version": "1.7", "builder": True, "capabilities": ["7.5", "8.9"]}), "no driver", []
+    "tensorrt-rtx", Answer({"version": "1.7", "builder": True, "capabilities": ["7.5", "8.0", "8.9"]}), "no driver", []
 )
 NO_RTX = judge("tensorrt-rtx", None, "no driver", [])
 NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
@@ -43,7 +45,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop", "l4", "t4", "gtx1650"])
+@pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop"])
 def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None:
     target = plan(device, RTX, NO_TENSORRT)
     assert isinstance(target, Target)
@@ -55,20 +57,58 @@ def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None
     [
         ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "TensorRT of JetPack, on the Jetson itself"),
         ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB", "tensorrt, on that very GPU"),
+        ("t4", "NVIDIA Tesla T4", "tensorrt, on that very GPU"),
+        ("l4", "NVIDIA L4", "tensorrt, on that very GPU"),
+        ("gtx1650", "NVIDIA GeForce GTX 1650", "tensorrt, on that very GPU"),
     ],
 )
-def test_what_rtx_does_not_support_is_refused_by_name(device: str, named: str, instead: str, plan: Plan) -> None:
+def test_what_is_no_rtx_card_takes_tensorrt_whatever_its_capability(
+    device: str, named: str, instead: str, plan: Plan
+) -> None:
+    """The capability of each of them is among those that tensorrt-rtx builds for, but for the first two."""
     profile = load_profile(device)
     assert profile.compute_capability is not None
     refused = plan(device, RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
         f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
-        "tensorrt-rtx supports only compute capability 7.5, 8.9",
+        "this profile says tensorrt: enterprise",
         f"Use {instead}",
         "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
     ):
         assert part in refused.reason
+
+
+def test_an_rtx_card_that_this_tensorrt_rtx_does_not_know_is_refused(plan: Plan) -> None:
+    refused = plan("rtx3050-6gb", RTX, NO_TENSORRT)  # 8.6, of which the stand-in has no code
+    assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
+    assert "this tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9; install a newer one" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("title", "key", "chosen"),
+    [
+        ("NVIDIA RTX A2000 12GB", None, "rtx"),
+        ("NVIDIA GeForce RTX 2060", None, "rtx"),
+        ("NVIDIA GeForce GTX 1660", None, "enterprise"),
+        ("NVIDIA A10", None, "enterprise"),
+        ("NVIDIA A10", "rtx", "rtx"),
+        ("NVIDIA GeForce RTX 2060", "enterprise", "enterprise"),
+        ("NVIDIA Tesla K80", "none", "none"),
+    ],
+)
+def test_a_profile_without_the_key_is_judged_by_its_name(
+    title: str, key: Literal["rtx", "enterprise", "none"] | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability = Fact(value="7.5", source="test", verified=False)
+    device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
+    assert device.tensorrt_edition == chosen
+    known = {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}
+    monkeypatch.setattr(builders, "tensorrt_state", known.__getitem__)
+    plan = TensorRTBuilder().plan(device)
+    assert isinstance(plan, Target if chosen == "rtx" else Unavailable)
+    assert chosen != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in plan.reason
 
 
 def test_a_missing_rtx_package_is_named_with_its_extra(plan: Plan) -> None:

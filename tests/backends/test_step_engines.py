@@ -14,7 +14,7 @@ import pytest
 
 from edgeformer.backends.backend import BuildJob, OpenOptions, Target
 from edgeformer.backends.tensorrt import BACKEND
-from edgeformer.backends.tensorrt.builders import TensorRTBuilder
+from edgeformer.backends.tensorrt.builders import RTX_INT8, TensorRTBuilder
 from edgeformer.backends.tensorrt.graph import OnCard, TensorRTGraph
 from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.errors import DataError, InputError
@@ -99,12 +99,16 @@ class TestBuilt:
         golden = opened.golden().inputs(("input_ids", "attention_mask"))
         calls = [{name: array[row : row + 1] for name, array in golden.items()} for row in range(8)]
         graphs = (opened.artifact("onnx-fp32"), opened.artifact("onnx-int8"))
-        job = BuildJob(bundle, graphs, "fp16", 24, 64, None, SILENT, print, lambda: None, calibration=lambda: calls)
+        notes: list[str] = []
+        job = BuildJob(
+            bundle, graphs, "fp16", 24, 64, None, SILENT, notes.append, lambda: None, calibration=lambda: calls
+        )
         (engine,) = TensorRTBuilder().build(TARGET, job)
         assert (engine.id, engine.precision, engine.status, engine.reason) == (
             "tensorrt-rtx-int8", "int8", "built", None,
         )  # fmt: skip
         assert engine.parity is not None and engine.parity.tolerance_kind == "score"
+        assert RTX_INT8 in notes, "an INT8 engine may gain nothing on an RTX card"
         assert engine.engine is not None and engine.engine.layers_by_precision["INT8"] > 0
         assert engine.engine.weight_elements["INT8"] > engine.engine.weight_elements["FP32"]
         assert sorted(path.suffix for path in (bundle / "engines").iterdir() if "int8" in path.name) == [".engine"]

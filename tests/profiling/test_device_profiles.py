@@ -35,6 +35,15 @@ NEEDED = (
 )  # fmt: skip
 
 
+def test_every_profile_says_which_tensorrt_supports_it() -> None:
+    """By NVIDIA's support matrix: T4, L4 and A100 are no RTX cards, although tensorrt-rtx has code for 7.5, 8.0 and
+    8.9."""
+    by_name = {name: load_profile(name).tensorrt for name in NAMES}
+    assert [name for name, key in by_name.items() if key == "rtx"] == ["rtx3050-6gb", "rtx4050", "rtx4060-laptop"]
+    for name, key in by_name.items():
+        assert (key == "none") == (load_profile(name).kind == "cpu"), name
+
+
 def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
     """Every fact of a profile, the peaks among them."""
     for owner in (profile, profile.peaks):

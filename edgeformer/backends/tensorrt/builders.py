@@ -36,6 +36,12 @@ _JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
 _INT8 = "openvino"
 """The extra that NNCF is in."""
 
+RTX_INT8 = (
+    "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
+    "INT8 for weights only: they may be no faster than FP16. Nobody has measured it here; compare both with edgeformer "
+    "profile on the card"
+)
+
 _LOOP = "loop"
 """The part of a step artifact whose file is the artifact's own."""
 
@@ -62,6 +68,9 @@ class EngineBuilder(Builder):
         if device.kind != "cuda" or device.compute_capability is None:
             reason = f"{named}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
             return Unavailable(self.formats[0], reason)
+        if device.tensorrt_edition == "none":
+            reason = f"{named}): its profile says that no TensorRT supports it (tensorrt: none); name another --target"
+            return Unavailable(self.formats[0], reason)
         return self._plan(device, device.compute_capability.value, named)
 
     @abstractmethod
@@ -72,7 +81,7 @@ class EngineBuilder(Builder):
 class TensorRTBuilder(EngineBuilder):
     """``--trt``: an engine of every graph in the precision that was asked for, of step and decode graphs, too.
 
-    By tensorrt-rtx where it supports the device, else by tensorrt on that very device.
+    By tensorrt-rtx where the device's profile says so (``tensorrt: rtx``), else by tensorrt on that very device.
     What an engine answers is checked by export where it can be opened, else by ``verify --write`` on its device.
     """
 
@@ -82,23 +91,32 @@ class TensorRTBuilder(EngineBuilder):
 
     def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
         named += f", compute capability {capability})"
-        rtx = tensorrt_state("tensorrt-rtx")
-        supported = rtx.capabilities or RTX_CAPABILITIES
-        missing = rtx.missing_to_build()
-        if capability in supported and not missing:
-            return Target("tensorrt-rtx", device.name, capability)
         problem = _why_not_on_device(tensorrt_state("tensorrt"), device, capability)
+        if device.tensorrt_edition == "rtx":
+            rtx = tensorrt_state("tensorrt-rtx")
+            supported = rtx.capabilities or RTX_CAPABILITIES
+            missing = rtx.missing_to_build()
+            if capability in supported and not missing:
+                return Target("tensorrt-rtx", device.name, capability)
+            if problem is None:
+                return Target("tensorrt", device.name, capability)
+            if capability in supported:
+                here = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+                return Unavailable("tensorrt-rtx", f"{named}: {here}")
+            return Unavailable(
+                "tensorrt-rtx",
+                f"{named}: its profile says tensorrt: rtx, but this tensorrt-rtx builds only for compute capability "
+                f"{', '.join(supported)}; install a newer one, or use tensorrt on that very GPU (here {problem})",
+            )
         if problem is None:
             return Target("tensorrt", device.name, capability)
-        if capability in supported:
-            here = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
-            return Unavailable("tensorrt-rtx", f"{named}: {here}")
-        on_jetson = capability in _JETSON
-        alternative = "TensorRT of JetPack, on the Jetson itself" if on_jetson else "tensorrt, on that very GPU"
+        alternative = (
+            "TensorRT of JetPack, on the Jetson itself" if capability in _JETSON else "tensorrt, on that very GPU"
+        )
         return Unavailable(
             "tensorrt",
-            f"{named}: tensorrt-rtx supports only compute capability {', '.join(supported)}. Use {alternative}; "
-            f"here {problem}",
+            f"{named}: TensorRT for RTX is for GeForce RTX and RTX workstation cards, and this profile says tensorrt: "
+            f"enterprise. Use {alternative}; here {problem}",
         )
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
@@ -111,6 +129,8 @@ class TensorRTBuilder(EngineBuilder):
                 f"INT8 engines: NNCF, which makes the graphs that TensorRT takes, is missing: {install_hint(_INT8)}"
             )
             return
+        if target.format == "tensorrt-rtx":
+            job.note(RTX_INT8)
         for graph in _whole_texts(replace(job, precision="fp32")):
             entry = _entry(graph, target, "int8")
             yield _engine(entry, job, partial(_built_in_int8, graph=graph, target=target, job=job))
