@@ -65,12 +65,15 @@ class OpenOptions:
         early: step artifacts of classifiers: loop → smallest top probability that lets a row answer there; at other
             loops nobody is asked, and after the last one everybody answers.
         exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one, as ``logits``.
+        repeated_shapes: calls repeat a few shapes many times, as in a measurement: a runtime may compile for each shape
+            before its first answer.
     """
 
     provider: str | None = None
     threads: int | None = None
     early: Mapping[int, float] | None = None
     exits: tuple[int, ...] = ()
+    repeated_shapes: bool = False
 
 
 @dataclass(frozen=True)

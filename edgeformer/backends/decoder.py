@@ -11,7 +11,7 @@ done in a batch it reads the weights once for all tokens that waited.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,10 @@ class LoopEngine(Protocol[State]):
     def caveats(self) -> tuple[str, ...]:
         """As :meth:`~edgeformer.backends.session.Session.caveats`."""
         return ()
+
+    def settings(self) -> dict[str, Any]:
+        """As :meth:`~edgeformer.backends.session.Session.settings`."""
+        return {}
 
 
 class Decoder(Generic[State]):
@@ -152,6 +156,10 @@ class Decoder(Generic[State]):
     def caveats(self) -> tuple[str, ...]:
         """As :meth:`~edgeformer.backends.session.Session.caveats`."""
         return self._engine.caveats()
+
+    def settings(self) -> dict[str, Any]:
+        """As :meth:`~edgeformer.backends.session.Session.settings`."""
+        return self._engine.settings()
 
     def close(self) -> None:
         """Give the engine's memory back."""

@@ -6,13 +6,15 @@ addresses) is looked at as TensorRT would: a wrong address or shape gives wrong 
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -23,7 +25,7 @@ from edgeformer.backends.tensorrt import graph as graph_module
 from edgeformer.backends.tensorrt import session as session_module
 from edgeformer.backends.tensorrt import state as state_module
 from edgeformer.backends.tensorrt.state import TensorRTState
-from edgeformer.machine import cuda_driver
+from edgeformer.machine import cache_folder, cuda_driver
 from edgeformer.machine.cuda_driver import Device
 
 CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
@@ -77,10 +79,54 @@ def _read(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, A
     return np.frombuffer(_MEMORY[address][:size].tobytes(), dtype).reshape(shape)
 
 
+class DynamicShapesKernelSpecializationStrategy(enum.Enum):
+    LAZY, EAGER, NONE = range(3)
+
+
+class CudaGraphStrategy(enum.Enum):
+    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+
+
+class StandInRuntimeCache:
+    """Kernels as bytes that begin with the environment; another environment's are refused, as TensorRT does."""
+
+    environment = b"driver 580;"
+
+    def __init__(self) -> None:
+        self.kernels = b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        if not bytes(blob).startswith(self.environment):
+            return False
+        self.kernels = bytes(blob).removeprefix(self.environment)
+        return True
+
+    def serialize(self) -> bytes:
+        return self.environment + self.kernels
+
+
+class StandInRuntimeConfig:
+    """What tensorrt-rtx 1.7 has of IRuntimeConfig, as far as edgeformer uses it."""
+
+    def __init__(self) -> None:
+        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+        self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
+        self.cache: StandInRuntimeCache | None = None
+
+    def create_runtime_cache(self) -> StandInRuntimeCache:
+        return StandInRuntimeCache()
+
+    def set_runtime_cache(self, cache: StandInRuntimeCache) -> bool:
+        self.cache = cache
+        return True
+
+
 class StandInEngine:
     """Engine and context of one graph."""
 
     device_memory_size_v2 = 4096
+    opened: ClassVar[list[StandInEngine]] = []
+    """All that were opened, oldest first."""
 
     def __init__(self, path: Path) -> None:
         self._session = OnnxSession(path)
@@ -91,8 +137,18 @@ class StandInEngine:
         self.num_io_tensors = len(self._all)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self.config: StandInRuntimeConfig | None = None
+        self.compiled: list[str] = []
+        """Shapes that kernels were compiled for here, because the cache did not hold them."""
+        self.calls: list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = []
+        """Shapes and addresses of each call: a captured CUDA graph is of use where both repeat."""
+        StandInEngine.opened.append(self)
 
-    def create_execution_context(self) -> StandInEngine:
+    def create_runtime_config(self) -> StandInRuntimeConfig:
+        return StandInRuntimeConfig()
+
+    def create_execution_context(self, config: StandInRuntimeConfig | None = None) -> StandInEngine:
+        self.config = config
         return self
 
     def get_tensor_name(self, index: int) -> str:
@@ -130,6 +186,8 @@ class StandInEngine:
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == StandInCuda.stream
         used = [self._addresses[name] for name in self._all]
+        self._compile()
+        self.calls.append((tuple(self._shapes.values()), tuple(used)))
         assert len(set(used)) == len(used), "nothing is written where something else is read"
         inputs = {
             name: _read(self._addresses[name], self._shapes[name], self.get_tensor_dtype(name)) for name in self._inputs
@@ -138,6 +196,18 @@ class StandInEngine:
             assert array.shape == self.get_tensor_shape(name)
             _MEMORY[self._addresses[name]][: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
         return True
+
+    def _compile(self) -> None:
+        """One kernel per shape, or one for all shapes where kernels are not specialised."""
+        strategy = self.config.dynamic_shapes_kernel_specialization_strategy if self.config is not None else None
+        one_for_all = strategy is DynamicShapesKernelSpecializationStrategy.NONE
+        kernel = "any" if one_for_all else str(sorted(self._shapes.items()))
+        cache = self.config.cache if self.config is not None else None
+        if kernel in self.compiled or (cache is not None and kernel.encode() in cache.kernels):
+            return
+        self.compiled.append(kernel)
+        if cache is not None:
+            cache.kernels += kernel.encode() + b";"
 
     def _axes(self, name: str) -> list[int | str]:
         return [axis.dim_param or axis.dim_value for axis in self._all[name].type.tensor_type.shape.dim]
@@ -153,10 +223,14 @@ def stand_in() -> Iterator[None]:
         ),
         TensorIOMode=SimpleNamespace(INPUT="in"),
         nptype=np.dtype,
+        DynamicShapesKernelSpecializationStrategy=DynamicShapesKernelSpecializationStrategy,
+        CudaGraphStrategy=CudaGraphStrategy,
     )
     log = SimpleNamespace(logger=None, clear=lambda: None, last_error=lambda: "the stand-in refuses")
     state = TensorRTState("tensorrt-rtx", VERSION, {}, ("8.9",), (CARD,))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setenv(cache_folder.VARIABLE, folder)
+        patch.setattr(StandInEngine, "opened", [])
         patch.setitem(sys.modules, "tensorrt_rtx", trt)
         patch.setattr(session_module, "tensorrt_log", lambda module: log)
         patch.setattr(session_module, "Cuda", StandInCuda)

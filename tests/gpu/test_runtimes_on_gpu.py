@@ -94,7 +94,13 @@ def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
     device = next(load_profile(name) for name in shipped_names("profiles") if find_target(load_profile(name)).present)
     options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), search=SearchOptions())
     report = profile_bundle(Location(None, bundle), device, options)
-    assert any(row.phase == "steady" and row.latency_ms.status == "measured" for row in report.rows)
+    steady = [row for row in report.rows if row.phase == "steady" and row.latency_ms.status == "measured"]
+    assert steady
+    if engine.format == "tensorrt-rtx":
+        strategies = {(row.conditions["kernel_specialization"], row.conditions["cuda_graphs"]) for row in steady}
+        assert strategies == {("eager", "whole_graph_capture")}
+        with Bundle.open(bundle).session(engine) as session:
+            assert session.settings()["runtime_cache"] == "loaded", "measuring left its kernels"
     assert report.search is not None and report.search.pick == 0, report.search.reason  # type: ignore[union-attr]
 
 

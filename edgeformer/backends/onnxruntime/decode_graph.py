@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,9 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
 
     def caveats(self) -> tuple[str, ...]:
         return self._graph.caveats()
+
+    def settings(self) -> dict[str, Any]:
+        return self._graph.settings()
 
     def close(self) -> None:
         self._graph.close()

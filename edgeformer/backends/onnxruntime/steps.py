@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -143,6 +144,9 @@ class StepEngine(LoopEngine[Array]):
 
     def caveats(self) -> tuple[str, ...]:
         return self._parts.caveats()
+
+    def settings(self) -> dict[str, Any]:
+        return self._parts.settings()
 
     def close(self) -> None:
         self._parts.close()

@@ -46,16 +46,21 @@ class TensorRTBackend(Backend):
             require_runnable(files.file, files.artifact)
             from edgeformer.backends.tensorrt.session import TensorRTSession
 
-            return TensorRTSession(files.file, RUNTIMES[files.artifact.format], files.artifact)
+            return TensorRTSession(
+                files.file,
+                RUNTIMES[files.artifact.format],
+                files.artifact,
+                repeated_shapes=options.repeated_shapes,
+            )
         from edgeformer.backends.onnxruntime.roles import open_role
 
-        return open_role(files, options, _opener(files))
+        return open_role(files, options, _opener(files, options))
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         """Keys and values stay on the card. See :meth:`Backend.open_decoder`."""
         from edgeformer.backends.onnxruntime.roles import open_role_decoder
 
-        return open_role_decoder(files, exits, _opener(files))
+        return open_role_decoder(files, exits, _opener(files, options))
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Its sessions are named after their format."""
@@ -95,12 +100,18 @@ class TensorRTBackend(Backend):
         return True
 
 
-def _opener(files: ArtifactFiles) -> Callable[[Path], Graph]:
+def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], Graph]:
     def open_part(path: Path) -> Graph:
         require_runnable(path, files.artifact)
         from edgeformer.backends.tensorrt.graph import TensorRTGraph
 
-        return TensorRTGraph(path, RUNTIMES[files.artifact.format], files.artifact, files.max_positions)
+        return TensorRTGraph(
+            path,
+            RUNTIMES[files.artifact.format],
+            files.artifact,
+            files.max_positions,
+            repeated_shapes=options.repeated_shapes,
+        )
 
     return open_part
 

@@ -46,6 +46,7 @@ class TensorRTGraph(TensorRTSession):
         runtime: the TensorRT that runs it.
         artifact: its entry in the manifest, or the one of the step artifact that it is a part of.
         max_positions: longest text that the model takes; None: not known.
+        repeated_shapes: as of :class:`TensorRTSession`; an engine with caches is opened alike with and without.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
@@ -53,14 +54,21 @@ class TensorRTGraph(TensorRTSession):
     """
 
     def __init__(
-        self, path: Path, runtime: Package, artifact: ArtifactManifest, max_positions: int | None = None
+        self,
+        path: Path,
+        runtime: Package,
+        artifact: ArtifactManifest,
+        max_positions: int | None = None,
+        *,
+        repeated_shapes: bool = False,
     ) -> None:
         self.max_positions = max_positions
         self._free: dict[int, list[DeviceMemory]] = {}
         self._blocks: list[DeviceMemory] = []
         self._next: dict[str, DeviceMemory] = {}
         # Its own names hold: the manifest's are those of one part of several.
-        super().__init__(path, runtime, artifact.model_copy(update={"inputs": {}, "outputs": {}}))
+        unnamed = artifact.model_copy(update={"inputs": {}, "outputs": {}})
+        super().__init__(path, runtime, unnamed, repeated_shapes=repeated_shapes)
 
     @property
     def inputs(self) -> tuple[str, ...]:

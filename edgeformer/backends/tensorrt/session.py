@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from edgeformer.backends.feeding import KEPT
 from edgeformer.backends.session import Array, Session
 from edgeformer.backends.tensorrt.log import TensorRTLog, tensorrt_log
+from edgeformer.backends.tensorrt.rtx_context import RtxContext, create_rtx_context
 from edgeformer.backends.tensorrt.state import Package
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.formats.manifest import ArtifactManifest
+from edgeformer.machine import cuda_driver
 from edgeformer.machine.cuda_driver import Cuda, DeviceMemory
 
 REMEDY = "export the run again for this device, or copy the whole bundle again"
@@ -55,13 +58,16 @@ class TensorRTSession(Session):
         runtime: the TensorRT that runs it.
         artifact: its entry in the manifest. Where the builder named inputs and outputs in its own way
             (torch-tensorrt: ``output0``), the entry's names take their places, in order.
+        repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx heeds it.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
         EdgeformerError: the GPU or its driver fails, or has too little memory.
     """
 
-    def __init__(self, path: Path, runtime: Package, artifact: ArtifactManifest) -> None:
+    def __init__(
+        self, path: Path, runtime: Package, artifact: ArtifactManifest, *, repeated_shapes: bool = False
+    ) -> None:
         self.path = path
         self.provider = artifact.format
         self._trt: Any = importlib.import_module(runtime.replace("-", "_"))
@@ -72,9 +78,22 @@ class TensorRTSession(Session):
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {REMEDY}") from None
         self._cuda: Cuda | None = Cuda()
+        self._rtx: RtxContext | None = None
         try:
             self._engine = self._deserialize(plan)
-            self._context = self._engine.create_execution_context()
+            if runtime == "tensorrt-rtx":
+                names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
+                self._rtx = create_rtx_context(
+                    self._trt,
+                    self._engine,
+                    plan,
+                    cuda_driver.devices()[0],
+                    repeated_shapes=repeated_shapes,
+                    keeps_caches=any(name.startswith(KEPT) for name in names),
+                )
+                self._context = self._rtx.context
+            else:
+                self._context = self._engine.create_execution_context()
             if self._context is None:
                 raise EdgeformerError(f"{path}: no execution context, perhaps too little GPU memory ({self._reason()})")
             self._inputs, self._outputs = self._describe(artifact)
@@ -100,6 +119,14 @@ class TensorRTSession(Session):
         size = getattr(self._engine, "device_memory_size_v2", None)  # TensorRT 10.1 and later
         named = {} if size is None else {"activations (TensorRT)": int(size)}
         return {**named, "inputs and outputs": sum(memory.size for memory in self._buffers.values())}
+
+    def settings(self) -> dict[str, Any]:
+        """How tensorrt-rtx compiles kernels and whether it captures CUDA graphs; empty for TensorRT itself."""
+        return dict(self._rtx.settings) if self._rtx is not None else {}
+
+    def caveats(self) -> tuple[str, ...]:
+        """What this tensorrt-rtx cannot be told. See :meth:`Session.caveats`."""
+        return self._rtx.caveats if self._rtx is not None else ()
 
     def _fill(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], dict[str, Array]]:
         """Copy the inputs in and make place for the outputs; returns their shapes, and the arrays that are copied.
@@ -149,7 +176,9 @@ class TensorRTSession(Session):
         if self._cuda is None:
             return
         self._cuda.make_current()
-        self._context = self._engine = None
+        if self._rtx is not None:
+            self._rtx.save_kernels()
+        self._rtx = self._context = self._engine = None
         for memory in self._buffers.values():
             memory.free()
         self._buffers = {}

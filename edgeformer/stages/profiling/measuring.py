@@ -86,7 +86,7 @@ class Workload:
 def _open_whole(spec: MeasureSpec, provider: str, buffers: Buffers) -> Workload:
     """Open the artifact of ``spec`` for whole inputs in one call; ``buffers`` have one shape and are used in turn."""
     backend = opener_of(spec.checked.artifact, provider)
-    files, options = spec.checked.files, OpenOptions(provider, spec.threads)
+    files, options = spec.checked.files, OpenOptions(provider, spec.threads, repeated_shapes=True)
     began = time.perf_counter()
     session = backend.open(files, options)
     load_ms = (time.perf_counter() - began) * 1000
@@ -107,7 +107,7 @@ def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Worklo
     """Open it for one more token at the end of the same text every time, its output thrown away; the tokens before
     the last of the first buffer are read once."""
     backend = opener_of(spec.checked.artifact, provider)
-    files, options = spec.checked.files, OpenOptions(provider, spec.threads)
+    files, options = spec.checked.files, OpenOptions(provider, spec.threads, repeated_shapes=True)
     began = time.perf_counter()
     decoder = backend.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - began) * 1000
@@ -124,7 +124,7 @@ def _open_decoding(spec: MeasureSpec, provider: str, buffers: Buffers) -> Worklo
         else:
             call(0)
 
-    facts = {"context_tokens": context.shape[1], "loops": decoder.loops}
+    facts = {"context_tokens": context.shape[1], "loops": decoder.loops, **decoder.settings()}
     return Workload(first, call, decoder.close, load_ms, facts, decoder.caveats())
 
 
