@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+
+from edgeformer.machine.cuda_driver import Device
 
 VARIABLE = "EDGEFORMER_CACHE"
 
@@ -20,3 +23,9 @@ def cache_folder() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "edgeformer"
+
+
+def compiled_name(sha256: str, gpu: Device, version: str) -> str:
+    """Name what was compiled from the file with this sha256, for one GPU, by one version of a runtime."""
+    card = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    return f"{sha256}-{card}-{gpu.compute_capability}-{version}"

@@ -55,6 +55,25 @@ def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: st
     assert np.allclose(*answers, atol=tolerance)
 
 
+def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
+    if CUDA not in available_providers():
+        pytest.skip("this ONNX Runtime was built without CUDA")
+    old = Bundle.open(Path(__file__).resolve().parents[1] / "old_format" / "language-v1" / "bundle")
+    for name in ("onnx-fp32-decode", "onnx-fp32-step"):
+        texts = []
+        for provider in (CUDA, "CPUExecutionProvider"):
+            decoder = old.decoder(old.artifact(name), (old.loops,), OpenOptions(provider))
+            decoder.read([5, 9, 2, 11])
+            tokens = []
+            for _ in range(16):
+                decoder.advance(old.loops)
+                tokens.append(int(decoder.logits(old.loops).argmax()))
+                decoder.read(tokens[-1:])
+            texts.append(tokens)
+            decoder.close()
+        assert texts[0] == texts[1], name
+
+
 def built(bundle: Path, *, int8: bool = False, exits: tuple[int, ...] | Literal["all"] = ()) -> list[ArtifactManifest]:
     """Engines for this very card, added to the bundle. Skips where nothing here can build or run one."""
     from edgeformer.stages.exporting.export import export

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import platform
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeformer.backends.backend import Kind, ProviderFacts
+from edgeformer.backends.feeding import KEPT
 
 if TYPE_CHECKING:
     from edgeformer.machine.capability import Answer, Capability
 
 SUFFIX = "ExecutionProvider"
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 RTX = "NvTensorRTRTXExecutionProvider"
 PLUGIN = "onnxruntime_ep_nv_tensorrt_rtx"
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
+_RTX_DISTRIBUTIONS = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))
 _RTX_CAPABILITY = 8.0  # Ampere
 _SWAP = "pip uninstall -y onnxruntime, then pip install {} (both own the same module)"
+_CUDA_LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
 SCRIPTS = {
     "onnxruntime": """
 import onnxruntime
 say(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers())
+if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and hasattr(onnxruntime, "preload_dlls"):
+    import contextlib, io
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        onnxruntime.preload_dlls()
+    say(preload=printed.getvalue())
 """,
     PLUGIN: """
 import onnxruntime, onnxruntime_ep_nv_tensorrt_rtx as plugin
@@ -71,6 +82,17 @@ def _rtx_card() -> bool:
     return any("RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in nvidia.gpus())
 
 
+def how_to_start(provider: str) -> str:
+    """Why a CUDA provider that is built into this ONNX Runtime may not start here, and what to do."""
+    from edgeformer.machine import cuda_driver
+
+    if reason := cuda_driver.problem():
+        return reason
+    if libraries := load_cuda_libraries():
+        return f"it cannot load {libraries}: {_CUDA_LIBRARIES}"
+    return "driver or libraries are missing or too old; run edgeformer doctor"
+
+
 def how_to_use_card() -> str:
     """What to do so that ONNX graphs are computed by this machine's NVIDIA card, where its processor computes them."""
     if CUDA in available_providers():
@@ -80,6 +102,36 @@ def how_to_use_card() -> str:
     if util.find_spec(PLUGIN) is None:
         return f"for ONNX graphs on the card: {_KNOWN[RTX].remedy}"
     return f"onnxruntime-ep-nv-tensorrt-rtx is installed, but cannot be used: {rtx_plugin().problem or 'not asked for'}"
+
+
+@cache
+def load_cuda_libraries() -> str | None:
+    """Load CUDA's and cuDNN's libraries of pip's nvidia packages, once, for providers that link against them.
+
+    The system's loader does not look into site-packages. ONNX Runtime before 1.21 cannot do this.
+
+    Returns:
+        What could not be loaded; None where all was, and where this ONNX Runtime was built without CUDA.
+    """
+    import onnxruntime as ort
+
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is None:
+        return None
+    printed = io.StringIO()  # it reports on stdout, where the answers of commands are
+    try:
+        with redirect_stdout(printed):
+            preload()
+    except Exception as error:  # of ctypes, of ONNX Runtime: no common base class
+        return f"{type(error).__name__}: {error}"
+    return _missing_libraries(printed.getvalue())
+
+
+def _missing_libraries(printed: str) -> str | None:
+    """The libraries that ``preload_dlls`` reports as not loaded; None where there are none."""
+    prefix = "Failed to load "
+    failed = [line.removeprefix(prefix) for line in printed.splitlines() if line.startswith(prefix)]
+    return ", ".join(line.partition(": ")[0] for line in failed) or None
 
 
 @dataclass(frozen=True)
@@ -106,6 +158,67 @@ def rtx_plugin() -> RtxPlugin:
     return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
 
 
+_MOST_ROWS, _MOST_POSITIONS, _TUNED_FOR = 1024, 32767, 128
+"""Rows of one call; the provider's own limit of an axis; tokens at which the budgets judge latency."""
+
+
+def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
+    """Options of the RTX provider for a graph: a folder for compiled kernels, and the shapes to expect.
+
+    Without options it compiles again in every process, and plans for every axis from 0 to 32,767, tuned for 1.
+
+    Args:
+        graph: the .onnx file.
+        max_positions: tokens of the longest text; None: not known.
+    """
+    from edgeformer.formats.files import sha256_of
+    from edgeformer.machine import cuda_driver
+    from edgeformer.machine.cache_folder import cache_folder, compiled_name
+    from edgeformer.machine.capability import installed_version
+
+    options = profile_shapes(graph, max_positions)
+    gpu = next(iter(cuda_driver.devices()), None)
+    if gpu is not None:
+        name = compiled_name(sha256_of(graph), gpu, installed_version(*_RTX_DISTRIBUTIONS) or "unknown")
+        folder = cache_folder() / "onnxruntime-rtx" / name
+        with suppress(OSError):  # the provider refuses to start where it cannot make this folder
+            folder.mkdir(parents=True, exist_ok=True)
+            options["nv_runtime_cache_path"] = str(folder)
+    return options
+
+
+def profile_shapes(graph: Path, max_positions: int | None) -> dict[str, str]:
+    """Smallest, best and largest shapes of a graph's inputs, as the RTX provider takes them.
+
+    Empty where an axis is none of ``batch``, ``sequence`` and ``past``: then the provider's own range holds.
+    """
+    from edgeformer.formats.onnx_outline import read_outline
+
+    inputs = read_outline(graph).inputs
+    has_caches = any(port.name.startswith(KEPT) for port in inputs)
+    longest = max_positions or _MOST_POSITIONS
+    tuned = min(_TUNED_FOR, longest)
+    axes = {
+        "batch": (1, 1, _MOST_ROWS),
+        "sequence": (1, 1 if has_caches else tuned, longest),  # with caches a text grows by one token at a time
+        "past": (0, tuned, longest),
+    }
+    columns: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for port in inputs:
+        if port.shape is None:
+            return {}
+        sizes = [axes.get(dim) if isinstance(dim, str) else dim for dim in port.shape]
+        if None in sizes:
+            return {}
+        if all(isinstance(size, int) for size in sizes):
+            continue
+        for which, column in enumerate(columns):
+            shape = "x".join(str(size[which] if isinstance(size, tuple) else size) for size in sizes)
+            column.append(f"{port.name}:{shape}")
+    names = ("nv_profile_min_shapes", "nv_profile_opt_shapes", "nv_profile_max_shapes")
+    return {name: ",".join(column) for name, column in zip(names, columns, strict=True) if column}
+
+
 @dataclass(frozen=True)
 class _Known:
     """What there is to say of a provider, present or not.
@@ -125,10 +238,10 @@ _KNOWN = {
     CPU: _Known("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
     CUDA: _Known(
         "used by default where an NVIDIA card is present and the RTX provider is not",
-        _SWAP.format("onnxruntime-gpu"),
+        _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
         kind="cuda",
     ),
-    "TensorrtExecutionProvider": _Known(
+    TENSORRT: _Known(
         "used only where it is asked for: it builds engines for minutes when a graph is opened, and needs the "
         "libraries of TensorRT 10",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
@@ -165,7 +278,7 @@ def facts_of(provider: str) -> ProviderFacts | None:
     return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
-def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None) -> Capability:
+def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None, libraries: str | None) -> Capability:
     from edgeformer.machine.capability import Capability
 
     known = _KNOWN.get(name, _Known("used only where it is asked for"))
@@ -183,8 +296,11 @@ def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | Non
         # Another wheel does not help where the driver or the right system is missing.
         remedy = known.remedy if not elsewhere and (driver is None or known.kind != "cuda") else None
     else:
-        works = driver is None or known.kind != "cuda"
-        what = "built in" if works else f"built in, but {driver}"
+        problem = None if known.kind != "cuda" else driver or (f"cannot load {libraries}" if libraries else None)
+        works = problem is None
+        what = "built in" if works else f"built in, but {problem}"
+        if driver is None and not works:
+            remedy = _CUDA_LIBRARIES
     return Capability(
         f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{what}; {known.use}", remedy
     )
@@ -213,4 +329,5 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     own = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
     built_in = answer.facts.get("providers", [])
     names = sorted({*built_in, *_KNOWN} - {"AzureExecutionProvider"} | {*built_in})
-    return [own, *(_explain(name, name in built_in, plugin, driver) for name in names)]
+    libraries = _missing_libraries(answer.facts.get("preload", ""))
+    return [own, *(_explain(name, name in built_in, plugin, driver, libraries) for name in names)]

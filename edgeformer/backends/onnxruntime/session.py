@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import onnxruntime as ort
 
-from edgeformer.backends.feeding import checked, empty
-from edgeformer.backends.onnxruntime.providers import CPU, CUDA, RTX, SUFFIX, available_providers, rtx_plugin
+from edgeformer.backends.feeding import KEPT, checked, empty
+from edgeformer.backends.onnxruntime.providers import (
+    CPU,
+    CUDA,
+    RTX,
+    SUFFIX,
+    TENSORRT,
+    available_providers,
+    facts_of,
+    how_to_start,
+    load_cuda_libraries,
+    rtx_options,
+    rtx_plugin,
+)
 from edgeformer.backends.session import Array, Session, shape_text
 from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.machine.host import default_threads
@@ -19,9 +33,23 @@ _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
     f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 _DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
+_PRESENT = "present"
+"""How the names of outputs begin that are inputs of the next call."""
 _NAMED = 6  # operators that a note lists
 # onnxruntime writes what it raises to stderr as well; the exception is enough.
 _SILENT = 4
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A ``present…`` output that stays where it was computed, to be a ``past…`` input of the next call."""
+
+    value: Any
+    """ONNX Runtime's OrtValue."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape())
 
 
 class OnnxSession(Session):
@@ -35,6 +63,9 @@ class OnnxSession(Session):
         in_turns: this process runs other sessions in turn with this one. Each has threads of its own, which look out
             for more work for a while after a run, on the cores that the next session's run needs: with the four graphs
             of a step bundle that took 2 to 3 times as long on 2 cores. Set, they stop when a run ends.
+        cache_device: of a graph with caches, where ``present…`` outputs stay for the next call, as ONNX Runtime names
+            it: ``cuda`` or ``cpu``. They are :class:`Cache` objects then, not arrays. None: on the card where one
+            computes; arrays elsewhere.
 
     Raises:
         ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.
@@ -49,12 +80,14 @@ class OnnxSession(Session):
         max_positions: int | None = None,
         *,
         in_turns: bool = False,
+        cache_device: Literal["cuda", "cpu"] | None = None,
     ) -> None:
         self.path = path
         self.provider = provider
         self.threads = threads or default_threads()
         self.max_positions = max_positions
-        self._session: Any = _open(path, provider, self.threads, in_turns=in_turns)
+        self._provider_options = rtx_options(path, max_positions) if provider == RTX and path.is_file() else {}
+        self._session: Any = _open(path, provider, self.threads, self._provider_options, in_turns=in_turns)
         self._assigned: Assigned | None = None
         if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
             parts = self._session.get_provider_graph_assignment_info()
@@ -63,6 +96,8 @@ class OnnxSession(Session):
             node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
         }
         self._outputs = [node.name for node in self._session.get_outputs()]
+        has_caches = any(name.startswith(KEPT) for name in self._inputs)
+        self._cache_device = cache_device or _cache_device(provider) if has_caches else None
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
@@ -78,15 +113,32 @@ class OnnxSession(Session):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._session is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
+        caches = {name: value for name, value in inputs.items() if isinstance(value, Cache)}
         feed = {
             name: checked(self.path.name, name, wanted, inputs, self.max_positions)
             for name, wanted in self._inputs.items()
+            if name not in caches
         }
         try:
+            if self._cache_device is not None:
+                return self._run_bound(feed, caches, self._cache_device)
             outputs = self._session.run(self._outputs, feed, self._run_options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise self._explained(error, feed) from None
         return dict(zip(self._outputs, outputs, strict=True))
+
+    def _run_bound(self, feed: Mapping[str, Array], caches: Mapping[str, Cache], device: str) -> dict[str, Any]:
+        """Run with ``present…`` outputs left on ``device``; ``caches`` are those of the call before."""
+        binding = self._session.io_binding()
+        for name, array in feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for name, cache in caches.items():
+            binding.bind_ortvalue_input(name, cache.value)
+        for name in self._outputs:
+            binding.bind_output(name, device if name.startswith(_PRESENT) else "cpu", 0)
+        self._session.run_with_iobinding(binding, self._run_options)
+        values = zip(self._outputs, binding.get_outputs(), strict=True)
+        return {name: Cache(value) if name.startswith(_PRESENT) else value.numpy() for name, value in values}
 
     def placement(self) -> dict[str, int] | None:
         """Provider → nodes; None for the CPU's, which computes all, and where this ONNX Runtime does not say."""
@@ -102,6 +154,12 @@ class OnnxSession(Session):
             return ()
         return tuple(filter(None, [placement_note(self.provider, self._assigned)]))
 
+    def settings(self) -> dict[str, Any]:
+        """What the RTX provider was told, without this machine's paths; empty for the other providers."""
+        folder = "nv_runtime_cache_path"
+        told = {name: "cache folder" if name == folder else text for name, text in self._provider_options.items()}
+        return {"provider_options": told, "kernel_specialization": "lazy"} if self.provider == RTX else {}
+
     def close(self) -> None:
         self._session = None
 
@@ -116,7 +174,7 @@ class OnnxSession(Session):
         return InputError(f"{name}: the graph refuses {shapes}{longer} ({why})")
 
 
-def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
+def _open(path: Path, provider: str, threads: int, provider_options: dict[str, str], *, in_turns: bool) -> Any:
     available = available_providers()
     plugged = provider == RTX and RTX not in available
     if plugged and rtx_plugin().problem is not None:
@@ -137,22 +195,52 @@ def _open(path: Path, provider: str, threads: int, *, in_turns: bool) -> Any:
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        if plugged:
-            options.add_provider_for_devices(list(rtx_plugin().devices), {})
-            session = ort.InferenceSession(str(path), options)
-        else:
-            # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
-            chosen = (provider, {"use_tf32": "0"}) if provider == CUDA else provider
-            session = ort.InferenceSession(str(path), options, providers=[chosen])
+        session = _create(path, options, provider, provider_options, plugged=plugged)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise _open_error(path, provider, error) from None
-    # onnxruntime falls back to the CPU by itself when a provider cannot start; a measurement must not.
-    if session.get_providers()[0] != provider:
+        explained = _open_error(path, provider, error)
+        if provider == CPU or not isinstance(explained, ArtifactError) or not _opens_on_cpu(path):
+            raise explained from None
         raise InputError(
-            f"provider {provider!r} is built into onnxruntime but cannot start here (driver or libraries are "
-            f"missing; `edgeformer doctor` says which); it fell back to {session.get_providers()[0]}"
+            f"{path}: provider {provider!r} does not open it here, the CPU's does ({_first_line(str(error))})"
+            + (f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else "")
+        ) from None
+    # onnxruntime leaves a provider out by itself when its library cannot be loaded; a measurement must not.
+    if session.get_providers()[0] != provider:
+        why = how_to_start(provider) if provider in (CUDA, TENSORRT) else "run edgeformer doctor"
+        raise InputError(
+            f"provider {provider!r} is built into onnxruntime {ort.__version__} but does not start here ({why}); "
+            f"onnxruntime fell back to {session.get_providers()[0]}"
         )
     return session
+
+
+def _create(path: Path, options: Any, provider: str, provider_options: dict[str, str], *, plugged: bool) -> Any:
+    """The session itself. With fallback it would print, and compute on the CPU after an error of the provider."""
+    if plugged:
+        options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
+        return ort.InferenceSession(str(path), options, enable_fallback=0)
+    if provider in (CUDA, TENSORRT):
+        load_cuda_libraries()
+    if provider == CUDA:
+        # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
+        provider_options = {"use_tf32": "0"}
+    return ort.InferenceSession(str(path), options, providers=[(provider, provider_options)], enable_fallback=0)
+
+
+def _cache_device(provider: str) -> Literal["cuda"] | None:
+    facts = facts_of(provider)
+    return "cuda" if facts is not None and facts.kind == "cuda" else None
+
+
+def _opens_on_cpu(path: Path) -> bool:
+    """Whether the graph itself is fine, so that it is the provider that fails."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    try:
+        ort.InferenceSession(str(path), options, providers=[CPU])
+    except Exception:  # onnxruntime's exceptions share no base class
+        return False
+    return True
 
 
 Assigned = Mapping[tuple[str, str], int]

@@ -10,14 +10,13 @@ Not checked on a GPU by us. It follows the package's own documentation and the P
 from __future__ import annotations
 
 import hashlib
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgeformer.formats.files import replacing
-from edgeformer.machine.cache_folder import cache_folder
+from edgeformer.machine.cache_folder import cache_folder, compiled_name
 from edgeformer.machine.cuda_driver import Device
 
 _DIGEST_BYTES = 32  # a cache file begins with the sha256 of what follows: damaged bytes never reach TensorRT
@@ -126,9 +125,7 @@ def create_rtx_context(
 
 def _cache_file(plan: bytes, gpu: Device, version: str) -> Path:
     """One file per engine, GPU and version; TensorRT itself refuses one that an incompatible driver wrote."""
-    card = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
-    name = f"{hashlib.sha256(plan).hexdigest()}-{card}-{gpu.compute_capability}-{version}.cache"
-    return cache_folder() / "tensorrt-rtx" / name
+    return cache_folder() / "tensorrt-rtx" / f"{compiled_name(hashlib.sha256(plan).hexdigest(), gpu, version)}.cache"
 
 
 def _open_cache(config: Any, file: Path) -> tuple[Any, bytes, str]:
