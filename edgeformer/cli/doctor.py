@@ -11,6 +11,9 @@ from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 if TYPE_CHECKING:
     from edgeformer.machine.capability import Capability
 
+_EXTRAS = ("hf", "serve")
+"""Extras that belong to no runtime; runtimes describe their own."""
+
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
@@ -33,9 +36,10 @@ def capabilities(timeout_s: float = 20.0) -> list[Capability]:
     from concurrent.futures import ThreadPoolExecutor
 
     from edgeformer.backends import all_backends
-    from edgeformer.machine.capability import machine_capabilities
+    from edgeformer.machine.capability import describe_extra, machine_capabilities
 
     backends = all_backends()
     with ThreadPoolExecutor(len(backends)) as pool:
         answers = list(pool.map(lambda backend: backend.capabilities(timeout_s), backends))
-    return [*machine_capabilities(), *(capability for lines in answers for capability in lines)]
+    runtimes = (capability for lines in answers for capability in lines)
+    return [*machine_capabilities(), *runtimes, *map(describe_extra, _EXTRAS)]

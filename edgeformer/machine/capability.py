@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeformer.formats.errors import install_hint
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import cuda_driver, host, nvidia
 
@@ -26,6 +28,8 @@ _CPU_FLAGS = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
 _MARK = "edgeformer-probe:"
+CUDA_13_DRIVER = 580
+"""First release of the NVIDIA driver that runs programs built for CUDA 13 (NVIDIA, CUDA 13.0 release notes)."""
 
 _PRELUDE = """
 import json, sys, traceback
@@ -108,6 +112,58 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
     return Capability(name, "available", answer.facts.get("version"), detail)
 
 
+def describe_extra(extra: str) -> Capability:
+    """Say whether the packages of one of edgeformer's extras are all installed, and how to install them."""
+    from importlib import metadata
+
+    try:
+        requirements = metadata.requires("edgeformer") or []
+    except metadata.PackageNotFoundError:
+        return Capability(f"extra [{extra}]", "unavailable", None, "edgeformer itself is not installed")
+    pattern = re.compile(r"^([A-Za-z0-9._-]+).*;.*extra == ['\"]" + re.escape(extra) + r"['\"]")
+    names = [match.group(1) for match in map(pattern.match, requirements) if match]
+    missing = [name for name in names if installed_version(name) is None]
+    if missing:
+        detail = f"missing: {', '.join(missing)}"
+        return Capability(f"extra [{extra}]", "unavailable", None, detail, install_hint(extra))
+    return Capability(f"extra [{extra}]", "available", None, f"complete: {', '.join(names)}")
+
+
+def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
+    """Say why a driver cannot run what was built for a version of CUDA; None where it can, or either is unknown.
+
+    Args:
+        cuda: the version that a package was built for: ``13.0``.
+        driver: the driver's: ``550.54.14``.
+    """
+    built_for, release = (re.match(r"\d+", text or "") for text in (cuda, driver))
+    if built_for is None or release is None or int(built_for[0]) < 13 or int(release[0]) >= CUDA_13_DRIVER:
+        return None
+    return f"CUDA {built_for[0]} needs NVIDIA driver R{CUDA_13_DRIVER} or newer, and {driver} is installed"
+
+
+def _cuda_13_packages() -> list[str]:
+    """Installed distributions that say in their name that they were built for CUDA 13."""
+    from importlib import metadata
+
+    names = {str(one.metadata["Name"]).replace("_", "-") for one in metadata.distributions()}
+    return sorted(name for name in names if name.endswith("-cu13"))
+
+
+def _driver() -> Capability:
+    problem = cuda_driver.problem()
+    if problem is not None:
+        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
+        return Capability("cuda driver", "unavailable", None, problem, remedy)
+    version = nvidia.driver_version()
+    detail, remedy_13 = f"runs CUDA up to {cuda_driver.version() or 'unknown'}", None
+    if (too_old := driver_too_old("13", version)) is not None:
+        packages = _cuda_13_packages()
+        detail = f"{detail}; {too_old}" + (f" (installed for it: {', '.join(packages)})" if packages else "")
+        remedy_13 = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages that were built for CUDA 12"
+    return Capability("cuda driver", "available", version, detail, remedy_13)
+
+
 def _ask(script: str, timeout_s: float) -> Answer:
     try:
         done = subprocess.run(
@@ -139,17 +195,12 @@ def exit_text(code: int) -> str:
 
 def machine_capabilities() -> list[Capability]:
     """What `doctor` says of the machine itself: Python, processor, driver, cards, energy counters, power."""
-    problem = cuda_driver.problem()
-    remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
-    runs = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
     domains, reason = host.rapl_domains()
     names = ", ".join(domain.name for domain in domains)
     return [
         Capability("python", "available", platform.python_version(), platform.python_implementation()),
         *_processor(),
-        Capability("cuda driver", "unavailable", None, problem, remedy)
-        if problem is not None
-        else Capability("cuda driver", "available", nvidia.driver_version(), runs),
+        _driver(),
         *_cards(),
         Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
         Capability("power", "available", None, host.power_source()),

@@ -12,10 +12,10 @@ from edgeformer.backends import torch as torch_backend
 from edgeformer.backends.onnxruntime import providers
 from edgeformer.backends.onnxruntime.providers import RtxPlugin, rtx_plugin
 from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.tensorrt.state import Package, describe, judge
+from edgeformer.backends.tensorrt.state import Package, describe, judge, trt_hint
 from edgeformer.cli import doctor
 from edgeformer.formats.errors import InputError, install_hint
-from edgeformer.machine import capability, nvidia
+from edgeformer.machine import capability, cuda_driver, nvidia
 from edgeformer.machine.capability import Answer, Capability, installed_version
 from edgeformer.machine.cuda_driver import Device
 
@@ -135,14 +135,73 @@ def test_the_rtx_provider_is_refused_with_its_reason(tmp_path: Path) -> None:
         OnnxSession(tmp_path / "model.onnx", "NvTensorRTRTXExecutionProvider")
 
 
-def test_a_missing_package_of_the_train_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("extra", "package"),
+    [("train", "accelerate"), ("hf", "transformers"), ("serve", "uvicorn"), ("openvino", "nncf")],
+)
+def test_a_missing_package_of_an_extra_is_named(extra: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = installed_version
-    monkeypatch.setattr(
-        torch_backend, "installed_version", lambda name: None if name == "accelerate" else installed(name)
-    )
-    extra = torch_backend._extra("train")
-    assert extra.status == "unavailable" and extra.remedy == install_hint("train")
-    assert "accelerate" in extra.detail
+    monkeypatch.setattr(capability, "installed_version", lambda name: None if name == package else installed(name))
+    found = capability.describe_extra(extra)
+    assert (found.name, found.status, found.remedy) == (f"extra [{extra}]", "unavailable", install_hint(extra))
+    assert package in found.detail
+
+
+def test_doctor_lists_every_extra(capabilities: dict[str, Capability]) -> None:
+    assert {"extra [train]", "extra [hf]", "extra [serve]", "extra [openvino]"} <= capabilities.keys()
+
+
+def test_a_cpu_only_torch_is_explained_where_it_helps() -> None:
+    selector = "pytorch.org's selector gives for CPU"
+    assert selector in str(torch_backend._torch(None, "no driver").remedy)
+    cuda_build = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
+    assert selector in str(torch_backend._torch(cuda_build, "the driver library is not installed").remedy)
+    assert torch_backend._torch(cuda_build, None).remedy is None, "a card is here: a CPU build is no remedy"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "too_old"),
+    [
+        ("13.0", "550.54.14", True), ("13.1", "579.99", True), ("13", "580.65.06", False), ("13.0", "610.10", False),
+        ("12.8", "550.54.14", False), (None, "550.54", False), ("13.0", None, False), ("", "550.54", False),
+    ],
+)  # fmt: skip
+def test_cuda_13_needs_driver_580(cuda: str | None, driver: str | None, too_old: bool) -> None:
+    reason = capability.driver_too_old(cuda, driver)
+    assert (reason is not None) == too_old
+    assert reason is None or reason == f"CUDA 13 needs NVIDIA driver R580 or newer, and {driver} is installed"
+
+
+def test_doctor_compares_the_driver_with_what_packages_were_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "problem", lambda: None)
+    monkeypatch.setattr(cuda_driver, "version", lambda: "12.4")
+    monkeypatch.setattr(nvidia, "driver_version", lambda: "550.54.14")
+    monkeypatch.setattr(capability, "_cuda_13_packages", lambda: ["tensorrt-rtx-cu13"])
+    line = next(one for one in capability.machine_capabilities() if one.name == "cuda driver")
+    reason = "CUDA 13 needs NVIDIA driver R580 or newer, and 550.54.14 is installed"
+    assert line.detail == f"runs CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
+    assert "update the driver to R580 or newer" in str(line.remedy)
+    cuda_build = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
+    assert reason in torch_backend._torch(cuda_build, None).detail
+    answer = Answer({"version": "1.31", "providers": ["CUDAExecutionProvider"], "cuda": "13.0", "preload": ""})
+    found = {one.name: one for one in providers.describe(answer, None)}["onnxruntime: CUDAExecutionProvider"]
+    assert found.status == "unavailable" and reason in found.detail
+    monkeypatch.setattr(nvidia, "driver_version", lambda: "580.65.06")
+    line = next(one for one in capability.machine_capabilities() if one.name == "cuda driver")
+    assert (line.detail, line.remedy) == ("runs CUDA up to 12.4", None)
+
+
+def test_packages_for_cuda_13_are_recognised_by_name() -> None:
+    if installed_version("tensorrt-rtx-cu13") is None:
+        pytest.skip("tensorrt-rtx-cu13 is not installed")
+    assert "tensorrt-rtx-cu13" in capability._cuda_13_packages()
+
+
+@pytest.mark.parametrize(("python", "has_wheel"), [((3, 10), True), ((3, 13), True), ((3, 14), False)])
+def test_python_3_14_is_told_that_torch_tensorrt_has_no_wheel(python: tuple[int, int], has_wheel: bool) -> None:
+    hint = trt_hint(python)
+    assert install_hint("trt") in hint
+    assert ("has no wheel for Python 3.14" in hint) != has_wheel
 
 
 def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ _CUDA_LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
 SCRIPTS = {
     "onnxruntime": """
 import onnxruntime
-say(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers())
+say(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers(),
+    cuda=getattr(onnxruntime, "cuda_version", None))
 if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and hasattr(onnxruntime, "preload_dlls"):
     import contextlib, io
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -278,7 +279,9 @@ def facts_of(provider: str) -> ProviderFacts | None:
     return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
-def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | None, libraries: str | None) -> Capability:
+def _explain(
+    name: str, built_in: bool, plugin: Answer | None, driver: str | None, too_old: str | None, libraries: str | None
+) -> Capability:
     from edgeformer.machine.capability import Capability
 
     known = _KNOWN.get(name, _Known("used only where it is asked for"))
@@ -296,10 +299,11 @@ def _explain(name: str, built_in: bool, plugin: Answer | None, driver: str | Non
         # Another wheel does not help where the driver or the right system is missing.
         remedy = known.remedy if not elsewhere and (driver is None or known.kind != "cuda") else None
     else:
-        problem = None if known.kind != "cuda" else driver or (f"cannot load {libraries}" if libraries else None)
+        not_loaded = f"cannot load {libraries}" if libraries else None
+        problem = driver or too_old or not_loaded if known.kind == "cuda" else None
         works = problem is None
         what = "built in" if works else f"built in, but {problem}"
-        if driver is None and not works:
+        if problem == not_loaded and not works:
             remedy = _CUDA_LIBRARIES
     return Capability(
         f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{what}; {known.use}", remedy
@@ -314,7 +318,8 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
         driver: why CUDA's driver cannot be used; None when it can.
         plugin: what the probe of onnxruntime-ep-nv-tensorrt-rtx said; None where it is not installed.
     """
-    from edgeformer.machine.capability import Capability, installed_version
+    from edgeformer.machine import nvidia
+    from edgeformer.machine.capability import Capability, driver_too_old, installed_version
 
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
@@ -330,4 +335,5 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     built_in = answer.facts.get("providers", [])
     names = sorted({*built_in, *_KNOWN} - {"AzureExecutionProvider"} | {*built_in})
     libraries = _missing_libraries(answer.facts.get("preload", ""))
-    return [own, *(_explain(name, name in built_in, plugin, driver, libraries) for name in names)]
+    too_old = driver_too_old(answer.facts.get("cuda"), nvidia.driver_version())
+    return [own, *(_explain(name, name in built_in, plugin, driver, too_old, libraries) for name in names)]

@@ -11,7 +11,7 @@ from edgeformer.backends.openvino.quantizing import FORMAT, Int8Builder
 from edgeformer.backends.openvino.runtime import CPU, CPU_BF16, EXTRA, HINTS, missing
 from edgeformer.formats.errors import InputError, MissingDependencyError, install_hint
 from edgeformer.formats.manifest import ONNX
-from edgeformer.machine.capability import Capability, ask_installed, describe_package
+from edgeformer.machine.capability import Capability, ask_installed, describe_extra, describe_package
 
 if TYPE_CHECKING:
     from edgeformer.backends.decoder import Decoder
@@ -94,6 +94,7 @@ class OpenVINOBackend(Backend):
         return [
             describe_package("openvino", answers["openvino"], f"another runtime for processors: {hint}"),
             describe_package("nncf", answers["nncf"], f"INT8 for OpenVINO, by export --int8: {hint}"),
+            describe_extra(EXTRA),
         ]
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:

@@ -7,6 +7,7 @@ TensorRT fails with texts that name neither side, or ends the process.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,11 +50,22 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 }
 """Questions for child processes, by the module that they import."""
 
+
+def trt_hint(python: tuple[int, int]) -> str:
+    """Return how to install the extra ``trt``, or that this version of Python has no torch-tensorrt for our torch."""
+    if python >= (3, 14):
+        return (
+            f"on a CUDA machine, in an environment with Python 3.10 to 3.13: {install_hint('trt')}; torch-tensorrt for "
+            f"torch 2.11 to 2.13 has no wheel for Python {python[0]}.{python[1]}"
+        )
+    return f"on a CUDA machine: {install_hint('trt')}"
+
+
 REMEDIES: dict[Package, str] = {
     "tensorrt-rtx": install_hint("rtx"),
-    "tensorrt": f"on a CUDA machine: {install_hint('trt')}; on a Jetson it comes with JetPack, and an environment "
+    "tensorrt": f"{trt_hint(sys.version_info[:2])}; on a Jetson it comes with JetPack, and an environment "
     "sees it that was made with python3 -m venv --system-site-packages",
-    "torch-tensorrt": f"on a CUDA machine: {install_hint('trt')}",
+    "torch-tensorrt": trt_hint(sys.version_info[:2]),
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """What tensorrt-rtx builds for, where the installed one cannot be asked."""

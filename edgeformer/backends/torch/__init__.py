@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from importlib import metadata, util
+from importlib import util
 from typing import TYPE_CHECKING
 
 from edgeformer.backends.backend import Backend, Kind, ProviderFacts
 from edgeformer.formats.errors import InputError, install_hint
-from edgeformer.machine import cuda_driver
-from edgeformer.machine.capability import Answer, Capability, ask_installed, describe_package, installed_version
+from edgeformer.machine import cuda_driver, nvidia
+from edgeformer.machine.capability import (
+    Answer,
+    Capability,
+    ask_installed,
+    describe_extra,
+    describe_package,
+    driver_too_old,
+    installed_version,
+)
 
 if TYPE_CHECKING:
     from edgeformer.formats.manifest import ArtifactManifest
 
 _PROVIDERS: dict[str, Kind] = {"torch-cpu": "cpu", "torch-cuda": "cuda"}
 _FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
+_CPU_ONLY = "for a CPU-only torch, first install torch with the command that pytorch.org's selector gives for CPU"
 _SCRIPTS = {
     "torch": """
 import torch
@@ -65,12 +73,12 @@ class TorchBackend(Backend):
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)
         flash = describe_package("flash-attn", answers["flash_attn"], _FLASH_REMEDY)
-        return [_torch(answers["torch"], cuda_driver.problem()), _extra("train"), flash]
+        return [_torch(answers["torch"], cuda_driver.problem()), describe_extra("train"), flash]
 
 
 def _torch(answer: Answer | None, driver: str | None) -> Capability:
     if answer is None:
-        remedy = f"{install_hint('train')}; what works from a bundle does not need it"
+        remedy = f"{install_hint('train')}; {_CPU_ONLY}; what works from a bundle does not need torch"
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
         remedy = install_hint("train", again=True)
@@ -84,23 +92,11 @@ def _torch(answer: Answer | None, driver: str | None) -> Capability:
         if driver is None:
             hint = "a CUDA driver is here: install a CUDA build of torch (see the README)"
     else:
-        detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {driver or 'torch finds no card'}"
+        too_old = driver_too_old(facts.get("built_for"), nvidia.driver_version())
+        why = driver or too_old or "torch finds no card"
+        detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {why}"
+        hint = None if driver is None else _CPU_ONLY
     return Capability("torch", "available", facts.get("version"), detail, hint)
-
-
-def _extra(extra: str) -> Capability:
-    """Whether the packages of one of edgeformer's extras are all installed."""
-    try:
-        requirements = metadata.requires("edgeformer") or []
-    except metadata.PackageNotFoundError:
-        return Capability(f"extra [{extra}]", "unavailable", None, "edgeformer itself is not installed")
-    pattern = re.compile(r"^([A-Za-z0-9._-]+).*;.*extra == ['\"]" + re.escape(extra) + r"['\"]")
-    names = [match.group(1) for match in map(pattern.match, requirements) if match]
-    missing = [name for name in names if installed_version(name) is None]
-    if missing:
-        detail = f"missing: {', '.join(missing)}"
-        return Capability(f"extra [{extra}]", "unavailable", None, detail, install_hint(extra))
-    return Capability(f"extra [{extra}]", "available", None, f"complete: {', '.join(names)}")
 
 
 BACKEND = TorchBackend()
