@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from edgeformer.backends import OpenOptions, backend_of
 from edgeformer.backends.decoder import Decoder
 from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
 from edgeformer.backends.onnxruntime.providers import CPU, CUDA
@@ -80,6 +82,7 @@ class CardBuild:
     """ONNX Runtime with a CUDA provider whose memory is the CPU's; it records what is bound to which device."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.forbids_plain_runs = True
         self.bound: dict[str, str] = {}
         self.uploaded = 0
         """Bytes of the host that were bound as inputs."""
@@ -117,8 +120,9 @@ class CardBuild:
             def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
                 super().run_with_iobinding(binding.real, options)
 
-            def run(self, *_: Any) -> Any:
-                pytest.fail("a run without binding copies every cache to the host")
+            def run(self, *arguments: Any) -> Any:
+                assert not build.forbids_plain_runs, "a run without binding copies every cache to the host"
+                return super().run(*arguments)
 
         patch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
         patch.setattr(onnxruntime, "InferenceSession", Session)
@@ -126,8 +130,9 @@ class CardBuild:
 
 def test_on_cuda_caches_are_bound_to_the_card_and_a_token_costs_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = written(decoder_of("decode", lambda path: OnnxSession(path, threads=1)))
-    card = CardBuild(monkeypatch)
-    decoder = decoder_of("decode", lambda path: OnnxSession(path, CUDA, threads=1))
+    card, bundle = CardBuild(monkeypatch), Bundle.open(BUNDLE)
+    artifact = bundle.artifact("onnx-fp32-decode")
+    decoder = bundle.decoder(artifact, (bundle.loops,), OpenOptions(CUDA, threads=1))
     decoder.read([5, 9, 2, 11])
     tokens, costs = [], []
     for _ in expected:
@@ -144,19 +149,27 @@ def test_on_cuda_caches_are_bound_to_the_card_and_a_token_costs_its_own_bytes(mo
 
 
 def test_on_cuda_the_parts_of_a_step_artifact_keep_their_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The readout keeps nothing, so nothing of it is bound: it runs as any graph."""
-    card = CardBuild(monkeypatch)
-    bundle = Bundle.open(BUNDLE)
-    parts = bundle.files(bundle.artifact("onnx-fp32-step")).parts
-    for part in ("embed", "loop"):
-        session = OnnxSession(parts[part], CUDA, threads=1)
-        feed = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
-        if part == "embed":
-            feed |= {"input_ids": np.array([[5]]), "position_ids": np.array([[0]])}
-        else:
-            feed |= {"state": np.ones((1, 1, 16), np.float32), "loop": np.array([0])}
-        session.run(feed)
+    """Of the readout, which keeps nothing, nothing is bound."""
+    card, bundle = CardBuild(monkeypatch), Bundle.open(BUNDLE)
+    card.forbids_plain_runs = False
+    decoder = bundle.decoder(bundle.artifact("onnx-fp32-step"), (bundle.loops,), OpenOptions(CUDA, threads=1))
+    decoder.read([5, 9])
+    decoder.advance(decoder.loops)
+    assert decoder.logits(decoder.loops).shape == (300,)
     assert {name for name, device in card.bound.items() if device == "cuda"} == {
         "present_conv", "present_key", "present_value",
     }  # fmt: skip
     assert {name for name, device in card.bound.items() if device == "cpu"} == {"state", "next_state"}
+
+
+def test_outputs_of_a_foreign_graph_stay_arrays_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's decoder that was wrapped is a full graph, whose answers are compared and scored."""
+    card, bundle = CardBuild(monkeypatch), Bundle.open(BUNDLE)
+    card.forbids_plain_runs = False
+    files = bundle.files(bundle.artifact("onnx-fp32-decode"))
+    full = replace(files, artifact=files.artifact.model_copy(update={"role": "full"}))
+    with backend_of("onnx").open(full, OpenOptions(CUDA, threads=1)) as session:
+        assert isinstance(session, OnnxSession)
+        empty = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
+        found = session.run({"input_ids": np.array([[5]]), "position_ids": np.array([[0]]), **empty})
+    assert card.bound == {} and {type(array) for array in found.values()} == {np.ndarray}

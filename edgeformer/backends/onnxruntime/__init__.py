@@ -79,12 +79,23 @@ class OnnxRuntimeBackend(Backend):
 
 def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
     in_turns = files.artifact.role == "step"
+    keeps_caches = files.artifact.role in ("step", "decode")
 
     def open_part(path: Path) -> OnnxSession:
         from edgeformer.backends.onnxruntime.session import OnnxSession
 
         provider = options.provider or default_provider()
-        return OnnxSession(path, provider, options.threads, files.max_positions, in_turns=in_turns)
+        facts = facts_of(provider)
+        # On the CPU arrays cost less than binding: ONNX Runtime returns them without a copy.
+        on_card = keeps_caches and facts is not None and facts.kind == "cuda"
+        return OnnxSession(
+            path,
+            provider,
+            options.threads,
+            files.max_positions,
+            in_turns=in_turns,
+            cache_device="cuda" if on_card else None,
+        )
 
     return open_part
 

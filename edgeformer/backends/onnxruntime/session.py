@@ -19,7 +19,6 @@ from edgeformer.backends.onnxruntime.providers import (
     SUFFIX,
     TENSORRT,
     available_providers,
-    facts_of,
     how_to_start,
     load_cuda_libraries,
     rtx_options,
@@ -64,8 +63,7 @@ class OnnxSession(Session):
             for more work for a while after a run, on the cores that the next session's run needs: with the four graphs
             of a step bundle that took 2 to 3 times as long on 2 cores. Set, they stop when a run ends.
         cache_device: of a graph with caches, where ``present…`` outputs stay for the next call, as ONNX Runtime names
-            it: ``cuda`` or ``cpu``. They are :class:`Cache` objects then, not arrays. None: on the card where one
-            computes; arrays elsewhere.
+            it: ``cuda`` or ``cpu``. They are :class:`Cache` objects then. None: they are arrays.
 
     Raises:
         ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.
@@ -97,7 +95,7 @@ class OnnxSession(Session):
         }
         self._outputs = [node.name for node in self._session.get_outputs()]
         has_caches = any(name.startswith(KEPT) for name in self._inputs)
-        self._cache_device = cache_device or _cache_device(provider) if has_caches else None
+        self._cache_device = cache_device if has_caches else None
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
@@ -225,11 +223,6 @@ def _create(path: Path, options: Any, provider: str, provider_options: dict[str,
         # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
         provider_options = {"use_tf32": "0"}
     return ort.InferenceSession(str(path), options, providers=[(provider, provider_options)], enable_fallback=0)
-
-
-def _cache_device(provider: str) -> Literal["cuda"] | None:
-    facts = facts_of(provider)
-    return "cuda" if facts is not None and facts.kind == "cuda" else None
 
 
 def _opens_on_cpu(path: Path) -> bool:
