@@ -11,8 +11,11 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.results_page.tables import ROOT
+from edgeformer.formats.device import EstimateRecord
+from edgeformer.stages.profiling.estimating import evidence
 
 PAGE, RESULTS = ROOT / "docs" / "estimator.md", ROOT / "benchmarks" / "results"
+SHIPPED = Path(evidence.__file__).with_name(evidence.RECORD_FILE)
 _LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
 _NEVER = """## Never checked
 
@@ -34,6 +37,24 @@ def newest() -> tuple[Path, dict[str, Any]]:
     if not left_out:
         sys.exit(f"{RESULTS}: no record; python -m benchmarks.estimator makes one")
     return left_out[-1]
+
+
+def shipped_record() -> EstimateRecord:
+    """The figures of the newest record that reports state beside estimates."""
+    _, record = newest()
+    summary = record["summary"]
+    return EstimateRecord(
+        source=PAGE.relative_to(ROOT).as_posix(),
+        kind="cpu",
+        processor=record["host"]["cpu"],
+        cores=record["host"]["cores"],
+        measured=record["measured"][:10],
+        precisions=tuple(record["precisions"]),
+        **{
+            name: summary[name]
+            for name in ("cases", "models", "median_error", "worst_error", "within_15_percent", "ranges_held")
+        },
+    )
 
 
 def page() -> str:

@@ -144,6 +144,23 @@ class EstimateError(Frozen):
     created: str
 
 
+class EstimateRecord(Frozen):
+    """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8 %."""
+
+    source: str = Field(description="where the cases are listed")
+    kind: Literal["cpu", "cuda"]
+    processor: str = Field(description="the processor or card that the cases were measured on")
+    cores: int | None = None
+    measured: str = Field(description="date")
+    cases: int
+    models: int | None = Field(None, description="each estimated by a calibration with the others")
+    precisions: tuple[str, ...] = Field((), strict=False)
+    median_error: float
+    worst_error: float
+    within_15_percent: float | None = None
+    ranges_held: float | None = Field(None, description="share of the measurements inside the estimate's range")
+
+
 class Calibration(Frozen):
     """Efficiencies fitted on this host per precision, what they were fitted on, and the error on other cases."""
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.device import EstimateError
+from edgeformer.formats.device import EstimateError, EstimateRecord
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
@@ -105,11 +105,29 @@ class Check(Frozen):
     seq: int | None = Field(None, description="tokens of a row of that call")
 
 
+class NotJudged(Frozen):
+    """A kind of check that no artifact was held against, or whose values are all unknown."""
+
+    name: str = Field(description="latency, memory, size or energy")
+    reason: str
+
+
 class Verdict(Frozen):
-    """`fail` if any check fails, else `unknown` if any is unknown, else `pass`."""
+    """`fail` if any check fails, else `unknown` if any is unknown, else `pass`: of what `judged` lists, and no more."""
 
     status: CheckStatus
     checks: tuple[Check, ...] = Field((), strict=False)
+    judged: tuple[str, ...] = Field(
+        (), strict=False, description="kinds of check that passed or failed for at least one artifact"
+    )
+    not_judged: tuple[NotJudged, ...] = Field(
+        (), strict=False, description="the others of latency, memory and size; energy only where it has a limit"
+    )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a pass leaves latency, memory or size unjudged."""
+        return self.status == "pass" and bool(self.not_judged)
 
 
 class SizeParts(Frozen):
@@ -132,6 +150,12 @@ class Candidate(Frozen):
     provider: str
     threads: int | None
     score: float | None = Field(description="accuracy, or perplexity of a language model, on the validation split")
+    score_rows: int | None = Field(None, description="rows of that split; None: no interval is known of this metric")
+    score_low: float | None = Field(None, description="lower end of the score's 95 % interval (Clopper and Pearson)")
+    score_high: float | None = Field(None, description="upper end")
+    bound_inside: bool | None = Field(
+        None, description="whether the bound lies inside that interval: the rows do not decide whether it is met"
+    )
     latency_ms: float | None
     latency_status: MeasurementStatus
     size_bytes: int
@@ -198,6 +222,13 @@ class Subject(Frozen):
     artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
 
 
+class EstimateEvidence(EstimateRecord):
+    """A record of the estimator's error, and whether it covers the estimates of this report."""
+
+    applies: bool
+    why_not: str | None = None
+
+
 class Report(Frozen):
     """Measurements and verdict per artifact, for one device profile."""
 
@@ -216,7 +247,12 @@ class Report(Frozen):
     verdict: Verdict = Field(description="of every artifact that could run on the device; of a search: of its pick")
     left_out: dict[str, str] = Field({}, description="artifact → why it can never run on the device; not judged")
     question: str = Field("", description="what else was asked than the device's budget; ends the files' names")
-    estimate_error: EstimateError | None = Field(None, description="of estimated rows; None: never checked anywhere")
+    estimate_error: EstimateError | None = Field(
+        None, description="of estimated rows, by this device's or this host's calibration; None: neither was checked"
+    )
+    estimate_evidence: tuple[EstimateEvidence, ...] = Field(
+        (), strict=False, description="of estimated rows: the records of the estimator's error, and which of them apply"
+    )
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = Field((), strict=False)
     search: Search | None = None

@@ -24,12 +24,14 @@ from edgeformer.reporting.words import (
     rate_words,
     shape_words,
     split_sizes,
+    verdict_words,
 )
 
-_NOT_MEASURED = ("artifact", "precision", "phase", "shape", "status", "p50", "memory_peak", "why_not")
+# What a narrow window shows without scrolling comes first; a status stands in the cell of its figure.
+_NOT_MEASURED = ("artifact", "shape", "p50_status", "phase", "precision", "memory_peak", "why_not")
 _MEASURED = (
-    "artifact", "precision", "provider", "phase", "shape", "status", "p50", "p90", "p99", "cv", "n", "throughput",
-    "memory_peak", "energy", "size", "state",
+    "artifact", "shape", "p50_status", "phase", "provider", "precision", "p90", "p99", "memory_peak", "throughput",
+    "cv", "n", "energy", "size",
 )  # fmt: skip
 
 
@@ -74,16 +76,16 @@ def _context(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "badge": badge_text(report),
+        "verdict": verdict_words(report),
+        "mark": "partial" if report.verdict.is_partial else report.verdict.status,
         "sentence": in_words(report),
         "cautions": cautions(report),
         "estimates": estimate_words(report),
         "checks": CHECKS.page(report.verdict.checks, _estimated),
         "pictures": draw_pictures(report),
-        "measured": columns.pick(*_MEASURED).page(rows, status),
+        "measured": columns.pick(*_MEASURED).known_in(rows, "p90", "p99", "energy").page(rows, status),
         # How an estimate was made is said once, below the table.
-        "device_rows": columns.pick(
-            "artifact", "precision", "phase", "shape", "status", "p50", "memory_peak", "why_not"
-        ).page(device, status),
+        "device_rows": columns.pick(*_NOT_MEASURED).page(device, status),
         "methods": dict.fromkeys(r.latency_ms.reason for r in device if r.latency_ms.status == "estimated"),
         "sizes": SIZES.page(split_sizes(report)),
         "candidates": _candidates(report),
@@ -112,8 +114,8 @@ def _candidates(report: Report) -> PageTable | None:
         estimated = ["estimated"] if row[2].latency_status == "estimated" else []
         return " ".join([*estimated, *(["pick"] if row[1] == search.pick else [])])
 
-    about = ("number", "artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy")
-    return candidates(search, *about, "feasible", "front", "why").page(numbered(search), kind)
+    about = ("number", "artifact", "feasible", "runtime", "threads", "score", "latency", "size", "memory", "energy")
+    return candidates(search, *about, "front", "why").page(numbered(search), kind)
 
 
 def _environment(report: Report) -> list[tuple[str, str]]:

@@ -26,25 +26,37 @@ def absent_words(report: Report) -> Iterator[str]:
 
 
 def warning_words(report: Report, written: bool) -> Iterator[str]:
-    """What speaks against the measurements: row by row where they are few, else one line with counts.
+    """Yield the warnings of the rows: measured rows and estimated rows apart, since only a measurement is noisy.
+
+    Up to two rows of either get a line each, more of them one line with counts. Cold rows are single calls; their
+    warnings are those of the process, which its other rows repeat.
 
     Args:
-        report: what `profile` found.
-        written: there are files, which hold every row's warnings.
+        report: of `profile`.
+        written: whether report files exist, which hold every row's warnings.
     """
-    warned = [row for row in report.rows if row.latency_ms.warnings]
-    if len(warned) <= _ONE_BY_ONE:
-        for row in warned:
-            yield f"{row.artifact} {shape_words(row, report)}: {'; '.join(row.latency_ms.warnings)}"
-        return
-    of = sum(row.phase != "cold" and row.latency_ms.status == "measured" for row in report.rows)
-    unstable = sum(row.latency_ms.stable is False for row in warned)
-    kinds = Counter(kind for row in warned for kind in {_kind(text) for text in row.latency_ms.warnings})
-    named = [f"{kind} ({count} rows)" for kind, count in kinds.most_common(_MOST_KINDS)]
-    more = f"; and {len(kinds) - _MOST_KINDS} more" if len(kinds) > _MOST_KINDS else ""
+    rows = [row for row in report.rows if row.phase != "cold"]
     where = "the report" if written else "the report's rows"
-    counted = f"{len(warned)} of {of} rows are noisy, {unstable} not stable"
-    yield f"{counted}: {'; '.join(named)}{more}; row by row in {where}"
+    for status in ("measured", "estimated"):
+        of_status = [row for row in rows if row.latency_ms.status == status]
+        warned = [row for row in of_status if row.latency_ms.warnings]
+        if len(warned) <= _ONE_BY_ONE:
+            for row in warned:
+                estimate = "estimate of " if status == "estimated" else ""
+                yield f"{estimate}{row.artifact} {shape_words(row, report)}: {'; '.join(row.latency_ms.warnings)}"
+            continue
+        kinds = Counter(kind for row in warned for kind in dict.fromkeys(map(_kind, row.latency_ms.warnings)))
+        named = [f"{kind} ({_rows(count)})" for kind, count in kinds.most_common(_MOST_KINDS)]
+        more = f"; and {len(kinds) - _MOST_KINDS} more" if len(kinds) > _MOST_KINDS else ""
+        counted = f"{len(warned)} of {len(of_status)} estimated rows are less certain"
+        if status == "measured":
+            unstable = sum(row.latency_ms.stable is False for row in warned)
+            counted = f"{len(warned)} of {len(of_status)} rows are noisy, {unstable} not stable"
+        yield f"{counted}: {'; '.join(named)}{more}; row by row in {where}"
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"
 
 
 def _kind(warning: str) -> str:

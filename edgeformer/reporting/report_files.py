@@ -15,10 +15,18 @@ from edgeformer.formats.report import Report
 from edgeformer.reporting.html_report import as_html
 from edgeformer.reporting.pictures import draw_report
 from edgeformer.reporting.report_tables import CHECKS, MEASUREMENTS_CSV, candidates, measurements
-from edgeformer.reporting.words import badge_markdown, badge_text, estimate_words, in_words, not_measured, numbered
+from edgeformer.reporting.words import (
+    badge_markdown,
+    badge_text,
+    estimate_words,
+    in_words,
+    not_measured,
+    numbered,
+    verdict_words,
+)
 from edgeformer.run import Location
 
-_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a"}
+_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a", "partial": "#8a6a12"}
 _CHARACTER, _PADDING = 6.6, 12
 _LEFT_S = 3600.0  # no living process takes that long from making a file of a report to giving it its name
 
@@ -67,14 +75,14 @@ def as_markdown(report: Report) -> str:
         warned += f"\n> Figures with ≈ are {markdown(estimate_words(report) or '')}.\n"
     host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
     shown = measurements(report).pick(
-        "artifact", "shape", "where", "phase", "status", "p50", "p90", "memory_peak", "size", "state"
+        "artifact", "shape", "where", "phase", "status", "p50_status", "p90", "memory_peak", "size"
     )
     notes = "".join(f"- {markdown_line(note)}\n" for note in report.notes)
     gaps = "".join(f"- {markdown(what)}: {markdown(why)}\n" for what, why in not_measured(report))
     return (
         f"# {markdown(report.run)} on {markdown(report.device_title)}\n\n"
         f"{badge_markdown(report, f'{report.stem}.svg')}\n\n"
-        f"**Verdict: {report.verdict.status}.** {markdown(in_words(report))}\n{warned}\n"
+        f"**Verdict: {verdict_words(report)}.** {markdown(in_words(report))}\n{warned}\n"
         f"{report.parameters:,} parameters. Rows `host` were measured on: {markdown(host)}. "
         f"{markdown(report.created)}\n\n"
         f"## Budget\n\n{CHECKS.markdown(report.verdict.checks)}\n\n"
@@ -101,10 +109,13 @@ def _search(report: Report) -> str:
 
 
 def badge_svg(report: Report) -> str:
-    """A self-contained SVG, 20 pixels high: green, red or grey. Its text has a fixed length, whatever the font."""
+    """A self-contained SVG, 20 pixels high: green, red or grey; brown for a pass that leaves a kind of check unjudged.
+
+    Its text has a fixed length, whatever the font.
+    """
     right = visible(badge_text(report))
     widths = [round(len(text) * _CHARACTER) + _PADDING for text in ("edgeformer", right)]
-    total, colour = sum(widths), _COLOURS[report.verdict.status]
+    total, colour = sum(widths), _COLOURS["partial" if report.verdict.is_partial else report.verdict.status]
     texts = "".join(
         f'<text x="{x:g}" y="14" textLength="{width - _PADDING}" lengthAdjust="spacingAndGlyphs">{escape(text)}</text>'
         for x, width, text in ((widths[0] / 2, widths[0], "edgeformer"), (widths[0] + widths[1] / 2, widths[1], right))

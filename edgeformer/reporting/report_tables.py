@@ -37,6 +37,7 @@ from edgeformer.reporting.words import (
     thread_words,
     value_range,
     value_words,
+    verdict_words,
 )
 
 MEASUREMENTS_CSV = (
@@ -73,6 +74,7 @@ def measurements(report: Report) -> Columns[Row]:
             Column("status", attrgetter("latency_ms.status")),
             Column("first_call", lambda row: starts.get(id(row)), "ms", text=first_call, leaves=2),
             Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _typical, narrow=_within),
+            Column("p50_status", attrgetter("latency_ms.p50"), "ms", "typical (p50)", _typical_with_status),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
             Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)", leaves=4),
             *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
@@ -116,6 +118,14 @@ def _runtime(row: Row) -> str:
 
 def _typical(row: Row) -> Text:
     return _styled(latency_words(row.latency_ms), row.latency_ms.status)
+
+
+def _typical_with_status(row: Row) -> str:
+    """The figure and its status in one cell, so that no layout can part them; estimates are marked by their sign."""
+    latency = row.latency_ms
+    if latency.status == "unavailable":
+        return "unavailable"
+    return latency_words(latency) + (" (unstable)" if latency.stable is False else "")
 
 
 def _within(row: Row) -> Text:
@@ -174,6 +184,13 @@ Numbered = tuple[int, int, Candidate]
 def candidates(search: Search, *names: str) -> Columns[Numbered]:
     """Columns of what a search compared, without those in which nothing would stand."""
     metric, several = metric_named(search.metric), len({c.provider for c in search.candidates}) > 1
+    has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
+
+    def score(row: Numbered) -> str:
+        candidate, text = row[2], metric.text(row[2].score)
+        if candidate.score_low is None:
+            return text
+        return f"{text} ({metric.text(candidate.score_low)} to {metric.text(candidate.score_high)})"
 
     def number(row: Numbered) -> Text:
         return Text(f"▶ {row[0]}", "green") if row[1] == search.pick else Text(f"  {row[0]}")
@@ -184,7 +201,14 @@ def candidates(search: Search, *names: str) -> Columns[Numbered]:
             Column("artifact", lambda row: row[2].artifact),
             Column("runtime", lambda row: provider_facts(row[2].provider).label if several else None),
             Column("threads", lambda row: row[2].threads, number=True, leaves=2),
-            Column("score", lambda row: row[2].score, "", metric.name, lambda row: metric.text(row[2].score), True),
+            Column(
+                "score",
+                lambda row: row[2].score,
+                heading=metric.name + (" (95 % interval)" if has_intervals else ""),
+                text=score,
+                narrow=lambda row: metric.text(row[2].score),
+                number=True,
+            ),
             Column("latency", lambda row: row[2].latency_ms, "ms", text=_candidate_latency),
             Column("size", lambda row: row[2].size_bytes, "bytes"),
             Column("memory", lambda row: row[2].memory_bytes, "bytes", text=_candidate_memory, leaves=1),
@@ -204,7 +228,7 @@ def _candidate_latency(row: Numbered) -> str:
         return DASH
     text = f"{format_milliseconds(candidate.latency_ms)} ms"
     if candidate.latency_status != "estimated":
-        return text
+        return text + (" (unstable)" if candidate.stable is False else "")
     if candidate.low_ms is None or candidate.high_ms is None:
         return f"{ABOUT} {text}"
     return f"{ABOUT} {format_milliseconds(candidate.low_ms)} to {format_milliseconds(candidate.high_ms)} ms"
@@ -240,7 +264,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     terminal = CHECKS.pick("check", "artifact", *at, "limit", "value", "known_by", "result")
     said = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not wrapped else ""
     console.print(terminal.terminal(f"Budget of {report.device}{said}", report.verdict.checks))
-    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(report.verdict.status)
+    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(verdict_words(report))
     console.print(Text.assemble(*verdict, f". {in_words(report)}\n"))
     # Where no files are written, this is all that says why.
     unknown: dict[str, list[str]] = {}

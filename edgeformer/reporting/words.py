@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from urllib.parse import quote
 
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.escaping import markdown
-from edgeformer.formats.report import Candidate, Check, Latency, Memory, Report, Row, Search, SizeParts
+from edgeformer.formats.report import (
+    Candidate,
+    Check,
+    EstimateEvidence,
+    Latency,
+    Memory,
+    Report,
+    Row,
+    Search,
+    SizeParts,
+)
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.columns import DASH
 from edgeformer.tasks import Metric, all_tasks
@@ -145,7 +155,11 @@ def in_words(report: Report) -> str:
     if search is not None and search.pick is None:
         return f"The search picks nothing: {search.reason}."
     if search is not None and search.pick is not None:
-        sentence = f"The search picks {search.candidates[search.pick].artifact}. {sentence}"
+        pick, bound = search.candidates[search.pick], ""
+        if pick.bound_inside and search.bound is not None:
+            rows = f"{pick.score_rows:,} rows do not decide whether its {search.metric}"
+            bound = f"; {rows} is at least {search.bound:g}"
+        sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
     if not report.left_out:
         return sentence
     # Listed one by one in the notes.
@@ -159,7 +173,54 @@ def numbers_of(count: int) -> str:
     return f"{count} artifact{'s' if count != 1 else ''}"
 
 
+def verdict_words(report: Report, *, basis: bool = False) -> str:
+    """Return the status as every headline shows it: ``fail``, ``pass``, or ``pass (size and memory only)``.
+
+    Args:
+        report: whose verdict it is.
+        basis: add ``estimated`` where checks rest on estimates, as the badge does.
+    """
+    verdict = report.verdict
+    remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
+    if basis and verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
+        remarks.append("estimated")
+    return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``size``, ``size and memory``, ``size, latency and memory``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _not_judged_words(report: Report) -> str:
+    """``latency and size were not judged: the profile x sets no limit``: kinds without any check; empty if none."""
+    checked = {check.name for check in report.verdict.checks}
+    by_reason: dict[str, list[str]] = {}
+    for kind in report.verdict.not_judged:
+        if kind.name not in checked:  # open checks are listed with their own words
+            by_reason.setdefault(kind.reason, []).append(kind.name)
+    parts = (
+        f"{_listed(names)} {'was' if len(names) == 1 else 'were'} not judged: {reason}"
+        for reason, names in by_reason.items()
+    )
+    return "; ".join(parts)
+
+
 def _of_checks(report: Report) -> str:
+    checks, left_open = report.verdict.checks, _not_judged_words(report)
+    if not checks:
+        return f"Nothing was checked; {left_open}." if left_open else "Nothing was checked."
+    if report.verdict.is_partial:
+        names = report.verdict.judged
+        estimated = [name for name in names if any(c.name == name and c.basis == "estimated" for c in checks)]
+        of_all = "" if len(estimated) == len(names) else f"{_listed(estimated)} "
+        by_estimate = f" ({of_all}by estimate only)" if estimated else ""
+        return f"Within the limit{'s' if len(names) > 1 else ''} for {_listed(names)}{by_estimate}; {left_open}."
+    sentence = _outcome(report)
+    return f"{sentence[:-1]}; {left_open}." if left_open else sentence
+
+
+def _outcome(report: Report) -> str:
     checks = report.verdict.checks
     failed = [c for c in checks if c.status == "fail"]
     open_ = [c for c in checks if c.status == "unknown"]
@@ -176,8 +237,6 @@ def _of_checks(report: Report) -> str:
                 artifacts = dict.fromkeys(c.artifact for c in open_)
                 where = f" of {', '.join(artifacts)}: their rows say why"
         return f"{done}{' and '.join(sorted({c.name for c in open_}))} not known{where}."
-    if not checks:
-        return "Nothing was checked."
     guessed = " and ".join(sorted({c.name for c in checks if c.basis == "estimated"}))
     return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}."
 
@@ -196,17 +255,22 @@ def estimate_words(report: Report) -> str | None:
     """How far the report's estimates may be trusted; None where it holds none."""
     if not has_estimates(report):
         return None
-    kinds = {"cpu": "CPU", "cuda": "GPU", None: f"{report.device_title}"}
-    wanted, error = kinds[report.estimated_for], report.estimate_error
-    if error is None:
-        return f"estimated, not measured: the estimator's error is not known; it was never checked on a {wanted}"
-    found = (
-        f"in {error.cases} cases on {error.device} it was off by a factor of {2**error.median_log2:.2f} in the middle "
-        f"and {2**error.worst_log2:.2f} at worst"
+    applying = next((record for record in report.estimate_evidence if record.applies), None)
+    if applying is not None:
+        return f"estimated, not measured; the estimator's error on record is that of {_record_words(applying)}"
+    checked_on = "a GPU" if report.estimated_for == "cuda" else report.device_title
+    refused = (f"{_record_words(record)} does not apply: {record.why_not}" for record in report.estimate_evidence)
+    return "; ".join([f"estimated, not measured; never checked on {checked_on}", *refused])
+
+
+def _record_words(record: EstimateEvidence) -> str:
+    """``docs/estimator.md (248 cases of 9 models on …, 2 cores, 2026-11-23: median error 6.8 %, worst 32.2 %)``."""
+    models = f" of {record.models} models" if record.models is not None else ""
+    cores = f", {record.cores} cores" if record.cores is not None else ""
+    where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}"
+    return (
+        f"{record.source} ({where}: median error of a time {record.median_error:.1%}, worst {record.worst_error:.1%})"
     )
-    if error.kind == report.estimated_for:
-        return f"estimated, not measured: {found}"
-    return f"estimated, not measured: checked on {kinds[error.kind]}s only ({found}); never checked on a {wanted}"
 
 
 def not_measured(report: Report) -> list[tuple[str, str]]:
@@ -270,9 +334,8 @@ def numbered(search: Search) -> list[tuple[int, int, Candidate]]:
 
 
 def badge_text(report: Report) -> str:
-    """``rtx4050: fail``; a verdict that rests on estimates says so."""
-    rests = any(check.basis == "estimated" for check in report.verdict.checks) and report.verdict.status != "unknown"
-    return f"{report.device}: {report.verdict.status}{' (estimated)' if rests and has_estimates(report) else ''}"
+    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``: device, status, what was judged and by what."""
+    return f"{report.device}: {verdict_words(report, basis=True)}"
 
 
 def badge_markdown(report: Report, file: str) -> str:

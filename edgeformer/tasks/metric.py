@@ -28,6 +28,7 @@ class Metric:
         lowest, highest: the range that a bound on it can have; None: open.
         flag: the option of ``profile --search`` that bounds it.
         found_on: what it is taken on, in a word.
+        is_share: it is the share of rows that are right, so that the binomial distribution gives its interval.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Metric:
     highest: float | None
     flag: str
     found_on: str = "validation"
+    is_share: bool = False
 
     def of(self, score: Score | None) -> float | None:
         """The figure of a score; None without one, or of another task's."""

@@ -130,7 +130,7 @@ def drop_p_value(lost: int, won: int, rows: int, max_drop: float) -> float:
         rows: all of them, independent of each other and of the model.
         max_drop: in 0…1, without the ends.
     """
-    low, high = _interval(lost + won, rows, _OUTSIDE / 2)
+    low, high = share_interval(lost + won, rows, _OUTSIDE / 2)
     if high < max_drop:  # answers differ too rarely for such a fall
         return _OUTSIDE
     shares = np.linspace(max(low, max_drop), high, _PLACES)
@@ -179,8 +179,15 @@ def _chance(net: int, rows: int, share: float, drop: float) -> float:
     return float((weights * below).sum() + max(0.0, 1 - weights.sum()))
 
 
-def _interval(hits: int, rows: int, error: float) -> tuple[float, float]:
-    """Exact interval of a share (Clopper and Pearson), with ``error`` on each side."""
+@lru_cache(maxsize=256)
+def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
+    """Return the exact confidence interval of a share (Clopper and Pearson).
+
+    Args:
+        hits: rows that count, 0 to ``rows``.
+        rows: all of them, at least 1.
+        error: chance that the interval misses the share, on each side.
+    """
     low = 0.0 if hits == 0 else _where(lambda share: _at_most(rows - hits, rows, 1 - share) <= error)
     high = 1.0 if hits == rows else _where(lambda share: _at_most(hits, rows, share) > error)
     return low, high

@@ -173,6 +173,11 @@ def slower_than_its_slowest_call(document: dict[str, Any]) -> None:
         (set_("subject", "artifacts", "model", "sha256", to="0" * 64), "another artifact of that name"),
         (set_("verdict", "status", to="fail"), "verdict.status: says fail, but its checks say pass"),
         (set_("verdict", "checks", 0, "status", to="fail"), "says fail, but its figures say pass"),
+        (set_("verdict", "judged", to=["energy"]), "verdict.judged: says energy, but its checks say otherwise"),
+        (
+            set_("verdict", "not_judged", to=[{"name": "size", "reason": "no limit is set"}]),
+            "verdict.not_judged: names size, which a check decides",
+        ),
         (set_("verdict", "checks", 0, "value", to=1), "value: is of no row"),
         (set_("rows", to=[]), "value: is of no row"),
     ],

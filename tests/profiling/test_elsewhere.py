@@ -12,6 +12,7 @@ import pytest
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.reporting.words import verdict_words
 from edgeformer.stages.profiling.elsewhere import judge_report
 from edgeformer.stages.profiling.request import ProfileOptions
 from edgeformer.tasks import all_tasks
@@ -79,6 +80,17 @@ def test_rows_are_held_against_the_budget_at_its_shape(write: Write) -> None:
         any("the word of whoever judges" in note for note in judged.notes) and "measured in a browser" in judged.notes
     )
     assert any("at most 64 tokens" in note for note in judged.notes)
+
+
+def test_a_judged_report_names_what_has_no_limit(write: Write) -> None:
+    """The memory limit of ``host`` is that of this machine, which says nothing about the one that measured."""
+    judged = judge_report(write(report(row())), load_profile("host"), ProfileOptions())
+    assert (judged.verdict.status, judged.verdict.judged) == ("pass", ("size", "latency"))
+    assert [(kind.name, kind.reason) for kind in judged.verdict.not_judged] == [
+        ("memory", "the profile host sets no limit")
+    ]
+    assert verdict_words(judged) == "pass (size and latency only)"
+    assert "no limit for memory; set one with --max-vram" in judged.notes
 
 
 def test_limits_and_artifacts_of_the_command_line_win(write: Write) -> None:

@@ -12,6 +12,7 @@ import pytest
 from edgeformer.bundle import Bundle
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.report import Report
+from edgeformer.reporting.words import badge_text, in_words
 from edgeformer.run import Location
 from edgeformer.stages.profiling.choosing import SearchOptions
 from edgeformer.stages.profiling.estimating.estimate import estimate
@@ -53,6 +54,18 @@ def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
     judged = [(check.name, check.batch, check.seq) for check in report.verdict.checks]
     assert judged == [("memory", 1, 128), ("latency", 1, 5), ("latency", 3, 5)]
     assert any(note.startswith("inputs: input_ids [B, S]") for note in report.notes)
+
+
+def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> None:
+    report = profiled(bundle_of(tmp_path, graphs.embedding()), batches=(1,), seqs=(5,))
+    assert (report.verdict.status, report.verdict.judged) == ("pass", ("memory",))
+    assert [kind.name for kind in report.verdict.not_judged] == ["size", "latency"]
+    assert in_words(report) == (
+        "Within the limit for memory (by estimate only); size and latency were not judged: "
+        "the profile raspberry-pi-5 sets no limit."
+    )
+    assert badge_text(report) == "raspberry-pi-5: pass (memory only, estimated)"
+    assert "no limit for size and latency; set one with --max-size and --max-latency" in report.notes
 
 
 def test_fixed_sizes_are_one_row_that_says_what_went_in(tmp_path: Path) -> None:

@@ -42,13 +42,41 @@ def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_wit
     found = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
     assert picked(found) == ("good", 2)
     assert found.reason == (
-        "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms"
+        "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
+        "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the bound 0.9 lies inside it, so these rows do "
+        "not decide whether it is met"
     )
     assert {c.artifact: c.reason for c in found.candidates if not c.feasible} == {
         "fast": "accuracy 0.8000 is below 0.9",
         "big": "size 900 B is over 600 B",
     }
     assert found.basis == "measured"
+
+
+def test_the_interval_of_a_score_says_when_the_rows_do_not_decide_the_bound() -> None:
+    few = accuracy(393 / 422).model_copy(update={"n": 422})
+    below = accuracy(390 / 422).model_copy(update={"n": 422})
+    manifest = bundle(artifact("near", validation=few), artifact("below", validation=below))
+    found = run(manifest, [row("near"), row("below", 1.0)], options=SearchOptions({"accuracy": 0.93}))
+    near, under = found.candidates
+    assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
+    assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
+    assert found.reason.endswith(
+        ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the bound 0.93 lies inside it, so these rows "
+        "do not decide whether it is met"
+    )
+    assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95 % interval 0.8946 to 0.9476"
+
+
+def test_a_bound_outside_the_interval_is_decided_and_no_bound_asks_nothing() -> None:
+    clear = run(bundle(artifact("model")), [row("model")], options=SearchOptions({"accuracy": 0.8}))
+    assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
+    assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95 % interval 0.8797 to 0.9179")
+    free = run(bundle(artifact("model")), [row("model")])
+    assert free.candidates[0].bound_inside is None and "interval" not in free.reason
+    language = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling")
+    (other,) = run(language, [row("model")], options=SearchOptions({"perplexity": 25.0})).candidates
+    assert (other.score_rows, other.score_low, other.bound_inside) == (None, None, None), "perplexity is no share"
 
 
 def test_thread_counts_are_candidates_of_their_own() -> None:

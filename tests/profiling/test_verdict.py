@@ -12,6 +12,7 @@ from edgeformer.stages.profiling.verdict import (
     shown,
     spared_of_latency,
     status_of,
+    unlimited_notes,
 )
 
 
@@ -80,6 +81,28 @@ def test_an_absent_limit_is_not_checked_and_nothing_checked_is_unknown() -> None
     bare = limits(size_bytes=None, latency_ms=None, memory_bytes=None)
     verdict = check_budget([Evidence("model", 500, [row()], "")], bare)
     assert (verdict.status, verdict.checks) == ("unknown", ())
+
+
+def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
+    full = check_budget([Evidence("model", 500, [row()], "")], limits())
+    assert (full.judged, full.not_judged, full.is_partial) == (("size", "latency", "memory"), (), False)
+    known = [Evidence("model", 500, [row()], "")]
+    partial = check_budget(known, limits(size_bytes=None, latency_ms=None, profile="raspberry-pi-5"))
+    assert (partial.status, partial.judged, partial.is_partial) == ("pass", ("memory",), True)
+    why = "the profile raspberry-pi-5 sets no limit"
+    assert [(kind.name, kind.reason) for kind in partial.not_judged] == [("size", why), ("latency", why)]
+    assert unlimited_notes(partial) == ["no limit for size and latency; set one with --max-size and --max-latency"]
+    assert unlimited_notes(full) == []
+
+
+def test_what_is_unknown_was_not_judged_either_and_that_has_its_reason() -> None:
+    verdict = check_budget([Evidence("model", 500, [], "not present on this host")], limits(energy_mj=1.0))
+    assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
+    assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
+    assert {kind.reason for kind in verdict.not_judged} == {"not present on this host"}
+    assert unlimited_notes(verdict) == []
+    nothing = check_budget([], limits())
+    assert {kind.reason for kind in nothing.not_judged} == {"no artifact can run on the device"}
 
 
 def test_only_the_budgets_shape_and_phase_are_judged() -> None:

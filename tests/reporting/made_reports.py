@@ -9,6 +9,7 @@ from edgeformer.formats.report import (
     Candidate,
     Check,
     Energy,
+    EstimateEvidence,
     Latency,
     Memory,
     Report,
@@ -23,6 +24,10 @@ MIB = 2**20
 ERROR_ON_CPU = EstimateError(
     kind="cpu", device="Some CPU", cases=12, median_log2=0.2, worst_log2=0.5, created="2026-11-21"
 )
+CHECKED_ON_CPU = EstimateEvidence(
+    source="the calibrated profile", kind="cpu", processor="Some CPU", measured="2026-11-21", cases=12,
+    median_error=0.15, worst_error=0.41, applies=False, why_not="it is of a CPU",
+)  # fmt: skip
 
 
 def measured(p50: float = 20.0, **other: Any) -> Latency:
@@ -95,7 +100,8 @@ def made_report(*rows: Row, **other: Any) -> Report:
         "host": {"cpu": "Some CPU", "cores": 2, "system": "Linux", "threads": 2, "versions": {"onnxruntime": "1.31"}},
         "run": "mine-001", "bundle": "bundle", "created": "2026-11-21T00:00:00+00:00", "synthetic": False,
         "parameters": 1234, "rows": chosen, "verdict": Verdict(status="pass", checks=(SIZE, LATENCY)),
-        "estimate_error": ERROR_ON_CPU, "estimated_for": "cuda", "profile": PROFILE,
+        "estimate_error": ERROR_ON_CPU, "estimate_evidence": (CHECKED_ON_CPU,), "estimated_for": "cuda",
+        "profile": PROFILE,
         "sizes": (SizeParts(artifact="onnx-fp32", embeddings=12 * MIB, block=7 * MIB, heads=MIB // 2, other=MIB // 2),),
     }  # fmt: skip
     return Report.model_validate({**facts, **other})

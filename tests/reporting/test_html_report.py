@@ -12,7 +12,7 @@ from edgeformer.formats.report import Report
 from edgeformer.reporting.html_report import as_html
 from edgeformer.reporting.words import estimate_words
 from tests.reporting.made_reports import (
-    ERROR_ON_CPU,
+    CHECKED_ON_CPU,
     estimated,
     made_report,
     made_row,
@@ -99,8 +99,19 @@ def test_every_row_of_the_report_is_there_with_its_status(made: Report, page: Pa
     statuses = ("measured", "estimated", "unavailable")
     # The table of checks has rows of these kinds, too, but no column for the phase.
     rows = [cells for kind, cells in page.rows if kind in statuses and "steady" in cells]
-    shown = [next(cell for cell in cells if cell in statuses) for cells in rows]
-    assert shown == [row.latency_ms.status for row in made.rows]
+    figures = [cells[2] for cells in rows]
+    assert figures == ["20.0 ms", "unavailable", "≈ 1.00 ms (0.500 to 2.00)"] and len(made.rows) == 3
+
+
+def test_unstable_stands_in_the_cell_of_its_figure() -> None:
+    """A column of its own lay behind the scroll bar of a window of 1200 pixels."""
+    shaky = made_row(measured(20.0, stable=False))
+    cells = next(cells for _, cells in Page(as_html(made_report(shaky))).rows if "steady" in cells)
+    assert cells[:3] == ["onnx-fp32", "1 × 128", "20.0 ms (unstable)"]
+    search = made_search()
+    first = search.candidates[0].model_copy(update={"latency_status": "measured", "stable": False})
+    found = Page(as_html(made_report(search=search.model_copy(update={"candidates": (first, *search.candidates[1:])}))))
+    assert any("1.00 ms (unstable)" in cells for _, cells in found.rows)
 
 
 def test_verdict_comes_first_and_gaps_have_reasons(page: Page) -> None:
@@ -112,7 +123,7 @@ def test_verdict_comes_first_and_gaps_have_reasons(page: Page) -> None:
 
 def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     text = " ".join(page.text)
-    assert "checked on CPUs only" in text and "never checked on a GPU" in text
+    assert "never checked on a GPU" in text and "does not apply: it is of a CPU" in text
     estimates = [cells for kind, cells in page.rows if "estimated" in kind.split()]
     assert estimates and all(any("≈" in cell for cell in cells) for cells in estimates)
     others = [cells for kind, cells in page.rows if "estimated" not in kind.split()]
@@ -120,11 +131,12 @@ def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
 
 
 def test_error_of_the_same_kind_of_device_is_stated_without_the_caveat() -> None:
-    text = as_html(made_report(estimate_error=ERROR_ON_CPU, estimated_for="cpu"))
-    assert "1.15 in the middle" in text and "1.41 at worst" in text
+    own = CHECKED_ON_CPU.model_copy(update={"applies": True, "why_not": None})
+    text = as_html(made_report(estimate_evidence=(own,), estimated_for="cpu"))
+    assert "12 cases on Some CPU, 2026-11-21: median error of a time 15.0%, worst 41.0%" in text
     assert "never checked" not in text
-    words = estimate_words(made_report(estimate_error=None, estimated_for="cpu"))
-    assert words is not None and "never checked on a CPU" in words
+    words = estimate_words(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))
+    assert words == "estimated, not measured; never checked on A board"
 
 
 def test_pictures_take_every_colour_from_the_style_sheet(text: str) -> None:

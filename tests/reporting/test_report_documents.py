@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from edgeformer.cli.app import app
 from edgeformer.formats.errors import ArtifactError, EdgeformerError
 from edgeformer.formats.files import write_json
-from edgeformer.formats.report import Check, Report, Verdict
+from edgeformer.formats.report import Check, NotJudged, Report, Search, Verdict
 from edgeformer.reporting.compare_reports import compare_reports, format_pairs, report_of
+from edgeformer.reporting.html_report import as_html
+from edgeformer.reporting.notes import warning_words
 from edgeformer.reporting.pictures import draw_report
 from edgeformer.reporting.report_files import as_csv, as_markdown, badge_svg
-from edgeformer.reporting.report_tables import print_report
+from edgeformer.reporting.report_tables import print_report, print_search
 from edgeformer.reporting.trade_panels import named_below
 from edgeformer.reporting.words import badge_markdown, estimate_words, in_words, numbered
 from edgeformer.run import Location
@@ -98,6 +100,86 @@ def test_badge_shows_the_verdict_in_its_colour(status: str, colour: str) -> None
     assert texts == ["edgeformer", f"a<b: {status}"]
     assert colour in badge_svg(report)
     assert badge_markdown(report, "reports/x.svg") == f"![edgeformer a&lt;b: {status}](reports/x.svg)"
+
+
+PARTIAL = Verdict(
+    status="pass",
+    checks=(SIZE, SIZE.model_copy(update={"name": "memory"})),
+    judged=("size", "memory"),
+    not_judged=(NotJudged(name="latency", reason="the profile rtx4050 sets no limit"),),
+)
+
+
+@pytest.mark.parametrize("made", [printed, as_markdown, as_html])
+def test_a_partial_pass_says_so_in_every_document(made: object) -> None:
+    assert callable(made)
+    text = made(made_report(made_row(measured()), verdict=PARTIAL))
+    assert "pass (size and memory only)" in text and "Every check" not in text
+    said = "Within the limits for size and memory; latency was not judged: the profile rtx4050 sets no limit."
+    assert said in " ".join(text.split())
+
+
+def test_a_partial_pass_has_no_green_badge() -> None:
+    report = made_report(made_row(measured()), verdict=PARTIAL)
+    assert "rtx4050: pass (size and memory only)" in badge_svg(report)
+    assert "#2e7d46" not in badge_svg(report) and "#8a6a12" in badge_svg(report)
+    assert '<span class="mark big partial">' in as_html(report)
+
+
+def test_a_failure_and_an_open_check_name_what_has_no_limit_too() -> None:
+    why = PARTIAL.not_judged
+    over = SIZE.model_copy(update={"status": "fail"})
+    failed = made_report(verdict=Verdict(status="fail", checks=(over,), judged=("size",), not_judged=why))
+    assert in_words(failed) == (
+        "Over budget: size of onnx-fp32; latency was not judged: the profile rtx4050 sets no limit."
+    )
+    assert badge_svg(failed).count("rtx4050: fail<") == 2 and "#b3372f" in badge_svg(failed)
+    nothing = made_report(verdict=Verdict(status="unknown", not_judged=why))
+    assert in_words(nothing) == "Nothing was checked; latency was not judged: the profile rtx4050 sets no limit."
+
+
+def undecided_search() -> Search:
+    """The bound lies inside the interval of the pick's score."""
+    search = made_search()
+    interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "bound_inside": True}
+    pick = search.candidates[0].model_copy(update=interval)
+    return search.model_copy(update={"candidates": (pick, *search.candidates[1:]), "bound": 0.93})
+
+
+def searched(report: Report) -> str:
+    assert report.search is not None
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    print_search(report.search, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("made", [searched, as_markdown, as_html])
+def test_a_score_has_its_interval_in_every_document(made: object) -> None:
+    assert callable(made)
+    text = made(made_report(search=undecided_search()))
+    assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95 % interval)" in text
+    assert "0.9200 (" not in text, "of a score without an interval there is none"
+
+
+def test_the_headline_says_that_the_rows_do_not_decide_the_bound() -> None:
+    said = "The search picks onnx-fp32; 422 rows do not decide whether its accuracy is at least 0.93. "
+    assert in_words(made_report(search=undecided_search())).startswith(said)
+
+
+def test_a_noisy_row_is_counted_once_and_an_estimate_is_not_noisy() -> None:
+    warned = measured(stable=False, warnings=("the calls vary by 9.0%", "drifted: 1 to 2 ms"))
+    wider = estimated().model_copy(update={"warnings": ("the range is wider: never checked are estimates of Conv",)})
+    rows = [made_row(warned, batch=batch) for batch in (1, 8, 16)] + [made_row(measured(), batch=32)]
+    rows += [made_row(measured(n=1, warnings=("2 nodes run on the CPU",)), phase="cold")]
+    rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
+    lines = list(warning_words(made_report(*rows), written=True))
+    assert lines == [
+        "3 of 4 rows are noisy, 3 not stable: the calls vary (3 rows); drifted (3 rows); row by row in the report",
+        "4 of 4 estimated rows are less certain: the range is wider (4 rows); row by row in the report",
+    ]
+    few = list(warning_words(made_report(*rows[:2], rows[5]), written=True))
+    assert len(few) == 3 and few[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
 
 
 def test_png_of_measurements_estimates_and_a_search(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from math import lgamma, log
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from edgeformer.tasks.risk_control import (
     THRESHOLDS,
@@ -15,6 +16,7 @@ from edgeformer.tasks.risk_control import (
     promise,
     rows_needed,
     rows_that_would_do,
+    share_interval,
 )
 
 ROWS = 24
@@ -141,3 +143,9 @@ def test_nobody_leaves_is_told_apart_from_nothing_shown() -> None:
     sure = np.stack([np.full(rows, 0.95), np.ones(rows)]).astype(np.float32)
     found = promise((1, 2), sure, np.stack([~full, full]), 0.02, 0.05)
     assert found is not None and found.thresholds == {} and found.stopped_by == (rows, 0)
+
+
+@pytest.mark.parametrize(("hits", "rows"), [(393, 422), (0, 5), (5, 5), (1, 1), (930, 1000), (17, 40)])
+def test_the_interval_of_a_share_is_the_exact_one(hits: int, rows: int) -> None:
+    expected = binomtest(hits, rows).proportion_ci(0.95, method="exact")
+    assert share_interval(hits, rows, 0.025) == pytest.approx((expected.low, expected.high), abs=1e-9)

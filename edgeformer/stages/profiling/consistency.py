@@ -127,6 +127,11 @@ def _of_verdict(verdict: Verdict, report: Report) -> Iterator[str]:
             yield f"verdict.checks.{number}: says {check.status}, but its figures say {expected}"
         if not _has_row(check, report):
             yield f"verdict.checks.{number}.value: is of no row"
+    decided = {check.name for check in verdict.checks if check.status != "unknown"}
+    if (verdict.judged or verdict.not_judged) and set(verdict.judged) != decided:  # earlier versions wrote neither
+        yield f"verdict.judged: says {', '.join(verdict.judged) or 'nothing'}, but its checks say otherwise"
+    if contradicted := [kind.name for kind in verdict.not_judged if kind.name in decided]:
+        yield f"verdict.not_judged: names {contradicted[0]}, which a check decides"
     found = {check.status for check in verdict.checks}
     given = next((status for status in ("fail", "unknown", "pass") if status in found), verdict.status)
     if report.search is not None and report.search.pick is None:

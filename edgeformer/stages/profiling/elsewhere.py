@@ -15,7 +15,14 @@ from edgeformer.formats.report_file import read_report
 from edgeformer.stages.profiling.consistency import require_honest
 from edgeformer.stages.profiling.limits import limits_of, shape_notes
 from edgeformer.stages.profiling.request import ProfileOptions
-from edgeformer.stages.profiling.verdict import Evidence, Limits, check_budget, judged_rows, spared_of_latency
+from edgeformer.stages.profiling.verdict import (
+    Evidence,
+    Limits,
+    check_budget,
+    judged_rows,
+    spared_of_latency,
+    unlimited_notes,
+)
 from edgeformer.tasks import task_named
 from edgeformer.tasks.calls import longest_call
 
@@ -66,6 +73,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
     notes += shape_notes(limits)
     notes += [] if verdict.checks else ["nothing was judged: neither the profile nor the command sets a limit"]
+    notes += unlimited_notes(verdict)
     if spared := spared_of_latency(known, limits):
         notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")
     judged = {

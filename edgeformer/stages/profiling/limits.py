@@ -55,6 +55,7 @@ def limits_of(
         # A budget of what writes text is per decoded token, not per forward pass over the whole text.
         phase=task.phase,
         shape_note=capped if longest is not None and seq < budget.seq else None,
+        profile=device.name,
     )
     return _with_asked(known, options, task, data)
 

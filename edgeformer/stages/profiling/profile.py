@@ -19,19 +19,20 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
-from edgeformer.formats.report import Report, Row, Search, SizeParts
+from edgeformer.formats.report import Report, Row, Search, SizeParts, Verdict
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.choosing import check_options
 from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
+from edgeformer.stages.profiling.estimating.evidence import estimate_evidence
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
 from edgeformer.stages.profiling.search import search, verdict_of_pick
 from edgeformer.stages.profiling.settling import Grounds, settle
-from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency
+from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency, unlimited_notes
 
 __all__ = ["ProfileOptions", "profile_bundle"]
 
@@ -195,10 +196,11 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,
-        notes=tuple(_notes(here, known, judged=bool(verdict.checks))),
+        notes=tuple(_notes(here, known, verdict)),
         # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
         estimated_for=here.device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
+        estimate_evidence=estimate_evidence(here.device, options.estimate_error) if estimated else (),
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
         search=found,
         left_out=left_out,
@@ -221,7 +223,7 @@ def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Searc
     return settle(found, choice, Grounds(here.bundle, here.request, gpu, here.progress))
 
 
-def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator[str]:
+def _notes(here: _Profiling, known: list[Evidence], verdict: Verdict) -> Iterator[str]:
     yield from (*here.request.notes, *here.notes)
     if not here.target.present:
         yield f"{here.target.reason}: rows `host` were measured here, rows `device` are estimated for it"
@@ -231,8 +233,9 @@ def _notes(here: _Profiling, known: list[Evidence], *, judged: bool) -> Iterator
         yield f"left out of the verdict, because no {here.device.title} can ever run it: {names}: {reason}"
     if left_out and not known:
         yield "nothing was judged: no artifact can ever run on this device"
-    elif not judged:
+    elif not verdict.checks:
         yield "nothing was judged: neither the profile nor the command sets a limit"
+    yield from unlimited_notes(verdict)
     spared = spared_of_latency(known, here.request.limits)
     if spared:
         yield f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}"

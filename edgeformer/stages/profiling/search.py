@@ -39,6 +39,7 @@ class _KnownScore:
     value: float | None
     scored_as: str | None = None
     why_none: str | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def verdict_of_pick(found: Search, known: Sequence[Evidence], limits: Limits) ->
         limits: what the device's budget and the command allow.
     """
     if found.pick is None:
-        return Verdict(status="fail", checks=check_budget(known, limits).checks)
+        return check_budget(known, limits).model_copy(update={"status": "fail"})
     pick = found.candidates[found.pick]
     picked = next(evidence for evidence in known if evidence.artifact == pick.artifact)
     return check_budget([_as_opened(picked, pick.provider, pick.threads)], limits)
@@ -172,7 +173,7 @@ def _score(artifact: ArtifactManifest, question: _Question, provider: str) -> _K
             value = metric.of(score)
             if value is None or not isfinite(value):
                 return _KnownScore(None, why_none=f"it has no {metric.name}")
-            return _KnownScore(value, scored_as=entry.id if entry is not artifact else None)
+            return _KnownScore(value, scored_as=entry.id if entry is not artifact else None, rows=score.n)
     if rounds_to is not None:
         return _KnownScore(None, why_none=f"its predictions in {rounds_to} were never scored: export on such a machine")
     if not artifact.is_graph:
@@ -209,6 +210,7 @@ def _option(
     least = costs[choice.minimize]
     if least.value is None and not against:
         against.append(f"its {choice.minimize} is not known: {least.reason}")
+    interval = choice.interval(score.value, score.rows) if score.value is not None else None
     candidate = Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -217,6 +219,10 @@ def _option(
         provider=provider,
         threads=row.threads if row is not None else None,
         score=score.value,
+        score_rows=interval.rows if interval is not None else None,
+        score_low=interval.low if interval is not None else None,
+        score_high=interval.high if interval is not None else None,
+        bound_inside=interval.has_bound if interval is not None else None,
         latency_ms=latency.value,
         latency_status=latency.basis,
         size_bytes=known.size_bytes,
@@ -240,7 +246,13 @@ def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, cho
     against = [score.why_none] if score.why_none else []
     if score.value is not None and not choice.meets(score.value):
         side = "below" if choice.metric.higher_is_better else "above"
-        against.append(f"{choice.metric.name} {score.value:.4f} is {side} {choice.bound:g}")
+        interval = choice.interval(score.value, score.rows)
+        inside = (
+            f", inside its 95 % interval {interval.low:.4f} to {interval.high:.4f}"
+            if (interval is not None and interval.has_bound)
+            else ""
+        )
+        against.append(f"{choice.metric.name} {score.value:.4f} is {side} {choice.bound:g}{inside}")
     if latency.value is None:
         against.append(f"no time is known: {latency.reason}")
     several = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1

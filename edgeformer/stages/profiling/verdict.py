@@ -14,11 +14,23 @@ from typing import Literal
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.measure_rules import QUANTILES
-from edgeformer.formats.report import Check, CheckStatus, Energy, Latency, MeasurementStatus, Memory, Row, Verdict
+from edgeformer.formats.report import (
+    Check,
+    CheckStatus,
+    Energy,
+    Latency,
+    MeasurementStatus,
+    Memory,
+    NotJudged,
+    Row,
+    Verdict,
+)
 from edgeformer.formats.units import format_bytes, format_milliseconds
 
 _WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
 _SUREST_FIRST: tuple[MeasurementStatus, ...] = ("measured", "estimated", "unavailable")
+_EXPECTED_CHECKS = ("size", "latency", "memory")
+"""Kinds of check that a reader takes for granted in a pass; a verdict says which of them were not judged."""
 _Way = tuple[str, int | None]
 """Provider and threads."""
 
@@ -28,7 +40,8 @@ class Limits:
     """What an artifact may cost, and at which shape it is judged. An absent limit is not checked.
 
     ``phase`` is what latency and energy are of: a whole call, or one decoded token. ``asked``: limits of the command
-    line, at the shapes that it names; those of the device's budget are judged at the budget's.
+    line, at the shapes that it names; those of the device's budget are judged at the budget's. ``profile``: name of the
+    device profile with that budget.
     """
 
     size_bytes: int | None
@@ -40,6 +53,7 @@ class Limits:
     shape_note: str | None = None
     energy_mj: float | None = None
     asked: tuple[Limits, ...] = ()
+    profile: str | None = None
 
     @property
     def judges_calls(self) -> bool:
@@ -99,7 +113,42 @@ def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
     spared = spared_of_latency(artifacts, limits)
     checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
     statuses = {check.status for check in checks} or {"unknown"}
-    return Verdict(status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks))
+    judged = tuple(dict.fromkeys(check.name for check in checks if check.status != "unknown"))
+    return Verdict(
+        status=next(status for status in _WORST_FIRST if status in statuses),
+        checks=tuple(checks),
+        judged=judged,
+        not_judged=tuple(_not_judged(checks, judged, bool(artifacts), limits)),
+    )
+
+
+def _not_judged(
+    checks: Sequence[Check], judged: Sequence[str], has_artifacts: bool, limits: Limits
+) -> Iterator[NotJudged]:
+    for name in dict.fromkeys((*_EXPECTED_CHECKS, *(check.name for check in checks))):
+        if name in judged:
+            continue
+        open_checks = [check for check in checks if check.name == name]
+        if open_checks:
+            reason = open_checks[0].reason or "no reason was given"
+        elif not has_artifacts:
+            reason = "no artifact can run on the device"
+        else:
+            reason = f"the profile {limits.profile} sets no limit" if limits.profile else "no limit is set"
+        yield NotJudged(name=name, reason=reason)
+
+
+def unlimited_notes(verdict: Verdict) -> list[str]:
+    """Return a note with the options that limit what has no limit; empty if latency, memory and size have one.
+
+    Where nothing has a limit, callers say so in a note of their own.
+    """
+    flags = {"latency": "--max-latency", "memory": "--max-vram", "size": "--max-size"}
+    checked = {check.name for check in verdict.checks}
+    missing = [kind.name for kind in verdict.not_judged if kind.name in flags.keys() - checked]
+    if not checked or not missing:
+        return []
+    return [f"no limit for {' and '.join(missing)}; set one with {' and '.join(flags[name] for name in missing)}"]
 
 
 def spared_of_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:

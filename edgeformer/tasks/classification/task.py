@@ -29,7 +29,7 @@ class Classification(TextLabels):
     noun: ClassVar[str] = "classifier"
     recipe_type: ClassVar[type[Recipe]] = ClassificationRecipe
     score_type: ClassVar[type[Score]] = ClassificationScore
-    metric: ClassVar[Metric] = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
+    metric: ClassVar[Metric] = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy", is_share=True)
     columns: ClassVar[tuple[ScoreColumn, ...]] = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("accuracy", "accuracy", 4),
