@@ -89,6 +89,7 @@ def _context(report: Report) -> dict[str, Any]:
         "methods": dict.fromkeys(r.latency_ms.reason for r in device if r.latency_ms.status == "estimated"),
         "sizes": SIZES.page(split_sizes(report)),
         "candidates": _candidates(report),
+        "refusals": _refusals(report),
         "environment": [*_environment(report), *_conditions(rows)],
         "facts": FACTS.page(_profile_facts(report.profile)),
         "gaps": not_measured(report),
@@ -115,7 +116,18 @@ def _candidates(report: Report) -> PageTable | None:
         return " ".join([*estimated, *(["pick"] if row[1] == search.pick else [])])
 
     about = ("number", "artifact", "feasible", "runtime", "threads", "score", "latency", "size", "memory", "energy")
-    return candidates(search, *about, "front", "why").page(numbered(search), kind)
+    return candidates(search, *about, "front").page(numbered(search), kind)
+
+
+def _refusals(report: Report) -> list[tuple[str, str]]:
+    """Return why candidates are not feasible: numbers and names as in their table, equal reasons together."""
+    by_reason: dict[str, list[str]] = {}
+    for number, _, candidate in numbered(report.search) if report.search is not None else ():
+        if not candidate.feasible:
+            by_reason.setdefault(candidate.reason or "no reason was given", []).append(
+                f"{number} ({candidate.artifact})"
+            )
+    return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
 def _environment(report: Report) -> list[tuple[str, str]]:

@@ -216,7 +216,6 @@ def candidates(search: Search, *names: str) -> Columns[Numbered]:
             Column("front", lambda row: row[2].on_front, text=lambda row: "●" if row[2].on_front else "", leaves=3),
             Column("feasible", lambda row: row[2].feasible),
             Column("verdict", lambda row: row[2].reason, heading="", text=_verdict, flows=True),
-            Column("why", lambda row: row[2].reason, text=lambda row: row[2].reason or "", wraps=True),
         ]
     )
     return columns.pick(*names).known_in(numbered(search), "runtime", "threads", "energy")

@@ -33,7 +33,12 @@ def wide_report() -> Report:
     refused = Latency(status="unavailable", reason="the model refused 8 × 999")
     rows.append(made_row(refused, batch=8, memory_bytes=Memory(status="unavailable", reason="it never ran")))
     rows.append(made_row(estimated(), "device", provider="CUDAExecutionProvider"))
-    return made_report(*rows, search=made_search())
+    interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "stable": False}
+    measured_there = {"latency_status": "measured", "threads": 2, **interval}
+    search = made_search()
+    first, second = (candidate.model_copy(update=measured_there) for candidate in search.candidates)
+    second = second.model_copy(update={"artifact": "onnx-int8-trimmed", "provider": "openvino-cpu"})
+    return made_report(*rows, search=search.model_copy(update={"candidates": (first, second)}))
 
 
 def show(tab: Tab, folder: Path, width: int) -> None:
@@ -53,7 +58,8 @@ def test_at_1200_pixels_no_table_needs_its_scroll_bar(tab: Tab, tmp_path: Path) 
 
 def test_at_400_pixels_the_status_is_in_sight(tab: Tab, tmp_path: Path) -> None:
     show(tab, tmp_path, 400)
-    cells = "[...document.querySelectorAll('td')].filter(cell => /unstable|unavailable/.test(cell.innerText))"
+    table = "document.querySelector('#measurements ~ .dense')"
+    cells = f"[...{table}.querySelectorAll('td')].filter(cell => /unstable|unavailable/.test(cell.innerText))"
     edges = tab.run(f"{cells}.map(cell => cell.getBoundingClientRect().right)")
     assert len(edges) == 7 and max(edges) <= 400, edges
     assert tab.run("document.documentElement.scrollWidth") <= 400, "tables scroll, the page does not"

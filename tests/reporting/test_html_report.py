@@ -114,6 +114,10 @@ def test_unstable_stands_in_the_cell_of_its_figure() -> None:
     assert any("1.00 ms (unstable)" in cells for _, cells in found.rows)
 
 
+def test_why_a_candidate_is_not_feasible_stands_below_the_table(text: str) -> None:
+    assert "<li>2 (onnx-fp32-big): size 200 MiB is above 100 MiB</li>" in text
+
+
 def test_verdict_comes_first_and_gaps_have_reasons(page: Page) -> None:
     text = " ".join(page.text)
     places = [text.index(part) for part in ("pass (estimated)", "Budget", "Pictures", "Environment")]
