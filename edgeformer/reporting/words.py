@@ -259,7 +259,9 @@ def estimate_words(report: Report) -> str | None:
     if applying is not None:
         return f"estimated, not measured; the estimator's error on record is that of {_record_words(applying)}"
     checked_on = "a GPU" if report.estimated_for == "cuda" else report.device_title
-    refused = (f"{_record_words(record)} does not apply: {record.why_not}" for record in report.estimate_evidence)
+    refused = (
+        f"the record of {_record_words(record)} does not apply: {record.why_not}" for record in report.estimate_evidence
+    )
     return "; ".join([f"estimated, not measured; never checked on {checked_on}", *refused])
 
 

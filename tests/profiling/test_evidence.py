@@ -43,14 +43,14 @@ def of_record() -> str:
 def test_an_uncalibrated_cpu_is_told_of_the_record_and_why_it_does_not_apply() -> None:
     assert RECORD.cases > 200 and RECORD.source == "docs/estimator.md"
     assert words(PI) == (
-        f"estimated, not measured; never checked on {PI.title}; {of_record()} does not apply: its estimates come from "
-        "a calibration on that machine, these from the peak rates of the profile"
+        f"estimated, not measured; never checked on {PI.title}; the record of {of_record()} does not apply: its "
+        "estimates come from a calibration on that machine, these from the peak rates of the profile"
     )
 
 
 def test_a_card_is_told_that_no_gpu_was_ever_checked() -> None:
     assert words(CARD) == (
-        f"estimated, not measured; never checked on a GPU; {of_record()} does not apply: it is of a CPU"
+        f"estimated, not measured; never checked on a GPU; the record of {of_record()} does not apply: it is of a CPU"
     )
 
 
