@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import json
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -59,6 +61,15 @@ for _file in _COMMANDS:
 app.command("list")(list_things.command)
 app.add_typer(import_checkpoint.app, name="import")
 app.command("doctor")(doctor.command)
+
+
+def _unwrapped(docstring: str) -> str:
+    """Join the lines of each paragraph, because typer prints a docstring's line breaks as they are."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(docstring))
+
+
+for _command in (*app.registered_commands, *import_checkpoint.app.registered_commands):
+    _command.help = _unwrapped((_command.callback and _command.callback.__doc__) or "")
 
 
 def _show_version(wanted: bool) -> None:

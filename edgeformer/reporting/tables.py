@@ -61,8 +61,8 @@ def _score_columns(task: Task, scores: Sequence[Score]) -> Columns[NamedScore]:
     return Columns(columns)
 
 
-def run_table(manifest: RunManifest) -> Table:
-    """Scores of a finished run on its validation and test sets."""
+def run_table(manifest: RunManifest) -> Table | Text:
+    """Scores of a finished run on its validation and test sets; a sentence where it has none."""
     # The weights of a stop between two epochs are of no whole one.
     kept = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
     trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {kept}"
@@ -70,8 +70,10 @@ def run_table(manifest: RunManifest) -> Table:
     title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
     scores = {"validation": manifest.validation, **manifest.tests}
     rows = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
+    if not rows:
+        return Text(f"{title}\nno scores: evaluate it first")
     columns = _score_columns(task_named(manifest.task), [score for _, score in rows])
-    return columns.terminal(title, rows, _beside(manifest) if rows else Text("no scores: evaluate it first"))
+    return columns.terminal(title, rows, _beside(manifest))
 
 
 def _beside(manifest: RunManifest) -> Text | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeformer.cli.app import _with_one_command as one_command
-from edgeformer.cli.app import app
+from edgeformer.cli.app import app, import_checkpoint
 
 HEAVY = ("torch", "onnxruntime", "datasets", "matplotlib", "onnx", "accelerate", "transformers")
 
@@ -52,6 +53,22 @@ def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch
         assert told.output == wanted.output and f"{name} [OPTIONS]" in told.output
     for others in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
         assert one_command(others) is app
+
+
+def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = [[str(command.name)] for command in app.registered_commands]
+    commands += [["import", str(command.name)] for command in import_checkpoint.app.registered_commands]
+    broken = 0
+    for command in commands:
+        prose = CliRunner().invoke(app, [*command, "--help"]).output.partition("╭")[0]
+        for line, following in itertools.pairwise(prose.splitlines()):
+            if not following.strip() or not line.strip() or line.startswith("  "):  # examples are indented
+                continue
+            broken += 1
+            room = 79 - len(line.rstrip())  # a column on each side stays empty
+            assert len(following.split()[0]) >= room, f"{command}: broken too early: {line.strip()!r}"
+    assert broken > 20
 
 
 def test_package_itself_loads_nothing() -> None:

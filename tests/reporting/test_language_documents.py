@@ -179,6 +179,7 @@ class TestTables:
         table = run_table(read_run(finished_language_run).model_copy(update=nothing))
         text = " ".join(printed(table).split())  # a narrow table breaks its title
         assert "not trained here" in text and "no scores: evaluate it first" in text
+        assert not set(printed(table)) & set("─━│┃") and "perplexity" not in text  # no table without a row
 
     def test_evaluation(self, finished_language_run: Path) -> None:
         score = final_score(read_run(finished_language_run))
