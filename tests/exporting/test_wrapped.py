@@ -52,6 +52,7 @@ def test_fp16_and_int8(bundle: Path) -> None:
     assert half.sharing.weight_bytes < 0.6 * whole.sharing.weight_bytes
     assert eighth.sharing.weight_bytes < 0.4 * whole.sharing.weight_bytes
     assert half.sharing.stored_parameters == whole.sharing.unique_parameters
+    assert eighth.sharing.stored_parameters == whole.sharing.unique_parameters  # scales and zero points do not count
     assert half.parity and half.parity.tolerance_kind == "rms" and eighth.parity and eighth.parity.tolerance == 0.2
     assert eighth.quantized == {"MatMulInteger": 1, "Gather": 1}
     assert eighth.score is not None and 0.99 < eighth.score.cosine < 1  # type: ignore[attr-defined]

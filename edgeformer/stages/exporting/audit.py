@@ -21,8 +21,8 @@ NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
 _PACKED = "MatMulNBits"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger", _PACKED)
 
-SCALE, ZERO_POINT = "_scale", "_zero_point"
-"""How the names of a quantised weight's scales and zero points end, here and in ONNX Runtime's quantizer."""
+QUANTIZED, SCALE, ZERO_POINT = "_quantized", "_scale", "_zero_point"
+"""How the names of a quantised weight, its scales and its zero points end, here and in ONNX Runtime's quantizer."""
 
 
 def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
@@ -48,6 +48,22 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
         constant_elements=sum(sizes.values()) - stored,
         weight_bytes=sum(map(_bytes, tensors)),
     )
+
+
+def count_quantization_numbers(graph: onnx.ModelProto) -> int:
+    """Count the stored scales and zero points of a graph's INT8 weights, which are no parameters of the model.
+
+    A tensor is one of them if its name is that of a quantised weight with another ending. A foreign graph's own tensor
+    that happens to be called ``…_scale`` is a parameter. Tensors of one element do not count, as in the outline.
+    """
+    names = {tensor.name for tensor in graph.graph.initializer}
+    count = 0
+    for tensor in graph.graph.initializer:
+        for ending in (SCALE, ZERO_POINT):
+            weight = f"{tensor.name.removesuffix(ending)}{QUANTIZED}"
+            if tensor.name.endswith(ending) and weight in names and (size := math.prod(tensor.dims)) > 1:
+                count += size
+    return count
 
 
 def _packed(graph: onnx.ModelProto) -> dict[str, int]:

@@ -18,7 +18,7 @@ from edgeformer.formats.onnx_outline import read_outline
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.scores import Score
 from edgeformer.formats.target_record import lacks_parity
-from edgeformer.stages.exporting.audit import audit_sharing, float32_operators
+from edgeformer.stages.exporting.audit import audit_sharing, count_quantization_numbers, float32_operators
 from edgeformer.stages.exporting.int8 import quantized_nodes
 from edgeformer.tasks import Origin, Run
 from edgeformer.tasks.parity import out_of_tolerance
@@ -27,7 +27,7 @@ from edgeformer.tasks.validation import in_pieces, most_rows
 
 _LIBRARIES = ("onnx", "onnxruntime")
 _MORE_STORED = 1.05
-"""A graph may store that many times the numbers of the one that it was made of: scales, small constants twice."""
+"""A graph may store that many times the numbers of the one that it was made of: small constants twice."""
 _BATCH = 32
 
 
@@ -41,8 +41,7 @@ def describe_graph(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[
     outline, graph = read_outline(path), onnx.load(str(path), load_external_data=False)
     narrow = outline.stored["float16"] > 0
     unique = base.sharing.unique_parameters if base.sharing is not None else outline.parameters
-    # Scales and zero points are no parameters of the model, but no copies of them either.
-    quantized, stored = quantized_nodes(graph), outline.parameters
+    quantized, stored = quantized_nodes(graph), outline.parameters - count_quantization_numbers(graph)
     if "MatMulNBits" in quantized or "GatherBlockQuantized" in quantized:  # two numbers lie in a byte, scales beside
         stored = audit_sharing(graph, unique).stored_parameters
     sharing = Sharing(unique_parameters=unique, stored_parameters=stored, weight_bytes=outline.weight_bytes)
