@@ -6,6 +6,7 @@ exporting import torch, everything on a bundle does without.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -271,7 +272,7 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     if isinstance(recipe, (str, Path)):
         from edgeformer.families import load_recipe
 
-        return load_recipe(str(recipe), [*overrides])
+        return load_recipe(str(recipe), [*overrides], warnings.warn)
     if overrides:
         raise InputError("overrides belong to a recipe that is named; change a loaded one with model_copy")
     return recipe
@@ -282,4 +283,4 @@ def _device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfil
         return device
     from edgeformer.formats.documents import load_profile, own_profiles
 
-    return load_profile(device, own_profiles(artifacts))
+    return load_profile(device, own_profiles(artifacts), warnings.warn)

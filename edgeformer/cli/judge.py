@@ -48,6 +48,7 @@ def judge_elsewhere(
         InputError: one of ``measuring`` is given; and what :func:`judge_report` raises.
         typer.Exit: 3, a budget failed.
     """
+    from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.report_tables import print_report
     from edgeformer.run import locate
@@ -57,7 +58,7 @@ def judge_elsewhere(
     run, artifacts = where
     bundle = locate(run, artifacts).open_bundle() if run is not None else None
     target = bundle.manifest.target if bundle is not None else None
-    profile = load_profile(device or target, own_profiles(artifacts))
+    profile = load_profile(device or target, own_profiles(artifacts), show_progress().message)
     judged = judge_report(report, profile, options, bundle)
     if as_json:
         print_json(judged)

@@ -39,11 +39,12 @@ def command(
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.reporting.tables import plan_table, suggestion_table, time_line
 
-    resolved = resolve_recipe(recipe, overrides, data, tokenizer, show_progress())
-    profile = load_profile(device or resolved.target, own_profiles(artifacts))
+    progress = show_progress()
+    resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
+    profile = load_profile(device or resolved.target, own_profiles(artifacts), progress.message)
     with needs_extra("train", "planning"):
         from edgeformer.stages.training.plan import plan
-    result = plan(resolved, profile, artifacts, show_progress())
+    result = plan(resolved, profile, artifacts, progress)
     if as_json:
         print_json(result)
     else:

@@ -178,6 +178,7 @@ def command(
       edgeformer profile --judge browser.json --device raspberry-pi-5
     """
     from edgeformer.cli.judge import judge_elsewhere, refuse
+    from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions
@@ -202,9 +203,9 @@ def command(
         judging = {"search": search, "against": against, "artifact": artifact, "runtime": runtime}
         refuse({**judging, **limit_flags(limits)}, "--calibrate and --validate judge nothing")
         asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict, (also, artifacts))
-        host = load_profile(device or "host", own_profiles(artifacts))
+        host = load_profile(device or "host", own_profiles(artifacts), show_progress().message)
         return run_calibration(location, host, asked, artifacts, as_json)
-    profile = load_profile(device or manifest.target, own_profiles(artifacts))
+    profile = load_profile(device or manifest.target, own_profiles(artifacts), show_progress().message)
     error = known_error(profile, load_profile("host", own_profiles(artifacts)))
     how: dict[str, Any] = {"strict": strict, "threads": counts, "allow_leak": allow_leak, "search": wanted}
     how |= {"artifacts": tuple(artifact or ()), "runtime": runtime, "estimate_error": error}

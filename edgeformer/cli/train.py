@@ -82,7 +82,9 @@ def command(
         if not hasattr(resolved, "allow_leak"):
             raise InputError(f"--allow-leak: {resolved.name} is no language model; only those are probed for leaks")
         resolved = resolved.model_copy(update={"allow_leak": True})
-    profile = load_profile(as_device, own_profiles(artifacts)) if as_device is not None else None
+    profile = None
+    if as_device is not None:
+        profile = load_profile(as_device, own_profiles(artifacts), progress.message)
     with needs_extra("train", "training"):
         from edgeformer.stages.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory, shard)

@@ -48,9 +48,7 @@ def recipe_type(task: str, kind: str) -> Any:
     return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(_named(kind).config_type, ...))
 
 
-def load_recipe(
-    name: str, overrides: list[str] | None = None, note: Callable[[str], None] = lambda note: None
-) -> Recipe:
+def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:
     """Find, read, override and validate a recipe, by its ``task`` and its model's ``kind``. Raises RecipeError.
 
     Its paths come out absolute: see :func:`~edgeformer.formats.recipe_paths.resolve_paths`.
@@ -58,9 +56,10 @@ def load_recipe(
     Args:
         name: a path, or a shipped recipe's name.
         overrides: ``key=value`` each.
-        note: is told of paths that were found elsewhere than beside the recipe.
+        note: receives a message for each path that was found elsewhere than beside the recipe, and where a recipe's
+            path does not exist and the shipped recipe of that name is used; None: such a path is an error.
     """
-    path = find("recipes", name)
+    path = find("recipes", name, note=note)
     document = read_yaml(path)
     apply_overrides(document, overrides or [])
     asked, model = document.content.get("task"), document.content.get("model")
@@ -76,8 +75,9 @@ def load_recipe(
     family = families[kind or next(iter(families))]
     made = recipe_type(task.name, family.kind)
     sections = {section: made.model_fields[section].annotation.folders for section in ("model", "training")}
-    for found in resolve_paths(document, path.parent.resolve(), sections):
-        note(found)
+    for message in resolve_paths(document, path.parent.resolve(), sections):
+        if note is not None:
+            note(message)
     if isinstance(document.content, dict):
         family.complete(document.content)
     recipe: Recipe = validate(made, document)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -189,23 +190,30 @@ def profile_names(local: Path) -> list[str]:
     return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("[!.]*.yaml"))})
 
 
-def find(kind: Kind, name: str, local: Path | None = None) -> Path:
+def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str], None] | None = None) -> Path:
     """The file that ``name`` (a path or a shipped name) stands for.
 
     Args:
         local: a folder of the user's own files; one of the same name is used instead of the shipped one.
+        note: receives a message where the path does not exist and the shipped file of the same name is used instead,
+            as documented paths need (``recipes/crt_mini.yaml``) outside of the clone; None: such a path is an error.
 
     Raises:
         RecipeError: neither exists; the message lists the shipped names.
     """
     bare = Path(name).name
     places = [Path()]
-    if bare == name:  # a path that does not exist must not turn into a shipped recipe of the same name
+    if bare == name:
         places += [folder for folder in (local, shipped_folder(kind)) if folder is not None]
     for candidate in [place / f"{name}{suffix}" for place in places for suffix in ("", ".yaml", ".yml")]:
         if candidate.is_file():
             return candidate
     names = shipped_names(kind)
+    shipped = bare.removesuffix(".yml").removesuffix(".yaml")
+    if note is not None and bare != name and shipped in names:
+        path = shipped_folder(kind) / f"{shipped}.yaml"
+        note(f"{name}: no such file; the shipped {_CALLED[kind]} {shipped!r} is used: {path}")
+        return path
     near = difflib.get_close_matches(Path(name).stem, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
@@ -223,12 +231,16 @@ def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
     write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
 
 
-def load_profile(name: str | None, local: Path | None = None) -> DeviceProfile:
+def load_profile(
+    name: str | None, local: Path | None = None, note: Callable[[str], None] | None = None
+) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
+
+    ``note`` is that of :func:`find`.
 
     ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError; InputError where
     neither a command nor a recipe's target gave a ``name``.
     """
     if name is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    return validate(DeviceProfile, read_yaml(find("profiles", name, local)))
+    return validate(DeviceProfile, read_yaml(find("profiles", name, local, note)))

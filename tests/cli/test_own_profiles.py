@@ -45,6 +45,21 @@ def test_plan(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert code == 3 and found["device"] == "mine" and found["budget_bytes"] == 2**20
 
 
+def test_shipped_paths_outside_of_the_clone(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(artifacts)
+    paths = ("recipes/quickstart.yaml", "--device", "profiles/rtx4050.yaml")
+    monkeypatch.setattr(sys, "argv", ["edgeformer", "plan", *paths, "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    output = capsys.readouterr()
+    assert stop.value.code == 0 and json.loads(output.out)["device"] == "rtx4050"
+    lines = output.err.splitlines()
+    assert lines[0].startswith("recipes/quickstart.yaml: no such file; the shipped recipe 'quickstart' is used: ")
+    assert lines[1].startswith("profiles/rtx4050.yaml: no such file; the shipped device profile 'rtx4050' is used: ")
+
+
 def test_train(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
     code, found = run(artifacts, monkeypatch, capsys, *arguments)
