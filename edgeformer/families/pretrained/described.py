@@ -15,6 +15,12 @@ from edgeformer.formats.files import read_at_most
 from edgeformer.formats.workspace import MOST_JSON_BYTES
 
 M = TypeVar("M", bound=BaseModel)
+
+AS_ONNX = (
+    "to measure it nevertheless, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), "
+    "then run: edgeformer wrap OUT/model.onnx -o BUNDLE"
+)
+"""Remedy of every refusal of a model whose computation is not implemented here."""
 Size = Annotated[int, Field(ge=1)]
 Small = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
@@ -149,7 +155,7 @@ def refuse_other_computations(told: Encoder, config: Mapping[str, Any], path: Pa
     }
     for key in (key for key, differs in other.items() if differs):
         shown = f"is {config[key]!r}" if key != "quantization_config" else "is there: the weights are quantised"
-        raise InputError(f"{path}: {key} {shown}, which is not computed here; take an encoder without it")
+        raise InputError(f"{path}: {key} {shown}, which is not computed here; take an encoder without it; {AS_ONNX}")
 
 
 def pooling_of(path: Path) -> str:
@@ -161,7 +167,7 @@ def pooling_of(path: Path) -> str:
         modes.add(str(newer))
     if len(modes) != 1 or not modes <= {*_POOLINGS.values()}:
         found = ", ".join(sorted(mode[:60] for mode in modes)) or "none"
-        raise InputError(f"{path}: pooling must be one of {', '.join(_POOLINGS.values())}, not {found}")
+        raise InputError(f"{path}: pooling must be one of {', '.join(_POOLINGS.values())}, not {found}; {AS_ONNX}")
     return modes.pop()
 
 

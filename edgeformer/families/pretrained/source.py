@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families.pretrained.described import (
+    AS_ONNX,
     Encoder,
     Modules,
     Texts,
@@ -163,7 +164,8 @@ def open_source(name: str) -> Source:
     config = read_object(place)
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        raise InputError(f"{place}: model_type {kind!r} is not known here; it can be {', '.join(ARCHITECTURES)}")
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{place}: model_type {kind!r} is not known here; it can be {known}; {AS_ONNX}")
     if (lacking := missing_size(config)) is not None:
         raise ArtifactError(f"{place}: {lacking} is missing, or no whole number that a model can have")
     told = checked(Encoder, config, place)
@@ -207,7 +209,7 @@ def _sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
         elif module.kind == "Normalize":
             normalize = True
         elif module.kind != "Transformer":
-            raise InputError(f"{listed}: has a module {module.kind[:60]!r}, which is not known here")
+            raise InputError(f"{listed}: has a module {module.kind[:60]!r}, which is not known here; {AS_ONNX}")
     settings = folder / "sentence_bert_config.json"
     texts = checked(Texts, read_object(settings), settings) if settings.is_file() else Texts()
     if texts.do_lower_case and not _lowers(folder / TOKENIZER_FILE):

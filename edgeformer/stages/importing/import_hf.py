@@ -28,7 +28,7 @@ from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.families import family_of, recipe_type
 from edgeformer.families.network import Network, Place
 from edgeformer.families.pretrained import FAMILY
-from edgeformer.families.pretrained.described import read_object
+from edgeformer.families.pretrained.described import AS_ONNX, read_object
 from edgeformer.families.pretrained.source import Source, open_source
 from edgeformer.formats.documents import load_profile, own_profiles, validate
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -125,7 +125,7 @@ def _check(source: Source, options: HfOptions, *, embeds: bool) -> None:
     if (head := source.other_head) is not None:
         raise InputError(
             f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
-            "classifiers are imported"
+            f"classifiers are imported; {AS_ONNX}"
         )
     if embeds and options.labels is not None:
         raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
@@ -135,7 +135,9 @@ def _check(source: Source, options: HfOptions, *, embeds: bool) -> None:
     known = (None, "single_label_classification", _MULTI_LABEL)
     if not embeds and (kind not in known or len(source.labels) == 1):
         kind = kind or "regression"
-        raise InputError(f"{source.name}: is a model for {kind}; only some of several labels can be answered here")
+        raise InputError(
+            f"{source.name}: is a model for {kind}; only classifiers of two or more labels are imported; {AS_ONNX}"
+        )
 
 
 def _gives_several(source: Source) -> bool:
