@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.formats import workspace
-from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.errors import ArtifactError, did_you_mean
 from edgeformer.formats.files import read_at_most, whole
 from edgeformer.formats.manifest import RunManifest, RunStatus
 from edgeformer.machine.leftovers import restore_folder
@@ -263,8 +263,9 @@ def locate(argument: str | None, artifacts: Path) -> Location:
             return _of_file(candidate)
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
             raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
-    names = ", ".join(folder.name for folder in run_folders(artifacts)[-8:]) or "none yet"
-    raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; runs in {artifacts}: {names}")
+    names = [folder.name for folder in run_folders(artifacts)]
+    shown = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
+    raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {shown}")
 
 
 def is_there(path: Path) -> bool:

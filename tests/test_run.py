@@ -99,6 +99,8 @@ def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no run 'renmaed': .*; did you mean 'renamed'\? runs in"):
+        locate("renmaed", artifacts)
     with pytest.raises(ArtifactError, match=r"no run 'absent': .* runs in .*artifacts: renamed"):
         locate("absent", artifacts)
     with pytest.raises(ArtifactError, match=r"no finished run in .* \(none\)"):

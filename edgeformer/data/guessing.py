@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeformer.data.records import check_file, first_lines, suffix_format
-from edgeformer.data.rows import listed
-from edgeformer.data.sources import LABEL_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS, Columns, records_of
+from edgeformer.data.rows import alike, listed
+from edgeformer.data.sources import PAIR_COLUMNS, TEXT_COLUMNS, Columns, columns_of, records_of
 from edgeformer.data.tables import delimiter_of, said_delimiter
 from edgeformer.formats.data_config import FileSource
-from edgeformer.formats.errors import DataError
+from edgeformer.formats.errors import AmbiguousDataError, DataError, did_you_mean
 
 MOST_LABELS = 200
 """Different values that a column may have and still be one of labels."""
+MOST_SPELLINGS = 5 * MOST_LABELS
+"""Different values that are counted, those that differ in capitals or white space only included."""
 _TEXTS = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
-_LABELS = (*LABEL_COLUMNS, "class", "category", "target", "intent", "topic", "rating", "stars", "polarity")
+_LABELS = (
+    {"label", "labels"},
+    {
+        "sentiment", "class", "classes", "category", "categories", "target", "intent", "topic", "rating", "stars",
+        "polarity", "kategorie", "klasse", "thema", "bewertung", "stimmung", "etikett", "categorie", "classe",
+        "etiquette", "categoria", "clase", "etiqueta",
+    },
+)  # fmt: skip
+"""Names of a column of labels as :func:`_plain` writes them; a name of the first set is preferred."""
 
 
 @dataclass
@@ -26,7 +37,8 @@ class ColumnFacts:
 
     Attributes:
         filled: rows with something in it.
-        values: value → rows, while there are at most :data:`MOST_LABELS`; None: there are more, or it holds no scalars.
+        values: value → rows, while there are at most :data:`MOST_SPELLINGS`; None: there are more, or it holds no
+            scalars.
         characters: of all values together.
         example: the first one.
     """
@@ -52,7 +64,7 @@ class ColumnFacts:
         self.example = self.example or text
         if self.values is not None:
             self.values[text] = self.values.get(text, 0) + 1
-            if len(self.values) > MOST_LABELS:
+            if len(self.values) > MOST_SPELLINGS:
                 self.values = None
 
     @property
@@ -62,8 +74,13 @@ class ColumnFacts:
 
     @property
     def may_be_label(self) -> bool:
-        """Whether its values come again: two different ones at least, each in two rows on average."""
-        return self.values is not None and 2 <= len(self.values) <= self.filled / 2
+        """Whether its values repeat: two different ones at least, each in two rows on average.
+
+        Values that differ in capitals or white space only count as one.
+        """
+        if self.values is None:
+            return False
+        return 2 <= len({alike(value) for value in self.values}) <= min(MOST_LABELS, self.filled / 2)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,11 @@ def guess(path: Path, columns: Columns) -> Guess:
         DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
     """
     source = _as_written(path, columns)
+    if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have
+        have = dict.fromkeys(columns_of(source))
+        for option, name in (("--text", columns.text), ("--pair", columns.text_pair), ("--label", columns.label)):
+            if name is not None:
+                _named(path, have, option, name)
     facts: dict[str, ColumnFacts] = {}
     rows = 0
     for _, values in records_of(source):
@@ -97,8 +119,8 @@ def guess(path: Path, columns: Columns) -> Guess:
     label = _label(path, facts, columns)
     text, second = _texts(path, facts, replace(columns, label=label))
     counts = facts[label].values
-    if counts is None or len(counts) < 2:
-        many = f"more than {MOST_LABELS}" if counts is None else f"{len(counts)}"
+    if counts is None or not 2 <= len(counts) <= MOST_LABELS:
+        many = f"more than {MOST_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
         raise DataError(f"{path}: column {label!r} holds {many} different labels; name another one: --label COLUMN")
     told = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
     return Guess(source.model_copy(update=told), tuple(facts.values()), _in_order(counts), rows)
@@ -154,9 +176,9 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _named(path: Path, facts: dict[str, ColumnFacts], option: str, name: str) -> str:
+def _named(path: Path, facts: Mapping[str, object], option: str, name: str) -> str:
     if name not in facts:
-        raise DataError(f"{path}: no column {name!r} ({option}); columns: {listed(facts)}")
+        raise DataError(f"{path}: no column {name!r} ({option}); {did_you_mean(name, facts)}columns: {listed(facts)}")
     return name
 
 
@@ -165,15 +187,30 @@ def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
         return _named(path, facts, "--label", columns.label)
     free = [fact for fact in facts.values() if fact.name not in (columns.text, columns.text_pair)]
     likely = [fact for fact in free if fact.may_be_label]
-    called = _called(likely, _LABELS)
-    if called is not None:
-        return called.name
     if not likely or len(facts) < 2:
         raise DataError(
             f"{path}: no column looks like labels (2 to {MOST_LABELS} values that come again); columns: "
             f"{listed(facts)}; name it: --label COLUMN"
         )
-    return min(likely, key=lambda fact: (len(fact.values or ()), fact.mean_characters)).name
+    longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also where texts repeat
+    unnamed = [fact for fact in likely if fact is not longest and _plain(fact.name) not in _TEXTS] or likely
+    named = ([fact for fact in likely if _plain(fact.name) in names] for names in _LABELS)
+    candidates = next((found for found in named if found), unnamed)
+    if len(candidates) == 1:
+        return candidates[0].name
+    shown = "; ".join(
+        f"{fact.name!r} ({len(fact.values or ())} values: {listed(map(repr, fact.values or ()), 5)})"
+        for fact in candidates
+    )
+    raise AmbiguousDataError(
+        f"{path}: {len(candidates)} columns could hold the labels: {shown}; choose one: --label COLUMN"
+    )
+
+
+def _plain(name: str) -> str:
+    """Write a column's name with small letters and digits only: without accents, spaces and underscores."""
+    decomposed = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(character for character in decomposed if character.isalnum())
 
 
 def _texts(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> tuple[str, str | None]:

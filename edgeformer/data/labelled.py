@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.rows import LONGEST_NAME, Row, Text
-from edgeformer.formats.errors import DataError
+from edgeformer.formats.errors import DataError, did_you_mean
 
 MOST_LABELS = 62
 """Where a row can have several: the set of them is one number, a bit for each."""
@@ -144,7 +144,9 @@ def _index(row: Row, by_name: dict[str, int]) -> int:
             return int(name)
     numbers = "" if _misleading(by_name) else f" (or their numbers 0 to {len(by_name) - 1})"
     problem = "has no label" if row.label is None else f"label {_shown(name)} is not in the set"
-    raise DataError(f"{row.where}: {problem}; allowed: {', '.join(by_name)}{numbers}; change the row, or data.labels")
+    hint = "" if row.label is None else did_you_mean(name, by_name)
+    allowed = f"{hint}allowed: {', '.join(by_name)}{numbers}"
+    raise DataError(f"{row.where}: {problem}; {allowed}; change the row, or data.labels")
 
 
 def _is_number(name: str) -> bool:

@@ -14,7 +14,7 @@ from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
-from edgeformer.data.sources import Columns, file_source, read
+from edgeformer.data.sources import Columns, check_columns, file_source, read
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
@@ -41,6 +41,7 @@ def prepare_text(
         DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
+    check_columns(config.parts, labelled=False)
     train, texts = (_streamed if config.stream else _in_memory)(config, tokenizer_config, vocab_size, cache, progress)
     plain = PlainText(train.tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):

@@ -20,7 +20,7 @@ from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_t
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.parts import load_part, part_rows
 from edgeformer.data.rows import in_one
-from edgeformer.data.sources import Columns, own_file, read, with_text
+from edgeformer.data.sources import Columns, check_columns, own_file, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
@@ -46,6 +46,7 @@ def prepare(
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     check_sets_differ(data)
+    check_columns(data.parts)
     train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
@@ -76,6 +77,7 @@ def prepare(
 
 def look(data: DataConfig) -> list[DataFinding]:
     """What :func:`prepare` would find worth saying of the data, without tokenizing any. Raises as that does."""
+    check_columns(data.parts)
     if data.stream:
         return []
     parts, findings = load_and_look(data)

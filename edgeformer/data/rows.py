@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing_extensions import Self
 
 from edgeformer.formats.data_config import FileSource, HubSource
-from edgeformer.formats.errors import DataError
+from edgeformer.formats.errors import DataError, did_you_mean
 
 Record = tuple[str, Mapping[str, object]]
 """Where a record is ("reviews.csv, line 7"), and its values by column."""
@@ -103,11 +102,8 @@ def listed(names: Iterable[str], most: int = 20) -> str:
 def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a source whose ``kind`` column (text or label) is not among ``columns``."""
     have = list(columns)
-    readable = [one for one in have[:1000] if len(one) <= LONGEST_NAME]  # long names would take difflib minutes
-    near = difflib.get_close_matches(name, readable, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    shown = listed(have) if have else "none"
-    return DataError(f"{where}: no column {name!r}; {hint}columns: {shown}; set the source's {kind}: to one of them")
+    shown = f"{did_you_mean(name, have)}columns: {listed(have) if have else 'none'}"
+    return DataError(f"{where}: no column {name!r}; {shown}; set the source's {kind}: to one of them")
 
 
 def _is_unlabelled(values: Mapping[str, object], source: FileSource | HubSource) -> bool:

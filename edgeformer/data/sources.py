@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.data.records import check_file, file_records, format_of_source, hub_records, suffix_format
-from edgeformer.data.rows import Record, Row, Told, is_empty, listed, rows_of
+from edgeformer.data.rows import Record, Row, Told, is_empty, listed, missing_column, rows_of
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tables import Layout
 from edgeformer.formats.data_config import (
@@ -18,7 +18,7 @@ from edgeformer.formats.data_config import (
     Source,
     SyntheticSource,
 )
-from edgeformer.formats.errors import DataError
+from edgeformer.formats.errors import DataError, did_you_mean
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 PAIR_COLUMNS = (
@@ -122,7 +122,7 @@ def file_source(
     known = None if isinstance(like, SyntheticSource) else like
     for option, name in (("--text", asked.text), ("--pair", asked.text_pair), ("--label", asked.label)):
         if name is not None and name not in have:
-            raise DataError(f"{path}: no column {name!r} ({option}); columns: {listed(have)}")
+            raise DataError(f"{path}: no column {name!r} ({option}); {did_you_mean(name, have)}columns: {listed(have)}")
     find = partial(_choose, path, have=have, named=columns is not None)
     if asked.text is not None:
         text, second = asked.text, asked.text_pair
@@ -174,6 +174,33 @@ def columns_of(source: FileSource) -> list[str]:
     for _, values in records_of(source):
         return list(values)
     raise DataError(f"{source.path}: no rows in it; a set needs at least one")
+
+
+def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = True) -> None:
+    """Compare the columns that file sources name with the first record of each file, before any file is read whole.
+
+    Args:
+        parts: of a recipe.
+        labelled: False: only texts are read.
+
+    Raises:
+        DataError: a file has no such column; or its beginning cannot be read.
+    """
+    for part, sources in parts.items():
+        for number, source in enumerate(sources):
+            if source.kind != "file" or (kind := format_of_source(source)) == "text":
+                continue
+            if kind == "jsonl" and source.skip_unlabelled:  # a record without a label may lack its text, too
+                continue
+            record = next(records_of(source), None)
+            if record is None:
+                continue  # whoever reads the rows says that there are none
+            named = {"text": source.text, "text_pair": source.text_pair}
+            if labelled and source.label_value is None:
+                named["label"] = source.label
+            for key, column in named.items():
+                if column is not None and column not in record[1]:
+                    raise missing_column(f"data.parts.{part}.{number}: {source.path}", key, column, record[1])
 
 
 Find = Callable[..., str]

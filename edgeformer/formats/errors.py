@@ -6,6 +6,7 @@ EdgeformerError                1  failed for another reason
 ├── InputError                 2  bad input or usage: the message says what is wrong, where, and what is allowed
 │   ├── RecipeError            2  a recipe, profile or --set value
 │   ├── DataError              2  a data file, column, label or tokenizer
+│   │   └── AmbiguousDataError 3  the data can be read in several ways; the message names the option that chooses
 │   └── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
 ├── MissingDependencyError     1  an optional package is not installed
 ├── InterruptedRun           130  stopped by the user; resumable
@@ -14,7 +15,8 @@ EdgeformerError                1  failed for another reason
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -36,6 +38,12 @@ class RecipeError(InputError):
 
 class DataError(InputError):
     """A data file, a column, a label or a tokenizer is missing or unusable."""
+
+
+class AmbiguousDataError(DataError):
+    """Data can be read in several ways, and the user has to choose one. Nothing was written."""
+
+    exit_code = 3
 
 
 class ArtifactError(InputError):
@@ -63,6 +71,21 @@ class ToldElsewhere(EdgeformerError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+_LONGEST_NAME, _MOST_NAMES = 80, 1000
+"""Characters of a name, and names, that are compared: difflib would take minutes for more."""
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text where none is near.
+
+    Capitals and spaces at the ends do not count.
+    """
+    readable = [one for one in allowed if len(one) <= _LONGEST_NAME][:_MOST_NAMES]
+    folded = {one.strip().casefold(): one for one in reversed(readable)}
+    near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=1, cutoff=0.5)
+    return f"did you mean {folded[near[0]]!r}? " if near else ""
 
 
 def install_hint(extra: str, *, again: bool = False) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer.data.guessing import MOST_LABELS, Guess, guess
 from edgeformer.data.sources import Columns
-from edgeformer.formats.errors import DataError
+from edgeformer.formats.errors import AmbiguousDataError, DataError
 
 TEXTS = [f"this is the text of row number {n}, which is long" for n in range(12)]
 
@@ -47,7 +47,7 @@ def test_what_is_named_is_taken(tmp_path: Path) -> None:
     assert roles(guess(path, Columns())) == ("text", None, "label")
     assert roles(guess(path, Columns("second", None, "stars"))) == ("second", None, "stars")
     assert roles(guess(path, Columns(text_pair="second"))) == ("text", "second", "label")
-    with pytest.raises(DataError, match=r"no column 'star' \(--label\); columns: text, second"):
+    with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: text, second"):
         guess(path, Columns(label="star"))
 
 
@@ -109,3 +109,43 @@ def test_too_many_labels_are_none(tmp_path: Path) -> None:
     rows = [[f"text {n}", f"label {n % (MOST_LABELS + 1)}"] for n in range(2 * MOST_LABELS + 2)]
     with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
         guess(table(tmp_path, [["text", "label"], *rows]), Columns(label="label"))
+
+
+SPELLINGS = ("Rechnung", "rechnung ", "RECHNUNG", "Technik", "technik", " Technik", "Vertrag", "VERTRAG", "vertrag ")
+
+
+@pytest.mark.parametrize("name", ["Kategorie", "KATEGORIE_", "Catégorie", "class", "Klasse", "Sentiment", "the_label"])
+def test_a_label_is_found_by_its_name_and_by_values_in_any_spelling(tmp_path: Path, name: str) -> None:
+    rows = [
+        [f"Kunde {'ABCD'[n % 4]}", f"Text Nummer {n}, der lang ist", SPELLINGS[n % len(SPELLINGS)]] for n in range(18)
+    ]
+    path = table(tmp_path, [["Kunde", "Nachricht", name], *rows])
+    if name == "the_label":  # no name of a label: both columns could be one
+        with pytest.raises(AmbiguousDataError, match=r"2 columns could hold the labels: 'Kunde' .4 values: .*--label"):
+            guess(path, Columns())
+        found = guess(path, Columns(label=name))
+    else:
+        found = guess(path, Columns())
+    assert roles(found) == ("Nachricht", None, name) and len(found.labels) == 9
+    # Three values in three spellings each, of which one is in two rows only, would not pass as nine different ones.
+    few = guess(table(tmp_path, [["text", "Kategorie"], *(row[1:] for row in rows[:9])], "few.csv"), Columns())
+    assert few.source.label == "Kategorie"
+
+
+def test_two_columns_with_a_name_of_labels_are_listed(tmp_path: Path) -> None:
+    rows = [[text, ("gut", "schlecht")[n % 2], str(n % 3)] for n, text in enumerate(TEXTS)]
+    path = table(tmp_path, [["text", "Topic", "rating"], *rows])
+    with pytest.raises(AmbiguousDataError) as refused:
+        guess(path, Columns())
+    assert refused.value.exit_code == 3
+    assert str(refused.value) == (
+        f"{path}: 2 columns could hold the labels: 'Topic' (2 values: 'gut', 'schlecht'); "
+        "'rating' (3 values: '0', '1', '2'); choose one: --label COLUMN"
+    )
+    assert roles(guess(path, Columns(label="rating"))) == ("text", None, "rating")
+
+
+def test_a_named_column_is_looked_for_before_rows_are_read(tmp_path: Path) -> None:
+    path = table(tmp_path, [["text", "label"], ["a", "b"], ["a row that is broken"]])
+    with pytest.raises(DataError, match=r"no column 'lable' \(--label\); did you mean 'label'\?"):
+        guess(path, Columns(label="lable"))

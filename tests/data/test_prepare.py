@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.prepare import encode_file, prepare, prepare_test
+from edgeformer.data.prepare import encode_file, look, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, special_ids
 from edgeformer.families import recipe_type
@@ -181,3 +181,25 @@ def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
     leaks = {counted.test_set: counted.duplicates + counted.contained for counted in summary.overlap}
     assert leaks["random-split"] > 6_500
     assert leaks["sst-test"] < 300
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_column_that_is_not_there_is_named_before_a_row_is_read(tmp_path, stream):
+    train = tsv(tmp_path / "train.tsv", synthetic_reviews(50, 1))
+    (tmp_path / "train.tsv").write_text("label\ttext\n1\tfine\nbroken line\n")  # never read
+    other = tsv(tmp_path / "other.tsv", synthetic_reviews(50, 2))
+    made = recipe(
+        {"train": train, "validation": other, "test": [{**other[0], "label": "Lable"}]}, "given", stream=stream
+    )
+    for read in (lambda: prepared(made, tmp_path / "cache"), lambda: look(made.data)):
+        with pytest.raises(DataError) as caught:
+            read()
+        place = f"data.parts.test.0: {tmp_path / 'other.tsv'}"
+        assert str(caught.value).startswith(f"{place}: no column 'Lable'; did you mean 'label'? columns: label, text;")
+
+
+def test_an_unknown_label_names_the_nearest(tmp_path):
+    (tmp_path / "train.tsv").write_text("label\ttext\nPositve \tgood\n")
+    made = recipe({"train": [{"kind": "file", "path": str(tmp_path / "train.tsv")}]})
+    with pytest.raises(DataError, match=r"label 'Positve ' is not in the set; did you mean 'positive'\? allowed"):
+        prepared(made, tmp_path / "cache")

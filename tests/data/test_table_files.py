@@ -126,7 +126,7 @@ def test_columns_can_be_named_each_alone(tmp_path: Path) -> None:
     assert named(file_source(path, columns=Columns("Review"))) == ("Review", None, "label", True)
     assert named(file_source(path, columns=Columns(text_pair="sentence2"))) == ("sentence1", "sentence2", "label", True)
     assert named(file_source(path, columns=Columns(text_pair="sentence1"))) == ("Review", "sentence1", "label", True)
-    with pytest.raises(DataError, match=r"no column 'star' \(--label\); columns: sentence1"):
+    with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: sentence1"):
         file_source(path, columns=Columns(label="star"))
     with pytest.raises(DataError, match="cannot be both texts"):
         file_source(path, columns=Columns("Review", "Review"))

@@ -88,7 +88,8 @@ def test_labels_that_look_the_same_and_rows_without_one_are_told(place: Path) ->
     Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
     found = draft(Path("own.csv"), DraftOptions())
     assert found.notes == (
-        "labels 'good' and 'Good ' differ in capitals or spaces only; are they one?",
+        "labels 'good' (10 rows), 'Good ' (10 rows) differ in capitals or spaces only, and each is a label of its own "
+        "in the recipe; if they are one, change them in the file: 'Good ' → 'good'",
         "10 rows without a label: left out (skip_unlabelled: true)",
     )
     recipe: Any = load_recipe("own.yaml")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,12 +202,16 @@ def _notes(found: Guess) -> tuple[str, ...]:
     for label in found.labels:
         alike.setdefault(" ".join(label.casefold().split()), []).append(label)
     twins = [same for same in alike.values() if len(same) > 1]
-    notes = [f"labels {_quoted(same)} differ in capitals or spaces only; are they one?" for same in twins]
+    notes = []
+    for spellings in twins:
+        rows = ", ".join(f"{label!r} ({found.labels[label]:,} rows)" for label in spellings)
+        usual = max(spellings, key=lambda label: found.labels[label])
+        merged = ", ".join(f"{label!r} → {usual!r}" for label in spellings if label != usual)
+        notes.append(
+            f"labels {rows} differ in capitals or spaces only, and each is a label of its own in the recipe; if they "
+            f"are one, change them in the file: {merged}"
+        )
     filled = sum(found.labels.values())
     if filled < found.rows:
         notes.append(f"{found.rows - filled:,} rows without a label: left out (skip_unlabelled: true)")
     return tuple(notes)
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return " and ".join(map(repr, names))
