@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import AnyRuntime, Artifacts, Json, Run, print_json, stdout
+from edgeformer.cli.options import AnyRuntime, Artifacts, Encoding, Json, Run, print_json, stdout
 
 
 def command(
@@ -55,6 +55,7 @@ def command(
     pair: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
     ] = None,
+    encoding: Encoding = None,
     runtime: AnyRuntime = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -85,7 +86,7 @@ def command(
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime)
+    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime, encoding)
     found = evaluate(location, options, show_progress())
     picture = None
     if location.run is not None and data is None and runtime is None and found.early_exit:  # as the scores are kept

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Json, print_json, stdout
+from edgeformer.cli.options import Encoding, Json, print_json, stdout
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the label.")] = None,
     pair: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a second text.")] = None,
+    encoding: Encoding = None,
     source: Annotated[
         str | None,
         typer.Option(metavar="PATH|NAME", help="Start from this pretrained encoder: a folder, or a name on the hub."),
@@ -47,7 +48,7 @@ def command(
     from edgeformer.reporting.drafts import column_table
     from edgeformer.stages.drafting.draft import DraftOptions, draft
 
-    found = draft(data, DraftOptions(out, Columns(text, pair, label), source, name, force), show_progress())
+    found = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
     if as_json:
         print_json(
             {

@@ -58,6 +58,10 @@ OneRuntime = Annotated[
         "--artifact torch torch-cpu or torch-cuda. " + _USUAL_RUNTIME,
     ),
 ]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Of the file, e.g. cp1252, latin-1 or utf-16. Default: UTF-8."),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, OneRuntime, print_json, stdin, stdout
+from edgeformer.cli.options import Artifacts, Encoding, Json, OneRuntime, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -64,6 +64,15 @@ def command(
         str | None,
         typer.Option("--format", metavar="FORMAT", help="--file: table, jsonl, csv or parquet. Default: by OUT."),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|none|A,B",
+            help="--file: columns of FILE that are written in front of the answers. One that has the name of an "
+            "answer's column is written as input_NAME. Default: all.",
+        ),
+    ] = None,
+    encoding: Encoding = None,
     nearest: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
@@ -95,16 +104,23 @@ def command(
         from edgeformer.cli.predict_file import FileOptions, answer_file
 
         _refuse({"--nearest": nearest, "--top": top}, "is for single texts; with --file, --output has the vectors")
-        options = FileOptions(file, text, pair or [], input_format, output, format_)
+        options = FileOptions(file, text, pair or [], input_format, output, format_, columns, encoding)
         answer_file(given, run, artifacts, (artifact, sure, runtime), options, as_json=as_json)
         return
-    _refuse({"--input-format": input_format, "--output": output, "--format": format_}, "belongs to --file FILE")
+    of_file: dict[str, object] = {
+        "--input-format": input_format,
+        "--output": output,
+        "--format": format_,
+        "--columns": columns,
+    }
+    _refuse(of_file, "belongs to --file FILE")
     if nearest is None:
+        _refuse({"--encoding": encoding}, "is of --file FILE or --nearest FILE; give that, or leave it out")
         _refuse({"--text": text}, "names a column of --file FILE or --nearest FILE; give that, or leave it out")
     _check(nearest, top, pair, confidence)
     location, texts = split(given, artifacts, run, "predict")
     texts = texts or ([] if sys.stdin.isatty() else _lines())
-    _answer(location, texts, pair, (artifact, sure, runtime), (nearest, text, top or _TOP), as_json=as_json)
+    _answer(location, texts, pair, (artifact, sure, runtime), (nearest, text, top or _TOP, encoding), as_json=as_json)
 
 
 def _answer(
@@ -112,11 +128,16 @@ def _answer(
     texts: list[str],
     pair: list[str] | None,
     how: tuple[str | None, Confidence, str | None],
-    among: tuple[Path | None, str | None, int],
+    among: tuple[Path | None, str | None, int, str | None],
     *,
     as_json: bool,
 ) -> None:
-    """Answer single texts. ``how``: artifact, confidence, runtime; ``among``: file, column, number of --nearest."""
+    """Answer single texts.
+
+    Args:
+        how: artifact, confidence, runtime.
+        among: file, column, number and encoding of --nearest.
+    """
     from edgeformer.stages.evaluating.predict import opened_for, predicts_vectors
 
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
@@ -183,14 +204,16 @@ def _similarities(
     location: Location,
     texts: list[str],
     how: tuple[str | None, str | None],
-    among: tuple[Path | None, str | None, int],
+    among: tuple[Path | None, str | None, int, str | None],
     *,
     as_json: bool,
 ) -> None:
     from edgeformer.stages.evaluating.similarity import Among, compare_texts
 
-    path, column, top = among
-    found = compare_texts(location, texts, how[0], Among(path, column, top) if path is not None else None, how[1])
+    path, column, top, encoding = among
+    found = compare_texts(
+        location, texts, how[0], Among(path, column, top, encoding) if path is not None else None, how[1]
+    )
     if as_json:
         print_json({"run": location.name, **asdict(found)})
         return

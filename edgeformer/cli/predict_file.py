@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -19,10 +19,10 @@ from edgeformer.formats.errors import InputError, ToldElsewhere
 
 if TYPE_CHECKING:
     from edgeformer.data.unlabelled import Unlabelled
-    from edgeformer.formats.row_files import Row, RowWriter
+    from edgeformer.formats.row_files import Row, RowWriter, TableStyle
     from edgeformer.run import Location
     from edgeformer.stages.evaluating.predict import Confidence, Model
-    from edgeformer.stages.evaluating.predict_file import Answered
+    from edgeformer.stages.evaluating.predict_file import Answered, InputColumns
 
 _STREAM = "-"
 _BROKEN_PIPE = 141
@@ -41,6 +41,8 @@ class FileOptions:
     input_format: str | None
     output: str | None
     format: str | None
+    columns: str | None = None
+    encoding: str | None = None
 
     @property
     def path(self) -> Path | None:
@@ -77,9 +79,10 @@ def answer_file(
     """
     from edgeformer.cli.predict import tell_notes
     from edgeformer.cli.progress import show_progress
+    from edgeformer.formats.row_files import TableStyle
     from edgeformer.run import locate
     from edgeformer.stages.evaluating.predict import opened
-    from edgeformer.stages.evaluating.predict_file import example_row, predict_file
+    from edgeformer.stages.evaluating.predict_file import NO_COLUMNS, choose_columns, example_row, predict_file
 
     format_ = _output_format(options, as_json=as_json)
     if len(words) > (run is None):
@@ -91,8 +94,12 @@ def answer_file(
         if format_ == _TABLE:
             _refuse_vectors(location)
         example = example_row(model, pairs=given.pairs)
-        with _writer(location, model, example, (format_, options.target)) as writer:
-            found = predict_file(model, given, writer, show_progress())
+        columns = NO_COLUMNS
+        if format_ != _TABLE:
+            columns = choose_columns(given, options.columns, example, as_table=format_ in ("csv", "parquet"))
+        style = TableStyle([*columns.names.values()], given.delimiter, given.bom, _types(given, columns, format_))
+        with _writer(location, model, example, (format_, options.target), style) as writer:
+            found = predict_file(model, given, writer, show_progress(), columns)
         tell_notes(model)
     _tell(location, found, options, model.promised() if as_json else None)
     if found.errors:
@@ -127,7 +134,19 @@ def _output_format(options: FileOptions, *, as_json: bool) -> str:
     found = format_named(target, options.format) or _TABLE
     if found == "parquet" and target is None:
         raise InputError("--format parquet: is no text for standard output; give --output FILE")
+    if found == _TABLE and options.columns is not None:
+        raise InputError("--columns: a table for the terminal has the texts only; give --output FILE or --format")
     return found
+
+
+def _types(given: Unlabelled, columns: InputColumns, format_: str) -> dict[str, Any]:
+    """Output name → pyarrow type of the columns of a Parquet file that are written to another one."""
+    if given.source is None or format_ != "parquet" or not given.source.path.lower().endswith(".parquet"):
+        return {}
+    from pyarrow import parquet
+
+    schema = parquet.read_schema(given.source.path)
+    return {output: schema.field(name).type for name, output in columns.names.items()}
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -156,7 +175,7 @@ def _texts(location: Location, options: FileOptions, confidence: Confidence) -> 
         raise InputError("--pair: with --file it is the one column of the second texts")
     check(location, confidence, pairs=True if options.pair else None)
     owner = location.open_bundle() if location.bundle is not None else location.open_run()
-    columns = Columns(text=options.text, text_pair=next(iter(options.pair), None))
+    columns = Columns(text=options.text, text_pair=next(iter(options.pair), None), encoding=options.encoding)
     how = Reading(owner.data.parts, columns, options.input_format, single=predicts_vectors(location))
     with unlabelled(options.path, sys.stdin.buffer, how) as given:
         check(location, confidence, pairs=given.pairs)
@@ -164,7 +183,9 @@ def _texts(location: Location, options: FileOptions, confidence: Confidence) -> 
 
 
 @contextmanager
-def _writer(location: Location, model: Model, example: Row, where: tuple[str, Path | None]) -> Generator[RowWriter]:
+def _writer(
+    location: Location, model: Model, example: Row, where: tuple[str, Path | None], style: TableStyle
+) -> Generator[RowWriter]:
     """What takes the answers; ``where``: format and file."""
     from edgeformer.formats.row_files import JsonDocument, writer_for
 
@@ -182,7 +203,7 @@ def _writer(location: Location, model: Model, example: Row, where: tuple[str, Pa
                 "predictions",
             )
         else:
-            writer = writer_for(format_, stream, example)
+            writer = writer_for(format_, stream, example, style)
         yield writer
         writer.close()
 

@@ -138,8 +138,8 @@ def _as_written(path: Path, columns: Columns) -> FileSource:
     kind = suffix_format(path)
     named = [name for name in (columns.text, columns.text_pair, columns.label) if name is not None]
     if kind in ("jsonl", "parquet"):
-        return FileSource(kind="file", path=str(path), label=None)
-    lines = first_lines(path)
+        return FileSource(kind="file", path=str(path), label=None, encoding=columns.encoding)
+    lines = first_lines(path, columns.encoding)
     said = said_delimiter(lines)
     told: dict[str, object] = {"delimiter": said or delimiter_of(lines), "format": None}
     if kind == "tsv":
@@ -157,7 +157,9 @@ def _as_written(path: Path, columns: Columns) -> FileSource:
     numbers = bool(named) and all(name.isdecimal() and name not in rows[0] for name in named)
     if numbers or (not named and _is_row(rows)):
         told |= {"header": False, "text": "1"}
-    return FileSource.model_validate({"kind": "file", "path": str(path), **told, "label": None})
+    return FileSource.model_validate(
+        {"kind": "file", "path": str(path), "encoding": columns.encoding, **told, "label": None}
+    )
 
 
 def _is_row(rows: Sequence[list[str]]) -> bool:

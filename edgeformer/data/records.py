@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import lzma
 import zlib
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 from edgeformer.data.rows import Record, a_kind
 from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_table, tsv_records
+from edgeformer.data.text_encoding import not_utf8
 from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
 from edgeformer.formats.data_config import FileSource, HubSource
 from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
@@ -87,23 +89,25 @@ def file_records(path: Path, format_name: str, labels: Sequence[str] = (), layou
 
     Args:
         format_name: as :func:`format_of` says.
-        layout: of a table of text.
+        layout: of a table of text; of other text its encoding.
         labels: as in :func:`hub_records`; only Parquet files have such columns.
 
     Raises:
-        DataError: broken archive, not UTF-8, or a line that does not fit the format.
+        DataError: broken archive, not in the encoding, or a line that does not fit the format.
         MissingDependencyError: a Parquet file without the ``datasets`` package.
     """
     if format_name == "parquet":
+        if layout.encoding is not None:
+            raise DataError(f"{path}: is Parquet, whose texts are UTF-8; leave out the encoding {layout.encoding}")
         yield from _parquet(path, labels)
         return
-    with _readable(path), opened(path) as file:
+    with _readable(path), opened(path, layout.encoding) as file:
         yield from _READERS[format_name](path, lines_of(path, file), layout)
 
 
-def first_lines(path: Path) -> list[str]:
+def first_lines(path: Path, encoding: str | None = None) -> list[str]:
     """The first lines of a file of text, with their ends. Raises DataError, as :func:`file_records` does."""
-    with _readable(path), opened(path) as file:
+    with _readable(path), opened(path, encoding) as file:
         return [line for _, line in first_of_table(lines_of(path, file))]
 
 
@@ -223,12 +227,16 @@ def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            wide = number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
-            guess = (
-                "it looks like UTF-16" if wide else f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-            )
-            raise DataError(f"{path}, line {number}: not UTF-8 text ({guess}); save the file as UTF-8") from None
+            reason = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+            raise not_utf8(path, number, raw, reason, _following(file)) from None
+        if number == 1 and line.count("\0") * 3 > len(line):
+            raise not_utf8(path, number, raw, "every second byte is 0")
         yield number, line.removeprefix("\ufeff") if number == 1 else line
+
+
+def _following(file: BinaryIO) -> bytes:
+    """Bytes that are read already, or can be without waiting for more than one piece."""
+    return file.peek() if isinstance(file, io.BufferedReader) else b""
 
 
 def _jsonl(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from typing_extensions import Self
 
@@ -40,11 +40,15 @@ Label = str | int | float | tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """A text or a pair, its label as the source has it (None: unlabelled), and where it was found, for messages."""
+    """A text or a pair, its label as the source has it (None: unlabelled), and where it was found, for messages.
+
+    ``values`` are those of the whole record by column, where the reader keeps them.
+    """
 
     text: Text
     label: Label | None
     where: str
+    values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
 
 
 Told = Callable[[Row], None]
@@ -58,7 +62,8 @@ def rows_of(
 
     Args:
         separator: rows have none, one or several labels, and this stands between them; None: one each.
-        blanks: a text that is not there (null) is an empty one, and what is no text is :class:`Unreadable`.
+        blanks: a text that is not there (null) is an empty one, what is no text is :class:`Unreadable`, and rows keep
+            the values of their records.
 
     Raises:
         DataError: a column is missing, a text is not text, or a row has no label and may not be skipped.
@@ -74,7 +79,7 @@ def rows_of(
             )
         text = _text(where, values, source.text, blanks)
         second = None if source.text_pair is None else _text(where, values, source.text_pair, blanks)
-        yield Row(text if second is None else (text, second), label, where)
+        yield Row(text if second is None else (text, second), label, where, values if blanks else None)
 
 
 def in_one(text: Text) -> str:

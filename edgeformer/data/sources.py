@@ -18,7 +18,8 @@ from edgeformer.formats.data_config import (
     Source,
     SyntheticSource,
 )
-from edgeformer.formats.errors import DataError, did_you_mean
+from edgeformer.formats.data_sources import check_encoding
+from edgeformer.formats.errors import DataError, InputError, did_you_mean
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 PAIR_COLUMNS = (
@@ -31,11 +32,22 @@ SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that somebody named; None: found by what the model's own data and the field call them."""
+    """Columns of a file that somebody named; None: found by what the model's own data and the field call them.
+
+    ``encoding`` is the file's, also stated by the user; None: UTF-8. Raises InputError for an unknown one.
+    """
 
     text: str | None = None
     text_pair: str | None = None
     label: str | None = None
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None:
+            try:
+                check_encoding(self.encoding)
+            except ValueError as error:
+                raise InputError(f"--encoding {self.encoding}: {error}") from None
 
 
 def read(
@@ -84,7 +96,7 @@ def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Recor
     check_file(path)
     kind = format_of_source(source)
     if kind != "text":
-        return file_records(path, kind, labels, Layout(source.delimiter, source.header))
+        return file_records(path, kind, labels, Layout(source.delimiter, source.header, source.encoding))
     if source.label is not None and source.label_value is None:
         raise DataError(
             f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
@@ -92,7 +104,8 @@ def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Recor
     if source.text_pair is not None:
         raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
     # Plain text has one column, whatever the source calls it.
-    return ((where, {source.text: values["text"]}) for where, values in file_records(path, kind))
+    lines = file_records(path, kind, layout=Layout(encoding=source.encoding))
+    return ((where, {source.text: values["text"]}) for where, values in lines)
 
 
 def file_source(
@@ -150,7 +163,14 @@ def _opened(path: Path, like: Source | None, asked: Columns) -> tuple[FileSource
     numbered = bool(names) and all(name.isdecimal() for name in names)
     if names and not numbered:
         told.pop("header", None)
-    source = FileSource(kind="file", path=str(path), text="1" if "header" in told else "text", label=None, **told)
+    source = FileSource(
+        kind="file",
+        path=str(path),
+        text="1" if "header" in told else "text",
+        label=None,
+        encoding=asked.encoding,
+        **told,
+    )
     have = columns_of(source)
     if numbered and source.header and not set(names) <= set(have) and format_of_source(source) in ("csv", "tsv"):
         source = source.model_copy(update={"header": False})

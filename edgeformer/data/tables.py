@@ -35,10 +35,12 @@ class Layout:
     Attributes:
         delimiter: between the columns of a CSV file; None: found in its first lines.
         header: whether the first row names the columns; else these are called 1, 2, 3 …
+        encoding: of the text; None: UTF-8.
     """
 
     delimiter: str | None = None
     header: bool = True
+    encoding: str | None = None
 
 
 PLAIN = Layout()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import csv
 import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
 
-from edgeformer.data.records import check_file, format_of
+from edgeformer.data.records import check_file, first_lines, format_of, format_of_source, lines_of
 from edgeformer.data.rows import Text
-from edgeformer.data.sources import Columns, file_source, read
-from edgeformer.data.unpacking import COMPRESSIONS, opened, raw_lines
+from edgeformer.data.sources import Columns, columns_of, file_source, read
+from edgeformer.data.tables import known_delimiter, said_delimiter
+from edgeformer.data.text_encoding import as_utf8
+from edgeformer.data.unpacking import COMPRESSIONS, MOST_LINE_BYTES, opened
 from edgeformer.formats.data_config import FileSource, Source
 from edgeformer.formats.errors import DataError, InputError
 
@@ -22,7 +27,14 @@ WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
 """What is in memory at once. Rows of similar length are found among so many."""
 STANDARD_INPUT = "standard input"
 PLAIN = "text"
-_HEADED = ("csv", "tsv")
+
+
+class InputRow(NamedTuple):
+    """One row of an input: its text or pair, where it is, for messages, and all its values by column."""
+
+    text: Text
+    where: str = ""
+    values: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -32,16 +44,28 @@ class Unlabelled:
     Attributes:
         name: of the file, for messages.
         pairs: they are pairs.
-        expected: about how many there are; None: nobody knows.
-        texts: reads them from the start. Raises DataError.
+        expected: how many there are; None: not known.
+        rows: reads them from the start. Raises DataError.
         leave: ends the reading; true: a thread waits for what may never come, and cannot be waited for.
+        source: the file and its columns; None: plain text.
+        columns: names of all columns, of JSON Lines those of the first record; empty: plain text.
+        delimiter: between the columns of a table of text.
+        bom: the text begins with a byte order mark.
     """
 
     name: str
     pairs: bool
     expected: int | None
-    texts: Callable[[], Iterator[Text]]
+    rows: Callable[[], Iterator[InputRow]]
     leave: Callable[[], bool] = lambda: False
+    source: FileSource | None = None
+    columns: tuple[str, ...] = ()
+    delimiter: str = ","
+    bom: bool = False
+
+    def texts(self) -> Iterator[Text]:
+        """The texts alone, from the start. Raises DataError."""
+        return (row.text for row in self.rows())
 
 
 @dataclass(frozen=True)
@@ -79,8 +103,8 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     if path is None and how.format in (None, PLAIN):
         _refuse_columns(how, STANDARD_INPUT)
         raw = _Left(stdin)
-        texts = lambda: _lines(Path(STANDARD_INPUT), io.BufferedReader(raw))  # noqa: E731
-        yield Unlabelled(STANDARD_INPUT, False, None, texts, raw.leave)
+        stream = as_utf8(Path(STANDARD_INPUT), io.BufferedReader(raw), how.columns.encoding)
+        yield Unlabelled(STANDARD_INPUT, False, None, lambda: _lines(Path(STANDARD_INPUT), stream), raw.leave)
         return
     if path is not None:
         yield _of_file(path, how)
@@ -96,15 +120,16 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
 
 
 def windows(
-    texts: Iterable[Text], rows: int = WINDOW_ROWS, characters: int = WINDOW_CHARACTERS
-) -> Iterator[list[Text]]:
-    """Texts in groups of up to ``rows``, and of about ``characters`` at most: one text may have more."""
-    window: list[Text] = []
+    rows: Iterable[InputRow], most_rows: int = WINDOW_ROWS, characters: int = WINDOW_CHARACTERS
+) -> Iterator[list[InputRow]]:
+    """Rows in groups of up to ``most_rows``, and of about ``characters`` at most: one row may have more."""
+    window: list[InputRow] = []
     size = 0
-    for text in texts:
-        window.append(text)
-        size += len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
-        if len(window) >= rows or size >= characters:
+    for row in rows:
+        window.append(row)
+        texts = (row.text,) if isinstance(row.text, str) else row.text
+        size += sum(map(len, texts)) + sum(len(value) for value in row.values.values() if isinstance(value, str))
+        if len(window) >= most_rows or size >= characters:
             yield window
             window, size = [], 0
     if window:
@@ -143,12 +168,24 @@ class _Left(io.RawIOBase):
 def _of_file(path: Path, how: Reading) -> Unlabelled:
     check_file(path)
     kind = _format(path, how.format)
+    encoding = how.columns.encoding
     if kind == PLAIN:
         _refuse_columns(how, str(path))
-        return Unlabelled(str(path), False, _count(path, kind), lambda: _plain(path))
+        return Unlabelled(str(path), False, _count(path, kind, encoding), lambda: _plain(path, encoding))
     source = _source(path, how)
-    texts = lambda: (row.text for row in read(source, blanks=True))  # noqa: E731
-    return Unlabelled(str(path), source.text_pair is not None, _count(path, kind), texts)
+    rows = lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True))  # noqa: E731
+    kind, delimiter, bom, others = format_of_source(source), ",", False, 0
+    if kind in ("csv", "tsv"):
+        lines = first_lines(path, encoding)
+        delimiter = "\t" if kind == "tsv" else known_delimiter(iter(enumerate(lines, 1)), source.delimiter)[0]
+        others = source.header + (kind == "csv" and said_delimiter(lines) is not None)
+        with opened(path) as file:
+            marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
+    expected = _count(path, kind, encoding, delimiter, others)
+    columns = tuple(columns_of(source))
+    pairs = source.text_pair is not None
+    return Unlabelled(str(path), pairs, expected, rows, source=source, columns=columns, delimiter=delimiter, bom=bom)
 
 
 def _format(path: Path, stated: str | None) -> str:
@@ -182,7 +219,7 @@ def _source(path: Path, how: Reading) -> FileSource:
     if how.single:
         known = {key: source for key, source in known.items() if key[1] is None}
     elif not own:
-        return _unknown(path, single)
+        return _unknown(path, single, how.columns)
     refusals: list[DataError] = []
     found: list[FileSource] = []
     for columns, like in (known or {("", None): single}).items():
@@ -199,15 +236,15 @@ def _source(path: Path, how: Reading) -> FileSource:
     return found[0]
 
 
-def _unknown(path: Path, single: FileSource) -> FileSource:
+def _unknown(path: Path, single: FileSource, columns: Columns) -> FileSource:
     """Nothing is known of the model's data: pairs where the file has those, and nothing that could be a single text."""
     try:
-        source = file_source(path, labelled=False)
+        source = file_source(path, labelled=False, columns=columns)
     except DataError as error:
         raise _with_option(error) from None
     if source.text_pair is not None:
         with contextlib.suppress(DataError):
-            other = file_source(path, single, labelled=False)
+            other = file_source(path, single, labelled=False, columns=columns)
             raise InputError(
                 f"{path}: nothing is known of this model's data, so rows could be single texts ({other.text}) or pairs "
                 f"({source.text} and {source.text_pair}); say it: --text {other.text}, or --text {source.text} "
@@ -221,31 +258,37 @@ def _with_option(error: DataError) -> DataError:
     return error if named else DataError(f"{error}; or name it: --text COLUMN")
 
 
-def _plain(path: Path) -> Iterator[Text]:
-    with opened(path) as file:
+def _plain(path: Path, encoding: str | None) -> Iterator[InputRow]:
+    with opened(path, encoding) as file:
         yield from _lines(path, file)
 
 
-def _lines(path: Path, file: BinaryIO) -> Iterator[Text]:
+def _lines(path: Path, file: BinaryIO) -> Iterator[InputRow]:
     """Every line, also the empty ones: answers stand on the same lines."""
-    for number, raw in raw_lines(path, file):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: not UTF-8 text (byte {error.start + 1} of the line is "
-                f"0x{raw[error.start]:02x}); save it as UTF-8"
-            ) from None
-        yield (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
+    return (InputRow(line.rstrip("\r\n")) for _, line in lines_of(path, file))
 
 
-def _count(path: Path, kind: str) -> int | None:
-    """About how many rows a file has: its lines. A line break inside a quoted text counts, too."""
+def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", others: int = 0) -> int | None:
+    """Count the records of a file of text: a line break inside quotes ends none.
+
+    Args:
+        others: lines that are none: the header, and one that states the delimiter.
+
+    Returns:
+        None where they cannot be counted without unpacking the file.
+    """
     if kind == "parquet" or path.suffix.lower() in COMPRESSIONS:
         return None
-    with path.open("rb") as file:
-        lines, last = 0, b""
-        while chunk := file.read(1 << 20):
-            lines += chunk.count(b"\n")
-            last = chunk[-1:]
-    return lines + (last not in (b"", b"\n")) - (kind in _HEADED)
+    with path.open("rb") as raw:
+        file = as_utf8(path, raw, encoding)
+        if kind == PLAIN:
+            return sum(1 for _ in file)
+        if kind != "csv":
+            return sum(1 for line in file if line.strip()) - others
+        csv.field_size_limit(MOST_LINE_BYTES)
+        lines = (line.decode("utf-8", "replace") for line in file)
+        try:
+            rows = sum(1 for cells in csv.reader(lines, delimiter=delimiter) if cells)
+        except csv.Error:
+            return None  # reading the rows says what is wrong
+    return rows - others

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edgeformer.data.text_encoding import as_utf8
 from edgeformer.formats.errors import DataError
 
 COMPRESSIONS = (".xz", ".gz", ".bz2")
@@ -56,18 +57,21 @@ class _Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked where its suffix says so. Raises DataError for a bomb, else as the packer does."""
+def opened(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked where its suffix says so, and in UTF-8 where another ``encoding`` is stated.
+
+    Raises DataError for a bomb or a text in another encoding, else as the packer does.
+    """
     if path.suffix.lower() not in COMPRESSIONS:
         with path.open("rb") as file:
-            yield file
+            yield as_utf8(path, file, encoding)
         return
     with path.open("rb") as packed:
         ahead = _Unpacked(path, packed)
         while packed.tell() < _AHEAD and ahead.read(1 << 20):
             pass
         packed.seek(0)
-        yield io.BufferedReader(_Unpacked(path, packed), 1 << 18)
+        yield as_utf8(path, io.BufferedReader(_Unpacked(path, packed), 1 << 18), encoding)
 
 
 def raw_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:

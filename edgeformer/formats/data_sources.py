@@ -1,9 +1,10 @@
 """A recipe's sources: where the rows of a part come from, and how many of them are taken."""
 
+import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.formats.base import Frozen
@@ -27,6 +28,20 @@ def _called(column: object) -> object:
 ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str | int)]
 """A column by its name, or by its number from 1 in a file whose first line names none."""
 
+
+def check_encoding(name: str) -> str:
+    """Return the name of a text encoding as it is. Raises ValueError for one that Python does not know."""
+    try:
+        known = getattr(codecs.lookup(name), "_is_text_encoding", True)
+    except (LookupError, ValueError):  # ValueError: a null character
+        known = False
+    if not known:
+        raise ValueError("is no known text encoding; examples: utf-8, cp1252, latin-1, utf-16, shift_jis")
+    return name
+
+
+Encoding = Annotated[str, AfterValidator(check_encoding)]
+"""Of a text file, by the name of a Python codec."""
 
 ROWS = "count or fraction that is drawn by split_seed, with the same shares of labels, in order; all when absent"
 
@@ -58,6 +73,9 @@ class FileSource(Frozen):
     delimiter: Literal[",", ";", "\t", "|"] | None = Field(
         None, description="between the columns of a CSV file; seen in its first lines when absent"
     )
+    encoding: Encoding | None = Field(
+        None, description="of the text, e.g. cp1252, latin-1 or utf-16; UTF-8 when absent"
+    )
     header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
     text: ColumnName = "text"
     text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
@@ -73,6 +91,8 @@ class FileSource(Frozen):
                 raise ValueError(f"{key}: is for tables of text, and format is {self.format}; set format: csv")
         if self.format == "tsv" and self.delimiter not in (None, "\t"):
             raise ValueError("delimiter: the columns of format: tsv are parted by tabs; set format: csv")
+        if self.encoding is not None and self.format == "parquet":
+            raise ValueError("encoding: is for files of text, and format is parquet; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -97,7 +117,7 @@ class SyntheticSource(Frozen):
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
-_LATER = ("rows", "longest", "shortest", "balance")
+_LATER = ("rows", "encoding", "longest", "shortest", "balance")
 """Keys that recipes did not always have."""
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -35,20 +37,61 @@ def columns_of(example: Row) -> list[str]:
     return [*(name for name, value in example.items() if value is not None), ERROR]
 
 
-def writer_for(name: str, stream: BinaryIO, example: Row) -> RowWriter:
+@dataclass(frozen=True)
+class TableStyle:
+    """How a table is written that repeats columns of another one.
+
+    Attributes:
+        columns: names of those columns, which come first.
+        delimiter: of CSV.
+        bom: CSV begins with a byte order mark, by which spreadsheets know UTF-8.
+        types: column → its pyarrow type; text where it has none.
+    """
+
+    columns: Sequence[str] = ()
+    delimiter: str = ","
+    bom: bool = False
+    types: Mapping[str, Any] = field(default_factory=dict)
+
+
+def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> RowWriter:
     """A writer of the format ``name``.
 
     Args:
         name: one of :data:`FORMATS`.
         stream: for bytes; Parquet's must be a file.
-        example: a row with every column.
+        example: a row with every column but those of ``style``.
+        style: of a table.
 
     Raises:
         MissingDependencyError: Parquet without pyarrow.
     """
     if name == "parquet":
-        return ParquetRows(stream, example)
-    return JsonLines(stream) if name == "jsonl" else CsvRows(stream, example)
+        return ParquetRows(stream, example, style)
+    return JsonLines(stream) if name == "jsonl" else CsvRows(stream, example, style)
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+
+
+def _json(value: object) -> bytes:
+    """Write JSON in UTF-8. What JSON has no form for is null (NaN), text (dates), or escaped (half surrogate pairs)."""
+    try:
+        return _ENCODE(value).encode("utf-8")
+    except ValueError:  # UnicodeEncodeError is one, too
+        return json.dumps(_finite(value), default=str).encode("ascii")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table_columns(example: Row, style: TableStyle) -> list[str]:
+    return [*dict.fromkeys((*style.columns, *columns_of(example)))]
 
 
 def format_named(path: Path | None, stated: str | None) -> str | None:
@@ -73,10 +116,9 @@ class JsonLines:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._encode: Callable[[Row], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._stream.write("".join([self._encode(row) + "\n" for row in rows]).encode("utf-8"))
+        self._stream.write(b"".join([_json(row) + b"\n" for row in rows]))
 
     def close(self) -> None:
         """Nothing stands behind the last line."""
@@ -93,25 +135,26 @@ class JsonDocument:
 
     def __init__(self, stream: BinaryIO, head: Row, name: str) -> None:
         self._stream = stream
-        self._encode: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-        self._between = self._encode(head).removesuffix("}") + f', "{name}": [\n'
+        self._between = _json(head).removesuffix(b"}") + f', "{name}": [\n'.encode()
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._stream.write((self._between + self._encode(row)).encode("utf-8"))
-            self._between = ",\n"
+            self._stream.write(self._between + _json(row))
+            self._between = b",\n"
 
     def close(self) -> None:
-        self._stream.write(((self._between if self._between != ",\n" else "") + "\n]}\n").encode("utf-8"))
+        self._stream.write((self._between if self._between != b",\n" else b"") + b"\n]}\n")
 
 
 class CsvRows:
     """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
 
-    def __init__(self, stream: BinaryIO, example: Row) -> None:
-        self._stream, self._columns = stream, columns_of(example)
+    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
+        self._stream, self._columns = stream, _table_columns(example, style)
         self._buffer = io.StringIO()
-        self._writer = csv.writer(self._buffer, lineterminator="\n")
+        if style.bom:
+            self._buffer.write("\ufeff")
+        self._writer = csv.writer(self._buffer, delimiter=style.delimiter, lineterminator="\n")
         self._writer.writerow([csv_cell(column) for column in self._columns])
         self._flush()
 
@@ -124,13 +167,13 @@ class CsvRows:
 
     def _cell(self, value: object) -> object:
         if isinstance(value, (dict, list)):
-            return json.dumps(value, ensure_ascii=False)
+            return _json(value).decode("utf-8")
         if isinstance(value, bool):
             return "true" if value else "false"
         return csv_cell(value)
 
     def _flush(self) -> None:
-        self._stream.write(self._buffer.getvalue().encode("utf-8"))
+        self._stream.write(self._buffer.getvalue().encode("utf-8", "backslashreplace"))
         self._buffer.seek(0)
         self._buffer.truncate()
 
@@ -138,7 +181,7 @@ class CsvRows:
 class ParquetRows:
     """A Parquet file, a row group per write; the types of the columns are those of an example."""
 
-    def __init__(self, stream: BinaryIO, example: Row) -> None:
+    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
         with needs_extra("train", "writing Parquet"):
             import pyarrow
             from pyarrow import parquet
@@ -148,11 +191,22 @@ class ParquetRows:
         lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
         instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
         types = [(name, instead.get(kind, kind)) for name, kind in found.items()]
-        self._schema = pyarrow.schema([*types, (ERROR, pyarrow.string())])
+        repeated = {name: style.types.get(name, pyarrow.string()) for name in style.columns}
+        self._texts = [name for name, kind in repeated.items() if kind == pyarrow.string()]
+        self._schema = pyarrow.schema([*({**repeated, **dict(types), ERROR: pyarrow.string()}).items()])
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._writer.write_table(self._arrow.Table.from_pylist([*rows], schema=self._schema))
+        plain = [{**row, **{name: _as_text(row.get(name)) for name in self._texts}} for row in rows]
+        self._writer.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _as_text(value: object) -> str | None:
+    """A value of any type as text, which UTF-8 can hold."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else _json(value).decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

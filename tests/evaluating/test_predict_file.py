@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -20,7 +21,7 @@ import pytest
 from pyarrow import parquet
 
 from edgeformer.data.sources import Columns
-from edgeformer.data.unlabelled import WINDOW_ROWS, Reading, Unlabelled, unlabelled, windows
+from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Reading, Unlabelled, unlabelled, windows
 from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.row_files import Row
@@ -95,11 +96,15 @@ def test_parquet_in_and_out(folder: Path) -> None:
     table = parquet.read_table(folder / "out.parquet")
     types = {field.name: str(field.type) for field in table.schema}
     assert types == {
-        "text": "string", "label": "string", "probability": "double",
+        "id": "string", "text": "string", "label": "string", "probability": "double",
         "probabilities": "struct<negative: double, positive: double>", "truncated": "bool", "error": "string",
     }  # fmt: skip
     rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
     same(rows)
+    done(folder, "--file", "out.parquet", "--output", "again.parquet")
+    again = parquet.read_table(folder / "again.parquet").schema
+    assert str(again.field("input_probabilities").type) == types["probabilities"] and "input_text" not in again.names
+    assert again.names[:3] == ["id", "text", "input_label"] and str(again.field("input_probability").type) == "double"
     again = done(folder, "--file", "out.parquet", "--format", "jsonl").out
     same([json.loads(line) for line in again.splitlines()])
 
@@ -107,7 +112,7 @@ def test_parquet_in_and_out(folder: Path) -> None:
 def test_csv_out_is_no_program(folder: Path) -> None:
     done(folder, "--file", "in.csv", "--output", "deep/out.csv")
     rows = list(csv.DictReader(io.StringIO((folder / "deep" / "out.csv").read_text(encoding="utf-8"))))
-    assert list(rows[0]) == ["text", "label", "probability", "probabilities", "truncated", "error"]
+    assert list(rows[0]) == ["id", "text", "label", "probability", "probabilities", "truncated", "error"]
     assert rows[3]["text"] == f"'{TEXTS[3]}" and rows[1]["label"] == "" and rows[5]["truncated"] == "true"
     assert json.loads(rows[0]["probabilities"]).keys() == {"negative", "positive"}
 
@@ -263,11 +268,11 @@ class Watched:
         self.rows, self.read, self.written, self.most = rows, 0, 0, 0
         self.texts_out: list[object] = []
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[InputRow]:
         for number in range(self.rows):
             self.read += 1
             self.most = max(self.most, self.read - self.written)
-            yield f"{'very ' * (number % 5)}good film {number}"
+            yield InputRow(f"{'very ' * (number % 5)}good film {number}")
 
     def write(self, rows: Sequence[Row]) -> None:
         self.written += len(rows)
@@ -284,23 +289,27 @@ def model() -> Iterator[Model]:
 
 
 def test_it_never_holds_more_than_a_few_windows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "windows", lambda texts: windows(texts, rows=64))
+    monkeypatch.setattr(module, "windows", lambda rows: windows(rows, most_rows=64))
     watched = Watched(4000)
     found = predict_file(model, Unlabelled("made", False, None, watched.texts), watched)
-    assert watched.texts_out == list(Watched(4000).texts()) and found.rows == 4000
+    assert watched.texts_out == [row.text for row in Watched(4000).texts()] and found.rows == 4000
     # Being written, answered, waiting to be answered, read; and one that waits in each of two queues.
     assert watched.most <= 7 * 64
 
 
 def test_windows_are_bounded_by_characters_too() -> None:
-    assert [len(window) for window in windows(["a" * 10] * 7, rows=3, characters=1000)] == [3, 3, 1]
-    assert [len(window) for window in windows(["a" * 10] * 4, rows=100, characters=20)] == [2, 2]
-    assert [len(window) for window in windows([("a", "b" * 30)] * 3, rows=100, characters=20)] == [1, 1, 1]
+    def sizes(row: InputRow, rows: int, most_rows: int, characters: int) -> list[int]:
+        return [len(window) for window in windows([row] * rows, most_rows, characters)]
+
+    assert sizes(InputRow("a" * 10), 7, 3, 1000) == [3, 3, 1]
+    assert sizes(InputRow("a" * 10), 4, 100, 20) == [2, 2]
+    assert sizes(InputRow(("a", "b" * 30)), 3, 100, 20) == [1, 1, 1]
+    assert sizes(InputRow("a", values={"text": "a", "kept": "b" * 30}), 3, 100, 20) == [1, 1, 1]
 
 
 def test_an_error_of_any_thread_ends_it(model: Model) -> None:
-    def texts() -> Iterator[str]:
-        yield from ["good"] * (WINDOW_ROWS + 1)
+    def texts() -> Iterator[InputRow]:
+        yield from [InputRow("good")] * (WINDOW_ROWS + 1)
         raise DataError("line 9: broken")
 
     before = threading.active_count()
@@ -368,3 +377,105 @@ def test_links_and_pipes_are_not_replaced(folder: Path) -> None:
         refused = edgeformer("predict", "small", "--file", "in.csv", "--output", name, cwd=folder)
         assert refused.code == 2 and "is a link or a device" in refused.err
     assert (folder / "link.jsonl").is_symlink() and (folder / "real.jsonl").read_text(encoding="utf-8") == "kept"
+
+
+def csv_of(path: Path) -> tuple[bytes, list[dict[str, str]]]:
+    content = path.read_bytes()
+    text = content.decode("utf-8-sig")
+    return content, list(csv.DictReader(io.StringIO(text), delimiter=";"))
+
+
+def test_columns_delimiter_and_byte_order_mark_are_kept(folder: Path) -> None:
+    (folder / "de.csv").write_text(
+        "\ufeffNr;comment;label;Datum\n7;good film;gut;=1+1\n8;dull;schlecht;2.1.\n", encoding="utf-8"
+    )
+    done(folder, "--file", "de.csv", "--text", "comment", "--output", "de_out.csv", code=0)
+    content, rows = csv_of(folder / "de_out.csv")
+    assert content.startswith(b"\xef\xbb\xbfNr;comment;input_label;Datum;text;label;probability;")
+    assert [(row["Nr"], row["comment"], row["text"], row["input_label"]) for row in rows] == [
+        ("7", "good film", "good film", "gut"), ("8", "dull", "dull", "schlecht"),
+    ]  # fmt: skip
+    assert rows[0]["Datum"] == "'=1+1" and rows[0]["label"] in ("positive", "negative")
+    some = done(folder, "--file", "de.csv", "--text", "comment", "--format", "jsonl", "--columns", "Datum,Nr", code=0)
+    assert list(json.loads(some.out.splitlines()[1]))[:3] == ["Datum", "Nr", "text"]
+    none = done(folder, "--file", "de.csv", "--text", "comment", "--format", "csv", "--columns", "none", code=0)
+    assert none.out.lstrip("\ufeff").startswith("text;label;probability;")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--columns", "Dtum"), "has no column 'Dtum'; did you mean 'Datum'? columns: text, Datum, label, input_label"),
+        (
+            ("--columns", "all"),
+            "'label' is the name of a column of the answers, and 'input_label' is in the input, too",
+        ),
+        (("--format", "table", "--columns", "Datum"), "--columns: a table for the terminal has the texts only"),
+    ],
+)
+def test_columns_that_cannot_be_kept(folder: Path, options: tuple[str, ...], said: str) -> None:
+    (folder / "clash.csv").write_text("text,Datum,label,input_label\ngood film,1,x,y\n", encoding="utf-8")
+    outcome = edgeformer("predict", "small", "--file", "clash.csv", "--format", "jsonl", *options, cwd=folder)
+    assert outcome.code == 2 and said in " ".join(outcome.err.split()), outcome.err
+    plain = edgeformer("predict", "small", "--file", "in.txt", "--format", "csv", "--columns", "a", cwd=folder)
+    assert plain.code == 2 and "in.txt is plain text, which has no columns" in plain.err
+    single = edgeformer("predict", "small", "good film", "--columns", "a", cwd=folder)
+    assert single.code == 2 and "--columns: belongs to --file FILE" in single.err
+
+
+def test_keys_of_json_lines_are_kept_as_they_are(folder: Path) -> None:
+    rows = [{"text": "good film", "n": [1, {"a": float("nan")}]}, {"text": "dull", "error": "\ud800", "more": 1.5}]
+    (folder / "keys.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out = done(folder, "--file", "keys.jsonl", "--format", "jsonl", code=0).out
+    first, second = map(json.loads, out.splitlines())
+    assert first["n"] == [1, {"a": None}] and list(first)[:2] == ["text", "n"]
+    assert second["input_error"] == "\ud800" and second["more"] == 1.5 and "error" not in second
+    outcome = edgeformer("predict", "small", "--file", "keys.jsonl", "--output", "keys.csv", cwd=folder)
+    assert outcome.code == 2 and "keys.jsonl, line 2: has the key 'error', which the first record lacks" in outcome.err
+    assert not (folder / "keys.csv").exists()
+    done(folder, "--file", "keys.jsonl", "--output", "keys.csv", "--columns", "n", code=0)
+    assert (folder / "keys.csv").read_text(encoding="utf-8").startswith("n,text,label")
+    done(folder, "--file", "keys.jsonl", "--output", "keys.parquet", "--columns", "n", code=0)
+    assert parquet.read_table(folder / "keys.parquet")["n"].to_pylist() == ['[1, {"a": null}]', None]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "records"),
+    [
+        ("n.csv", 'id,text\n1,"one\ntext\n\nin lines"\n\n2,two\n', 2),
+        ("n.csv", 'sep=;\nid;text\n1;"one;\ntext"\n2;two', 2),
+        ("n.tsv", "id\ttext\n1\tone\n\n2\ttwo\n", 2),
+        ("n.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}\n{"text": "three"}', 3),
+        ("n.txt", "one\n\ntwo", 3),
+        ("n.csv", 'id,text\n1,"not closed\n', 1),
+    ],
+)
+@pytest.mark.parametrize("encoding", [None, "utf-16"])
+def test_progress_counts_records(tmp_path: Path, name: str, content: str, records: int, encoding: str | None) -> None:
+    (tmp_path / name).write_bytes(content.encode(encoding or "utf-8"))
+    how = Reading({}, Columns(encoding=encoding))
+    with contextlib.suppress(DataError), unlabelled(tmp_path / name, io.BytesIO(), how) as given:
+        assert given.expected == records
+        assert given.expected == len(list(given.rows()))
+
+
+def test_an_encoding_can_be_stated(folder: Path) -> None:
+    text = "Nr;text\n1;schön und größer\n2;café\n"
+    for encoding in ("cp1252", "utf-16"):
+        (folder / "enc.csv").write_bytes(text.encode(encoding))
+        done(folder, "--file", "enc.csv", "--encoding", encoding, "--output", "enc_out.csv", code=0)
+        content, rows = csv_of(folder / "enc_out.csv")
+        assert [row["text"] for row in rows] == ["schön und größer", "café"]
+        assert content.startswith(b"\xef\xbb\xbf") == (encoding == "utf-16")  # which has a byte order mark
+        (folder / "enc.txt").write_bytes("größer\ncafé\n".encode(encoding))
+        lines = done(folder, "--file", "enc.txt", "--encoding", encoding, "--format", "jsonl", code=0).out
+        assert [json.loads(line)["text"] for line in lines.splitlines()] == ["größer", "café"]
+        refused = edgeformer("predict", "small", "--file", "enc.csv", "--output", "enc_out.csv", cwd=folder)
+        assert (
+            refused.code == 2
+            and f"it is likely {encoding}: use --encoding {encoding} (encoding: {encoding} in a " in (refused.err)
+        )
+    unknown = edgeformer("predict", "small", "--file", "enc.csv", "--encoding", "cp9", "--json", cwd=folder)
+    assert unknown.code == 2 and "--encoding cp9: is no known text encoding; examples: utf-8, cp1252" in unknown.err
+    other = edgeformer("predict", "small", "--file", "enc.csv", "--encoding", "shift_jis", cwd=folder)
+    assert other.code == 2 and "enc.csv: not shift_jis text (" in other.err

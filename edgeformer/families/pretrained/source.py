@@ -164,8 +164,8 @@ def open_source(name: str) -> Source:
     config = read_object(place)
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{place}: model_type {kind!r} is not known here; it can be {known}; {AS_ONNX}")
+        allowed = ", ".join(ARCHITECTURES)
+        raise InputError(f"{place}: model_type {kind!r} is not known here; it can be {allowed}; {AS_ONNX}")
     if (lacking := missing_size(config)) is not None:
         raise ArtifactError(f"{place}: {lacking} is missing, or no whole number that a model can have")
     told = checked(Encoder, config, place)

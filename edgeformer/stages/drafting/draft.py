@@ -32,7 +32,7 @@ _WIDTH = 100
 """Characters of a line of the recipe."""
 _ALWAYS = ("text", "label")
 """Keys of the source that are written though they could be left out: so that they are seen, and changed."""
-_SAID = ("delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
+_SAID = ("encoding", "delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _notes(found: Guess) -> tuple[str, ...]:
     notes = []
     for spellings in twins:
         rows = ", ".join(f"{label!r} ({found.labels[label]:,} rows)" for label in spellings)
-        usual = max(spellings, key=lambda label: found.labels[label])
+        usual = max(spellings, key=lambda label: (label == label.strip(), found.labels[label]))
         merged = ", ".join(f"{label!r} → {usual!r}" for label in spellings if label != usual)
         notes.append(
             f"labels {rows} differ in capitals or spaces only, and each is a label of its own in the recipe; if they "

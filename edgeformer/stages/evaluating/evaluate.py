@@ -36,6 +36,7 @@ class EvaluateOptions:
         batch: rows per call.
         cache: where encoded sets are kept; None: nowhere.
         text, label, pair: columns of ``data``, where they are not called as in the model's own data.
+        encoding: of ``data``, e.g. cp1252; None: UTF-8.
         threshold: a top probability that lets a row or token leave at any exit, beside those of the sweep.
     """
 
@@ -49,10 +50,11 @@ class EvaluateOptions:
     label: str | None = None
     pair: str | None = None
     runtime: str | None = None
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
-        if self.data is None and (self.text or self.label or self.pair):
-            raise InputError("--text, --label, --pair: name columns of a file; give the file with --data FILE")
+        if self.data is None and (self.text or self.label or self.pair or self.encoding):
+            raise InputError("--text, --label, --pair, --encoding: are of a file; give the file with --data FILE")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold {self.threshold}: a probability is in 0…1")
 
@@ -198,7 +200,7 @@ class Scoring:
         from edgeformer.data.sources import Columns  # scoring a known set reads no files
 
         owner, asked = choice.owner, self.options
-        columns = Columns(asked.text, asked.pair, asked.label)
+        columns = Columns(asked.text, asked.pair, asked.label, asked.encoding)
         rows = owner.task.read_file(owner.data, choice.reader(), file, columns, as_trained=choice.answers_with_losses)
         if empty := getattr(rows, "empty", 0):
             self.progress.message(f"{file}: {empty:,} {'row' if empty == 1 else 'rows'} without a text: left out")

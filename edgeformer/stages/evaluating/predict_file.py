@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from typing_extensions import Self
 
-from edgeformer.data.unlabelled import Unlabelled, windows
-from edgeformer.formats.errors import DataError
+from edgeformer.data.records import format_of_source
+from edgeformer.data.rows import listed
+from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
+from edgeformer.formats.errors import DataError, InputError, did_you_mean
 from edgeformer.formats.progress import SILENT, Progress, bar
-from edgeformer.formats.row_files import Row, RowWriter
+from edgeformer.formats.row_files import ERROR, Row, RowWriter
 from edgeformer.machine.switching import switching_often
 from edgeformer.stages.evaluating.ahead import ahead
 from edgeformer.stages.evaluating.predict import Model
@@ -58,7 +61,88 @@ def example_row(model: Model, *, pairs: bool) -> Row:
     return model.answering.answers(window, shaped)[0].as_dict()
 
 
-def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: Progress = SILENT) -> Answered:
+@dataclass(frozen=True)
+class InputColumns:
+    """Columns of the input that are written in front of each answer.
+
+    A column that has the name of one of the answer's is written as ``input_NAME``, unless it is the same: the column of
+    the texts, where it is called ``text``, and that of the second texts, where it is called ``pair``.
+
+    Attributes:
+        names: column of the input → its name in the output, in the order of the output.
+        answers: keys of an answer.
+        others: what becomes of a key that the first record lacks (JSON Lines): written too, left out, or refused.
+    """
+
+    names: Mapping[str, str]
+    answers: frozenset[str]
+    others: Literal["write", "leave out", "refuse"] = "leave out"
+
+    def of(self, row: InputRow) -> dict[str, object]:
+        """Return the values of a row by their names in the output. Raises DataError for a key that is refused."""
+        found = {name: row.values[column] for column, name in self.names.items() if column in row.values}
+        if self.others == "leave out" or len(found) == len(row.values):
+            return found
+        for column in (column for column in row.values if column not in self.names):
+            if self.others == "refuse":
+                raise DataError(
+                    f"{row.where}: has the key {column!r}, which the first record lacks, so it has no column; write "
+                    "JSON Lines, or name the columns with --columns A,B"
+                )
+            found[f"{_RENAMED}{column}" if column in self.answers else column] = row.values[column]
+        return found
+
+
+NO_COLUMNS = InputColumns({}, frozenset())
+_RENAMED = "input_"
+
+
+def choose_columns(given: Unlabelled, columns: str | None, example: Row, *, as_table: bool) -> InputColumns:
+    """Choose the columns of the input that are written.
+
+    Args:
+        given: the input.
+        columns: ``all``, ``none``, or names with commas between them; None: all.
+        example: an answer.
+        as_table: the output has the same columns in every row.
+
+    Raises:
+        InputError: no such column, or two would have the same name in the output.
+    """
+    answers = frozenset({*(name for name, value in example.items() if value is not None), ERROR})
+    have = given.columns
+    if columns is None or columns == "all":
+        chosen = [*have]
+    elif columns == "none":
+        return NO_COLUMNS
+    else:
+        chosen = [columns] if columns in have else [name.strip() for name in columns.split(",")]
+        for name in chosen:
+            if not have:
+                raise InputError(f"--columns {columns}: {given.name} is plain text, which has no columns")
+            if name not in have:
+                hint = f"{did_you_mean(name, have)}columns: {listed(have)}"
+                raise InputError(f"--columns: {given.name} has no column {name!r}; {hint}, or all or none")
+    own = {given.source.text: "text", given.source.text_pair: "pair"} if given.source is not None else {}
+    names: dict[str, str] = {}
+    for column in chosen:
+        name = f"{_RENAMED}{column}" if column in answers and own.get(column) != column else column
+        if name != column and name in chosen:
+            raise InputError(
+                f"--columns: {given.name}: {column!r} is the name of a column of the answers, and {name!r} is in the "
+                "input, too; leave out one of them: --columns A,B"
+            )
+        names[column] = name
+    whole = columns in (None, "all") and given.source is not None and given.columns
+    others: Literal["write", "leave out", "refuse"] = "leave out"
+    if whole and given.source is not None and format_of_source(given.source) == "jsonl":
+        others = "refuse" if as_table else "write"
+    return InputColumns(names, answers, others)
+
+
+def predict_file(
+    model: Model, given: Unlabelled, writer: RowWriter, progress: Progress = SILENT, columns: InputColumns = NO_COLUMNS
+) -> Answered:
     """Answer all texts, in their order.
 
     Args:
@@ -66,6 +150,7 @@ def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: P
         given: the texts.
         writer: of the answers, as JSON has them; it is not closed.
         progress: a bar with rows per second.
+        columns: of the input, which are written in front of the answers.
 
     Raises:
         DataError: a text cannot be read, or there is none.
@@ -73,11 +158,11 @@ def predict_file(model: Model, given: Unlabelled, writer: RowWriter, progress: P
     started = time.perf_counter()
     rows = errors = truncated = 0
     calls = _Calls(model.run, progress)
-    threads = closing(_answered(model.answering, given, calls))
+    threads = closing(_answered(model.answering, given, calls, columns))
     with bar(progress, "predict", given.expected, "rows"), switching_often(), threads as done, calls:
-        for window, outputs in done:
+        for window, kept, outputs in done:
             answers = model.answering.answers(window, outputs)
-            writer.write([answer.as_dict() for answer in answers])
+            writer.write([{**values, **answer.as_dict()} for values, answer in zip(kept, answers, strict=True)])
             rows += len(answers)
             errors += sum(isinstance(answer, Unanswered) for answer in answers)
             truncated += int(window.cut.sum())
@@ -111,23 +196,26 @@ class _Calls:
         self._stopped.set()
 
 
-Done = tuple[Window, Arrays]
+Kept = Sequence[Mapping[str, object]]
+"""Of each text the values of the input's columns that are written."""
+Read = tuple[Window, Kept]
+Done = tuple[Window, Kept, Arrays]
 """Texts, and what the model says of them."""
 
 
-def _answered(answering: Answering, given: Unlabelled, run: Run) -> Generator[Done]:
+def _answered(answering: Answering, given: Unlabelled, run: Run, columns: InputColumns) -> Generator[Done]:
     """All texts with their answers; one thread reads, another one runs the model."""
     stopped = threading.Event()
-    read = ahead(_read(answering, given), taker=stopped, leave=given.leave)
+    read = ahead(_read(answering, given, columns), taker=stopped, leave=given.leave)
     return ahead(_run(answering, read, run), stopped=stopped)
 
 
-def _read(answering: Answering, given: Unlabelled) -> Generator[Window]:
-    for texts in windows(given.texts()):
-        yield answering.read(texts)
+def _read(answering: Answering, given: Unlabelled, columns: InputColumns) -> Generator[Read]:
+    for rows in windows(given.rows()):
+        yield answering.read([row.text for row in rows]), [columns.of(row) for row in rows]
 
 
-def _run(answering: Answering, encoded: Generator[Window], run: Run) -> Generator[Done]:
+def _run(answering: Answering, encoded: Generator[Read], run: Run) -> Generator[Done]:
     with closing(encoded):
-        for window in encoded:
-            yield window, answering.run(run, window)
+        for window, kept in encoded:
+            yield window, kept, answering.run(run, window)

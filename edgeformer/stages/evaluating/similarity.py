@@ -53,11 +53,13 @@ class Among:
         path: a file with one text per line, or a table with a column of texts.
         column: of the table; None: one that the model's own data or the field calls so.
         top: so many of the list for each text.
+        encoding: of the file, e.g. cp1252; None: UTF-8.
     """
 
     path: Path
     column: str | None = None
     top: int = 5
+    encoding: str | None = None
 
 
 def compare_texts(
@@ -104,6 +106,6 @@ def _texts_of(among: Among, location: Location) -> list[str]:
     from edgeformer.data.unlabelled import Reading, unlabelled
 
     owner = location.open_bundle() if location.bundle is not None else location.open_run()
-    how = Reading(owner.data.parts, Columns(text=among.column), single=True)
+    how = Reading(owner.data.parts, Columns(text=among.column, encoding=among.encoding), single=True)
     with unlabelled(among.path, sys.stdin.buffer, how) as given:
         return [str(text) for text in given.texts()]
