@@ -136,7 +136,7 @@ def test_missing_columns_are_named_with_what_there_is(tmp_path):
         ("a.jsonl", '{"text": "a\\ud800", "label": 1}\n', "surrogate"),
         ("a.jsonl", '{"text": "a", "label": [1]}\n', "column 'label' holds a list"),
         ("a.tsv", b"text\tlabel\nca\xe9\t1\n", "line 2: not UTF-8 text (byte 3 of the line is 0xe9)"),
-        ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), "UTF-16"),
+        ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), "it is likely utf-16"),
         ("a.tsv", "", "no rows"),
         ("a.tsv", "text\tlabel\n", "no rows"),
         ("a.jsonl", "\n\n", "no rows"),

@@ -153,8 +153,10 @@ def passes(monkeypatch):
     honest = sources.file_records
 
     def counting(path, *given):
-        read.append(path.stem)
-        return honest(path, *given)
+        for number, record in enumerate(honest(path, *given)):
+            if number == 1:  # the first record alone is read to check the names of the columns
+                read.append(path.stem)
+            yield record
 
     monkeypatch.setattr(sources, "file_records", counting)
     return read
