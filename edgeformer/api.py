@@ -108,9 +108,11 @@ class Bundle(bundles.Bundle):
         Args:
             device: a profile, its path, or a shipped name; None: what the recipe was made for.
             options: of :class:`~edgeformer.stages.profiling.profile.ProfileOptions`: batches, seqs, artifacts, search…
+                Limits are also taken with their units, as the flags take them: ``max_latency="20ms"``,
+                ``max_size="30MiB"``, ``max_vram="1GiB"`` and ``max_energy="10mJ"``.
 
         Raises:
-            InputError: no device, an unknown artifact, or a shape that the model cannot take.
+            InputError: no device, an unknown artifact, a limit without its unit, or a shape that the model cannot take.
         """
         from edgeformer.stages.profiling.estimating.rates import known_error
         from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
@@ -119,7 +121,7 @@ class Bundle(bundles.Bundle):
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
         profile = _device(device or self.manifest.target, artifacts)
         options.setdefault("estimate_error", known_error(profile, _device("host", artifacts)))
-        return profile_bundle(self._location, profile, ProfileOptions(**options))
+        return profile_bundle(self._location, profile, ProfileOptions(**_with_limits(options)))
 
     def export(self, **options: Any) -> Bundle:
         """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
@@ -266,6 +268,30 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
 
     run_wrapping(Path(model), Path(folder), WrapOptions(**options))
     return Bundle.open(Path(folder))
+
+
+def _with_limits(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace limits with a unit by the fields of ProfileOptions. Raises InputError for one without a unit."""
+    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
+
+    numbers = dict(options)
+    limits: dict[str, tuple[str, Callable[[str], float]]] = {
+        "max_latency": ("max_latency_ms", parse_milliseconds),
+        "max_size": ("max_size_bytes", parse_bytes),
+        "max_vram": ("max_memory_bytes", parse_bytes),
+        "max_energy": ("max_energy_mj", parse_millijoules),
+    }
+    for name, (field, parse) in limits.items():
+        value = numbers.pop(name, None)
+        if value is None:
+            continue
+        if numbers.get(field) is not None:
+            raise InputError(f"{name} and {field}: are the same limit; leave out one of them")
+        try:
+            numbers[field] = parse(str(value))
+        except ValueError as error:
+            raise InputError(f"{name}: {error}; {field} takes a number") from None
+    return numbers
 
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:

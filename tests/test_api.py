@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 import shutil
@@ -17,7 +19,14 @@ import edgeformer
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.scores import read_evaluation
 from edgeformer.formats.verification import Verification
+from edgeformer.stages.evaluating.evaluate import EvaluateOptions
+from edgeformer.stages.exporting.variants import ExportOptions
+from edgeformer.stages.generating.generate import GenerateOptions
 from edgeformer.stages.profiling.measure import MeasureRules
+from edgeformer.stages.profiling.profile import ProfileOptions
+from edgeformer.stages.training.train import TrainOptions
+from edgeformer.stages.wrapping.wrap import WrapOptions
+from edgeformer.tasks.language_modeling.sampling import Sampling
 from tests.cli.run_cli import edgeformer as command
 from tests.wrapping import graphs
 from tests.wrapping.graphs import save
@@ -122,6 +131,61 @@ def test_the_document_runs(finished_run: Path, tmp_path: Path, monkeypatch: pyte
         exec(compile(block, f"docs/api.md, block {number + 1}", "exec"), namespace)
     assert namespace["report"].rows and namespace["scores"].rows[0].accuracy > 0.5
     assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
+
+
+def test_the_document_lists_every_option_with_its_default() -> None:
+    calls: dict[str, tuple[Any, Any]] = {
+        "edgeformer.train(": (edgeformer.train, TrainOptions),
+        "edgeformer.plan(": (edgeformer.plan, None),
+        "run.export(": (edgeformer.Run.export, ExportOptions),
+        "edgeformer.wrap(": (edgeformer.wrap, WrapOptions),
+        "bundle.predict(": (edgeformer.Bundle.predict, None),
+        "run.evaluate(": (edgeformer.Bundle.evaluate, EvaluateOptions),
+        "bundle.generate(": (edgeformer.Bundle.generate, GenerateOptions),
+        "bundle.profile(": (edgeformer.Bundle.profile, ProfileOptions),
+    }
+    section = API.read_text(encoding="utf-8").partition("## Options\n")[2]
+    for call, (function, options) in calls.items():
+        place = section.index(f"`{call}")
+        table = section[section.index("| option |", place) :].partition("\n\n")[0]
+        found: dict[str, object] = {}
+        for names, default in re.findall(r"^\| (`.+?`) \| `(.+?)` \| ", table, re.MULTILINE):
+            found |= dict.fromkeys(re.findall(r"`(\w+)`", names), eval(default, {"Sampling": Sampling}))
+        wanted = {
+            field.name: field.default_factory() if callable(field.default_factory) else field.default  # type: ignore[misc]
+            for field in (dataclasses.fields(options) if options is not None else ())
+        }
+        parameters = inspect.signature(function).parameters.values()
+        wanted |= {one.name: one.default for one in parameters if one.kind == one.KEYWORD_ONLY}
+        if call == "bundle.profile(":
+            wanted |= dict.fromkeys(("max_latency", "max_size", "max_vram", "max_energy"))
+        assert found == wanted, call
+
+
+def test_limits_are_taken_with_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ProfileOptions] = []
+
+    def profile_bundle(location: object, profile: object, options: ProfileOptions) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("edgeformer.stages.profiling.profile.profile_bundle", profile_bundle)
+    bundle = classifier()
+    bundle.profile("host", max_latency="20ms", max_size="30MiB", max_vram="1GiB", max_energy="10mJ")
+    (options,) = given
+    assert (options.max_latency_ms, options.max_size_bytes) == (20, 30 * 2**20)
+    assert (options.max_memory_bytes, options.max_energy_mj) == (2**30, 10)
+    for limit in ("20", 20, "20GiB"):
+        with pytest.raises(InputError, match=r"max_latency: '20.*, e\.g\. 5ms; max_latency_ms takes a number"):
+            bundle.profile("host", max_latency=limit)
+    with pytest.raises(InputError, match="max_latency and max_latency_ms: are the same limit"):
+        bundle.profile("host", max_latency="20ms", max_latency_ms=20.0)
+    assert len(given) == 1
+
+
+def test_a_path_outside_of_the_clone_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="the shipped device profile 'rtx4050' is used"):
+        edgeformer.plan("quickstart", "profiles/rtx4050.yaml")
 
 
 def test_a_file_of_somebody_else(tmp_path: Path) -> None:
