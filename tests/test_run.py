@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from edgeformer.api import Bundle
+from edgeformer.families import load_recipe
 from edgeformer.formats.errors import ArtifactError
 from edgeformer.formats.scores import read_evaluation
 from edgeformer.machine.lock import locked
 from edgeformer.reporting.compare import score_note
 from edgeformer.reporting.listing import run_records
 from edgeformer.run import Location, Run, bundle_in, locate
+from edgeformer.stages.training.run_folder import folder_to_resume
 from tests.cli.run_cli import edgeformer
 
 OLD = Path(__file__).parent / "old_format"
@@ -101,6 +103,10 @@ def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no run 'renmaed': .*; did you mean 'renamed'\? runs in"):
         locate("renmaed", artifacts)
+    with pytest.raises(
+        ArtifactError, match=r"--resume: no run 'Renmaed' in .*; did you mean 'renamed'\? runs"
+    ):
+        folder_to_resume(load_recipe("quickstart"), artifacts, "Renmaed")
     with pytest.raises(ArtifactError, match=r"no run 'absent': .* runs in .*artifacts: renamed"):
         locate("absent", artifacts)
     with pytest.raises(ArtifactError, match=r"no finished run in .* \(none\)"):

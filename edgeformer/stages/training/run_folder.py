@@ -15,7 +15,7 @@ from edgeformer.families import read_recipe_of
 from edgeformer.families.card import CARD_FILE, model_card
 from edgeformer.families.network import count_parameters
 from edgeformer.families.saving import MODEL_FOLDER, load_weights, save_model
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError, did_you_mean
 from edgeformer.formats.files import replacing_folder, write_json, write_text
 from edgeformer.formats.manifest import MemoryUse, RunManifest
 from edgeformer.formats.progress import Progress, bar
@@ -43,7 +43,9 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     candidates = [artifacts / name] if name else list(reversed(run_folders(artifacts)))
     for folder in candidates:
         if not (folder / RUN_FILE).is_file():
-            raise ArtifactError(f"--resume: no run {name!r} in {artifacts}")
+            names = [run.name for run in run_folders(artifacts)]
+            shown = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
+            raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {shown}")
         try:
             manifest = read_run(folder)
         except ArtifactError:
