@@ -67,6 +67,8 @@ class OpenOptions:
         exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one, as ``logits``.
         repeated_shapes: calls repeat a few shapes many times, as in a measurement: a runtime may compile for each shape
             before its first answer.
+        in_turns: other sessions of this process run in turn with this one, so its threads must not wait for work on
+            their cores.
     """
 
     provider: str | None = None
@@ -74,6 +76,7 @@ class OpenOptions:
     early: Mapping[int, float] | None = None
     exits: tuple[int, ...] = ()
     repeated_shapes: bool = False
+    in_turns: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,13 @@ def command(
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Find how early texts may leave a looped classifier if its accuracy shall fall by --max-drop at most.
+    """Choose early-exit thresholds that keep the accuracy drop within --max-drop, and time what they save.
 
     Every held-out row is answered at every exit of the step bundle (export --exit all). Learn then Test picks the
     thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
     falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
-    each loop, and the time of single texts with and without; [b]predict --confidence auto[/b] uses them.
+    each loop, and the time of single texts with early exit, with all loops, and in the full graph, in turn; [b]predict
+    --confidence auto[/b] uses them. They are recommended only where early exit is surely quicker than both.
 
     The validation split has also chosen the epoch and judged the artifacts; what is promised by it says so. Rows that
     chose nothing are better: --split with a test set, or --data.
@@ -68,15 +69,22 @@ def command(
     )
     options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
     found = {one.id: one.guarantee for one in promise_exits(location, options, show_progress())}
+    paying = [id_ for id_, guarantee in found.items() if guarantee.time.pays]
+    recommended = min(paying, key=lambda id_: found[id_].time.early_ms["mean"], default=None)
     if as_json:
         told = {id_: guarantee.model_dump(mode="json") for id_, guarantee in found.items()}
-        print_json({"bundle": str(location.require_bundle()), "guarantees": told})
+        document = {"bundle": str(location.require_bundle()), "guarantees": told, "recommended": recommended}
+        print_json({**document, "pays": {id_: guarantee.time.pays for id_, guarantee in found.items()}})
         return
     console = stdout()
     console.print(guarantee_table(location.name, found))
     for id_, guarantee in found.items():
         console.print(f"{id_}: {guarantee.sentence()}", soft_wrap=True, markup=False)
-    console.print(f"use them: edgeformer predict {location.argument} --confidence auto", soft_wrap=True, markup=False)
+        console.print(f"{id_}: {guarantee.time.sentence()}", soft_wrap=True, markup=False)
+    use = f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}"
+    if recommended is None:
+        use = "not recommended on this machine: no artifact is known to be quicker with early exit than with all loops"
+    console.print(use, soft_wrap=True, markup=False)
 
 
 def _share(text: str, option: str) -> float:

@@ -29,14 +29,28 @@ MaxSlowdown = Annotated[
     str | None, typer.Option(metavar="SHARE", help="--against: slower by at most this. Default: 5%.")
 ]
 MaxMemoryGrowth = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="--against: more memory by at most this. Default: 10%.")
+    str | None,
+    typer.Option(metavar="SHARE", help="--against: more memory by at most this; off: not checked. Default: 10%."),
 ]
 MaxSizeGrowth = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="--against: a larger file by at most this. Default: 5%.")
+    str | None,
+    typer.Option(metavar="SHARE", help="--against: a larger file by at most this; off: not checked. Default: 5%."),
 ]
 MaxScoreLoss = Annotated[
     str | None,
-    typer.Option(metavar="SHARE", help="--against: accuracy points (perplexity: its share) to lose. Default: 1%."),
+    typer.Option(
+        metavar="SHARE",
+        help="--against: accuracy points (perplexity: its share) to lose; off: not checked. Default: 1%.",
+    ),
+]
+EvalData = Annotated[
+    Path | None,
+    typer.Option(
+        "--eval-data",
+        metavar="FILE",
+        help="--against: score both on this labelled file (TSV, CSV, JSONL, Parquet). Default: the baseline's held-out "
+        "rows.",
+    ),
 ]
 JUnit = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE.xml", help="--against: write the checks as JUnit XML.")
@@ -54,12 +68,17 @@ class Gating:
     """What the options of the gate say; nothing of them is read without ``--against``."""
 
     def __init__(
-        self, against: str | None, shares: tuple[str | None, ...], junit: Path | None, summary: Path | None
+        self,
+        against: str | None,
+        shares: tuple[str | None, ...],
+        eval_data: Path | None,
+        junit: Path | None,
+        summary: Path | None,
     ) -> None:
         """``shares``: as given, in the order of the options."""
-        self.against, self.junit, self.summary = against, junit, summary
+        self.against, self.eval_data, self.junit, self.summary = against, eval_data, junit, summary
         given = dict(zip(_SHARES, shares, strict=True))
-        asked = {**given, "junit": junit, "summary": summary}
+        asked = {**given, "eval-data": eval_data, "junit": junit, "summary": summary}
         if against is None and (alone := [name for name, value in asked.items() if value is not None]):
             raise InputError(f"--{alone[0]}: says what --against may find; add --against BASELINE")
         self.shares = {name.replace("-", "_"): _share(text, name) for name, text in given.items() if text is not None}
@@ -68,7 +87,7 @@ class Gating:
         """What the candidate may be worse by."""
         from edgeformer.stages.profiling.gating.files import GateOptions
 
-        return GateOptions(**self.shares)
+        return GateOptions(**self.shares, eval_data=self.eval_data)
 
 
 def run_gate(
@@ -117,6 +136,8 @@ def _share(text: str, name: str) -> Any:
     from edgeformer.formats.units import parse_share
 
     parse: Callable[[str], float] = parse_share
+    if text == "off" and name != "max-slowdown":
+        return None
     try:
         return parse(text)
     except ValueError as error:

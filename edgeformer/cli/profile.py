@@ -120,6 +120,7 @@ def command(
     max_memory_growth: gate.MaxMemoryGrowth = None,
     max_size_growth: gate.MaxSizeGrowth = None,
     max_score_loss: gate.MaxScoreLoss = None,
+    eval_data: gate.EvalData = None,
     junit: gate.JUnit = None,
     summary: gate.Summary = None,
     strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
@@ -140,7 +141,8 @@ def command(
     Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
     estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
     whole range. A budget is judged at its own shape, cut to the model's longest text; a limit that you give, at the
-    shapes that you give. Exit code 3 when a budget fails; with --search, when nothing can be picked.
+    shapes that you give. Exit code 3 when a budget fails, or an artifact that --artifact names was rejected at export;
+    with --search, when nothing can be picked.
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
     runtime here and every count of --threads, and prints the Pareto front of score, latency and size. The verdict is
@@ -155,8 +157,10 @@ def command(
     how wrong estimates of RUN are at --batch and --seq.
 
     --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
-    fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift. Exit code 4
-    where that cannot be decided: the machine is too noisy, or can run neither.
+    fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift, or lacks an
+    artifact. Both are scored on the same rows: the baseline's held-out ones that the candidate was not trained on, or
+    those of --eval-data. Exit code 4 where a check cannot be decided: the machine is too noisy, or can run neither, or
+    there are no rows to score both on.
 
     --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
     for download. RUN is not needed; where it is given, the report must be of its files.
@@ -187,7 +191,7 @@ def command(
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     bounds |= {"similarity": min_similarity, "f1": min_f1, "cosine": min_cosine}
     shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
-    gating = gate.Gating(against, shares, junit, summary)
+    gating = gate.Gating(against, shares, eval_data, junit, summary)
     if judge is not None:
         measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
         measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
@@ -235,7 +239,8 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
             print_search(report.search, stdout())
     # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
     measured = any(row.latency_ms.status == "measured" for row in report.rows)
-    if report.verdict.status == "fail" or (options.runtime is not None and not measured):
+    not_built = any(location.open_bundle().artifact(name).status != "built" for name in options.artifacts)
+    if report.verdict.status == "fail" or (options.runtime is not None and not measured) or not_built:
         raise typer.Exit(3)
 
 

@@ -189,9 +189,23 @@ def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer, colum
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
+    return encode_paragraphs(text_file(path, config, columns), config, tokenizer)
+
+
+def text_file(path: Path, config: TextConfig, columns: Columns | None = None) -> list[str]:
+    """Read the paragraphs of a file that are long enough for ``config``. Raises DataError as encode_text_file."""
     if columns is not None and (columns.label or columns.text_pair):
         raise DataError(f"{path}: a language model reads texts without labels or second texts; name the text only")
-    texts = list(_long_enough(config, (file_source(path, labelled=False, columns=columns),), str(path)))
+    return list(_long_enough(config, (file_source(path, labelled=False, columns=columns),), str(path)))
+
+
+def set_paragraphs(config: TextConfig, name: str) -> list[str]:
+    """Read the paragraphs of one set, ``train`` among them. Raises DataError as :func:`prepare_text`."""
+    return list(_paragraphs(config, name))
+
+
+def encode_paragraphs(texts: Sequence[str], config: TextConfig, tokenizer: Tokenizer) -> TextRows:
+    """Encode paragraphs as ``config`` says, with a trained model's tokenizer."""
     return _rows(config, PlainText(tokenizer), texts, None)
 
 

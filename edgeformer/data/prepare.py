@@ -240,9 +240,7 @@ def prepare_test(
     if name not in sets or name == "train":
         known = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {known}")
-    if not sets[name]:
-        raise DataError(unknown_set(name, own_file=True))
-    texts = draw(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
+    texts = set_texts(config, name)
     if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
         raise DataError(
             f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed since. "
@@ -251,15 +249,47 @@ def prepare_test(
     return encode(texts, tokenizer, max_length, cache)
 
 
+def set_texts(config: DataConfig, name: str) -> LabelledTexts:
+    """Read one set of a model's data, not encoded; only the parts that it is drawn from are read.
+
+    Args:
+        name: ``train``, ``validation`` or a test set by its own name.
+
+    Raises:
+        DataError: as in :func:`prepare`, or the model was imported without the data of this set.
+    """
+    parts = set_parts(config)[name]
+    if not parts:
+        raise DataError(unknown_set(name, own_file=True))
+    return draw(config, (name,), {part: load_part(config, part) for part in parts})[name]
+
+
 def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:
     """Encode a labelled file as a model reads it whose own data is ``data``; rows without a text are left out.
 
-    Its columns are those that are named, else called as those of ``data``, or have well-known names (text …, label …).
-    Raises DataError.
+    Raises DataError as :func:`file_texts`.
     """
     empties = Empties()
+    texts = file_texts(path, data, columns, empties)
+    return replace(encode(texts, tokenizer, data.max_length), empty=empties.rows)
+
+
+def file_texts(
+    path: Path, data: DataConfig, columns: Columns | None = None, empties: Empties | None = None
+) -> LabelledTexts:
+    """Read a labelled file for a model whose own data is ``data``; rows without a text are left out.
+
+    Its columns are those that are named, else called as those of ``data``, or have well-known names (text …, label …).
+
+    Args:
+        empties: counts the rows that are left out.
+
+    Raises:
+        DataError: the file, its columns or its rows.
+    """
+    empties = empties or Empties()
     rows = with_text(read(own_file(path, data.parts, columns), data.labels, data.separator), empties.add)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")
-    return replace(encode(texts, tokenizer, data.max_length), empty=empties.rows)
+    return texts

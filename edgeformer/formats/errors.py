@@ -1,13 +1,14 @@
 """Every error that edgeformer raises on purpose, and the exit code each one ends a command with.
 
-(3, done but not everything that was asked for, is no error: commands return it themselves)
+(3, done but not everything that was asked for, is mostly no error: commands return it themselves)
 
 EdgeformerError                1  failed for another reason
 ├── InputError                 2  bad input or usage: the message says what is wrong, where, and what is allowed
 │   ├── RecipeError            2  a recipe, profile or --set value
 │   ├── DataError              2  a data file, column, label or tokenizer
 │   │   └── AmbiguousDataError 3  the data can be read in several ways; the message names the option that chooses
-│   └── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
+│   ├── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
+│   └── NotBuiltError          3  the artifacts that were asked for were rejected or are unavailable
 ├── MissingDependencyError     1  an optional package is not installed
 ├── InterruptedRun           130  stopped by the user; resumable
 └── ToldElsewhere              …  another process of the same training tells it, and ends with the same code
@@ -48,6 +49,12 @@ class AmbiguousDataError(DataError):
 
 class ArtifactError(InputError):
     """A run, bundle or artifact is missing, damaged or not what it claims to be."""
+
+
+class NotBuiltError(InputError):
+    """The manifest lists the artifacts that were asked for, but export rejected them or could not build them."""
+
+    exit_code = 3
 
 
 class MissingDependencyError(EdgeformerError):

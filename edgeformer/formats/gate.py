@@ -11,8 +11,8 @@ from edgeformer.formats.base import Frozen
 GateStatus = Literal["pass", "fail", "undecided", "unknown"]
 
 UNDECIDED = 4
-"""Exit code of a gate that could not decide. Not 0: a slower bundle must not pass because the machine was noisy, or
-cannot run it. Not 3: nobody's change is at fault, and measuring again may help. A workflow can tell the three apart."""
+"""Exit code of a gate that could not decide. Not 0: a worse bundle must not pass because the machine was noisy, cannot
+run it, or has no rows to score it on. Not 3: nobody's change is at fault. A workflow can tell the three apart."""
 
 
 class GateCheck(Frozen):
@@ -21,8 +21,8 @@ class GateCheck(Frozen):
     name: Literal["latency", "memory", "size", "score", "drift", "presence"]
     artifact: str
     status: GateStatus = Field(
-        description="undecided: the machine is too noisy to say, or can run neither of what was to be timed; unknown: "
-        "there is nothing to compare, which fails nothing"
+        description="undecided: the machine is too noisy to say, cannot run the artifact, or there is nothing to "
+        "compare; the reason says which. unknown: no longer written; earlier versions passed such checks"
     )
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None
@@ -32,8 +32,11 @@ class GateCheck(Frozen):
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = Field(None, description="(candidate - baseline) / baseline; of a score the difference")
-    low: float | None = Field(None, description="latency: the change is at least this; holds with all other looks")
-    high: float | None = Field(None, description="latency: the change is at most this")
+    low: float | None = Field(
+        None, description="latency: the change is at least this; holds with all other looks. score: the same, with 95 %"
+    )
+    high: float | None = Field(None, description="latency and score: the change is at most this")
+    rows: int = Field(0, description="score: rows (embeddings: pairs) that both answered; 0: as export recorded it")
     found: Literal["slower", "faster", "no different", "not known"] | None = Field(
         None,
         description="latency: of the direction. no different: the whole range is within half of the limit, to either "

@@ -9,7 +9,10 @@ from edgeformer.formats.base import Frozen
 
 
 class ExitTime(Frozen):
-    """Time of single texts, each in a call of its own, in turn with early exit and with all loops."""
+    """Time of single texts, each in a call of its own, in turn with early exit and with all loops.
+
+    All loops are run by the step artifact, and by the full graph of the same precision where the bundle has one.
+    """
 
     provider: str = Field(description="what computed")
     host: str = Field(description="the processor")
@@ -17,7 +20,38 @@ class ExitTime(Frozen):
     rows: int = Field(description="texts that were timed, drawn from the held-out ones")
     early_ms: dict[str, float] = Field(description="mean, p50, p90… as far as the texts can carry them")
     full_ms: dict[str, float] = Field(description="the same texts with all loops")
-    ratio: float = Field(description="mean with early exit over mean with all loops")
+    ratio: float = Field(description="mean with early exit over mean with all loops of the step artifact")
+    full_graph: str | None = Field(None, description="artifact id of the full graph; None: there was none to time")
+    full_graph_ms: dict[str, float] = Field({}, description="the same texts through the full graph")
+    quickest: str | None = Field(
+        None, description="artifact that runs all loops in the shorter time; None: older bundles, which did not compare"
+    )
+    quickest_ratio: float | None = Field(None, description="mean with early exit over the mean of `quickest`")
+    ratio_low: float | None = Field(None, description="95 % interval of `quickest_ratio`, over the texts")
+    ratio_high: float | None = None
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether early exit is quicker than the quickest way through all loops; None: it cannot be told."""
+        if self.ratio_low is None or self.ratio_high is None or self.ratio_low < 1 <= self.ratio_high:
+            return None
+        return self.ratio_high < 1
+
+    def sentence(self) -> str:
+        """Return what early exit takes against all loops, for people."""
+        if self.quickest_ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return "its time was not compared with the full graph; run edgeformer exits again"
+        means = [self.full_ms["mean"], *([self.full_graph_ms["mean"]] if self.full_graph_ms else [])]
+        verdict = {
+            True: "it pays",
+            False: f"it is slower, so it does not pay here; use {self.quickest}",
+            None: f"whether it is quicker cannot be told from {self.rows:,} texts",
+        }[self.pays]
+        return (
+            f"one text takes {self.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "
+            f"{self.quickest} ({self.quickest_ratio:.2f}×, 95 % interval {self.ratio_low:.2f} to "
+            f"{self.ratio_high:.2f}): {verdict}"
+        )
 
 
 class ExitGuarantee(Frozen):

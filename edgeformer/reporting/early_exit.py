@@ -65,6 +65,7 @@ def guarantee_table(name: str, found: Mapping[str, ExitGuarantee]) -> Table:
         Column("mean loops", lambda one: f"{one[1].mean_loops:.2f}", number=True),
         Column("one text", milliseconds("early_ms"), "ms"),
         Column("all loops", milliseconds("full_ms"), "ms"),
+        Column("full graph", milliseconds("full_graph_ms"), "ms"),
     ]
     return Columns(columns).terminal(f"{name}: early exit with a guarantee", [*found.items()])
 

@@ -17,12 +17,12 @@ from edgeformer.formats.gate import Gate, GateCheck
 from edgeformer.formats.units import format_bytes, format_milliseconds
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured
 
-_WORST_FIRST = ("fail", "undecided", "unknown", "pass")
+_WORST_FIRST = ("fail", "undecided", "pass")
 _MEANINGS = {
     "pass": "Nothing is worse than it may be.",
     "fail": "Something is worse than it may be.",
-    "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: measure again on "
-    "a quieter machine, or on one that can run it, or allow more.",
+    "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: the notes say what "
+    "is missing.",
 }
 
 
@@ -52,9 +52,8 @@ def markdown_summary(gate: Gate) -> str:
 
 
 def junit_xml(gate: Gate) -> str:
-    """One test case per check. JUnit has no word for undecided: an error is what it calls a test that could not be
-    brought to an end, and what nothing is known of was skipped."""
-    tags = {"fail": "failure", "undecided": "error", "unknown": "skipped"}
+    """Render one test case per check. JUnit has no word for undecided: it calls a test without a result an error."""
+    tags = {"fail": "failure", "undecided": "error"}
     counts = {tag: sum(tags.get(check.status) == tag for check in gate.checks) for tag in tags.values()}
     suite = Xml.Element(
         "testsuite",
@@ -62,7 +61,7 @@ def junit_xml(gate: Gate) -> str:
         tests=str(len(gate.checks)),
         failures=str(counts["failure"]),
         errors=str(counts["error"]),
-        skipped=str(counts["skipped"]),
+        skipped="0",
         time=f"{gate.seconds:.3f}",
         timestamp=gate.created,
     )
@@ -124,7 +123,8 @@ def _change(check: GateCheck) -> str:
 def _range(check: GateCheck) -> str:
     if check.low is None or check.high is None or check.high == inf:
         return ""
-    return f"{check.low:+.1%} to {check.high:+.1%}"
+    places = "+.4f" if check.name == "score" else "+.1%"
+    return f"{check.low:{places}} to {check.high:{places}}"
 
 
 def _limit(check: GateCheck) -> str:
@@ -141,10 +141,10 @@ def _sentence(check: GateCheck) -> str:
 
 
 def _reasons(gate: Gate) -> list[str]:
-    """Why what did not pass did not, equal reasons once."""
+    """Reasons of the checks that did not pass, and of all scores (their uncertainty); equal ones once."""
     found: dict[str, list[str]] = {}
     for check in _ordered(gate):
-        if check.status != "pass" and check.reason:
+        if check.reason and (check.status != "pass" or check.name == "score"):
             found.setdefault(check.reason, []).append(f"{check.name} of {check.artifact}")
     return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
 

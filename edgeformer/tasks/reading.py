@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.encoding import Rows
 from edgeformer.data.labelled import LabelledTexts
+from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import DataFinding
 
 if TYPE_CHECKING:  # answering from a bundle reads no data sets
@@ -52,6 +53,25 @@ class OwnData(ABC):
     def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
         """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
         return {}
+
+    def set_texts(self, data: Any, name: str) -> LabelledTexts:
+        """Read one set, not encoded: ``train``, ``validation`` or a test set by its own name.
+
+        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. A language model's labels are all 0.
+
+        Raises:
+            DataError: it cannot be read, or nothing is known of it.
+            InputError: a task without texts.
+        """
+        raise InputError("this model reads no text")
+
+    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+        """Read a labelled or plain file, not encoded; with the columns and labels of ``data``. Raises as set_texts."""
+        raise InputError("this model reads no text")
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Rows:
+        """Encode such texts as exported artifacts read them. Labels are indices into those of ``data``."""
+        raise InputError("this model reads no text")
 
     def findings(self, data: Any) -> Sequence[DataFinding]:
         """What the owner of the data should know of it, which is read for that. Raises DataError."""

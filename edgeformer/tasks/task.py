@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgeformer.data.trimming import Keeping, Trimmed
 
 Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
 
 
 class Task(OwnData, TextCalls, ABC):
@@ -187,6 +188,28 @@ class Task(OwnData, TextCalls, ABC):
             exits: loops before the last one.
         """
         return None
+
+    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
+        """Return what is kept of a call's answers to compare two models row by row, [B, …].
+
+        Args:
+            outputs: ``logits`` among them.
+            batch: the inputs with the right answers, as :meth:`batch` makes them.
+        """
+        return outputs["logits"]
+
+    @abstractmethod
+    def row_figures(self, answers: Array, rows: Any, data: Any) -> Float64s:
+        """Return figures [n, k] of every row (embeddings: of every pair), of which :meth:`metric_of` makes the metric.
+
+        Args:
+            answers: of all ``rows`` in their order, as :meth:`row_answers` has them.
+            data: the model's own data section.
+        """
+
+    @abstractmethod
+    def metric_of(self, figures: Float64s) -> float:
+        """Compute the task's metric from the figures of some rows, each of which may stand there several times."""
 
     @abstractmethod
     def departures(self, found: Departures) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.formats.data_config import FileTokenizer
@@ -80,6 +80,19 @@ class TextLabels(OneAnswer):
         parts = load_parts(data)
         names = [name for name, drawn_from in set_parts(data).items() if drawn_from]
         return draw(data, names, parts)
+
+    def set_texts(self, data: Any, name: str) -> LabelledTexts:
+        from edgeformer.data.prepare import set_texts
+
+        return set_texts(data, name)
+
+    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+        from edgeformer.data.prepare import file_texts
+
+        return file_texts(path, data)
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Encoded:
+        return encode(texts, reader.tokenizer, data.max_length)
 
     def findings(self, data: Any) -> Sequence[DataFinding]:
         from edgeformer.data.prepare import look

@@ -78,7 +78,7 @@ class OnnxRuntimeBackend(Backend):
 
 
 def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
-    in_turns = files.artifact.role == "step"
+    in_turns = options.in_turns or files.artifact.role == "step"
     keeps_caches = files.artifact.role in ("step", "decode")
 
     def open_part(path: Path) -> OnnxSession:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.backends import ALL_RUNTIMES
-from edgeformer.backends.session import Session
+from edgeformer.backends import ALL_RUNTIMES, OpenOptions, cannot_run
 from edgeformer.bundle import Bundle
 from edgeformer.formats.errors import DataError, InputError
 from edgeformer.formats.guarantee import ExitGuarantee, ExitTime
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.measure_rules import PERCENTILE_NEEDS
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.machine.host import cpu_name, default_threads, now
@@ -33,8 +34,9 @@ class Promised:
     guarantee: ExitGuarantee
 
 
-_TIMED_ROWS = 300
+_TIMED_ROWS, _FEWEST_ROWS, _LONGEST_S = 300, 64, 20.0
 _WARM_ROWS = 20
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -171,34 +173,77 @@ def _refusal(choice: Choice, notes: ExitNotes, found: Promise | None, options: G
 
 
 def _measured(choice: Choice, scoring: Scoring, thresholds: Mapping[int, float], progress: Progress) -> ExitTime:
-    """Single texts with early exit and with all loops in turn: neither has the faster minute of a machine to itself."""
+    """Time single texts with early exit, with all loops of the step artifact, and in the full graph, in turn.
+
+    None of the three has the faster minute of a machine to itself.
+    """
+    assert isinstance(choice.owner, Bundle) and choice.artifact is not None
+    whole = _full_graph(choice.owner, choice.artifact, choice.provider)
     texts, pad = scoring.texts(choice), choice.reader().pad
     task, drawn = choice.owner.task, np.random.default_rng(0)
     numbers = drawn.permutation(len(texts))[:_TIMED_ROWS]
     calls = [task.batch(texts, numbers[place : place + 1], pad) for place in range(len(numbers))]
-    early_ms, full_ms = list[float](), list[float]()
+    times_ms: list[list[float]] = [[], [], []]
     with (
         bar(progress, f"Timing {choice.id}", len(calls), "texts"),
         choice.session(early=thresholds) as early,
         choice.session() as full,
+        nullcontext()
+        if whole is None
+        else choice.owner.session(whole, OpenOptions(choice.provider, in_turns=True)) as graph,
     ):
+        sessions = [early, full, *([graph] if graph is not None else [])]
         for call in calls[:_WARM_ROWS]:
-            early.run(call), full.run(call)
+            for session in sessions:
+                session.run(call)
+        began = time.perf_counter()
         for place, call in enumerate(calls):
-            both: list[tuple[Session, list[float]]] = [(early, early_ms), (full, full_ms)]
-            for session, times in both if place % 2 else reversed(both):
-                times.append(_milliseconds(session.run, call))
+            if place >= _FEWEST_ROWS and time.perf_counter() - began > _LONGEST_S:
+                break
+            for turn in range(len(sessions)):
+                number = (place + turn) % len(sessions)
+                times_ms[number].append(_milliseconds(sessions[number].run, call))
             progress.advance()
         provider = early.provider
+    early_ms, full_ms, graph_ms = (np.array(times) for times in times_ms)
+    in_graph = whole is not None and graph_ms.sum() < full_ms.sum()
+    quickest_ms = graph_ms if in_graph else full_ms
+    low, high = _ratio_interval(early_ms, quickest_ms)
     return ExitTime(
         provider=provider,
         host=cpu_name(),
         threads=default_threads(),
-        rows=len(calls),
-        early_ms=_figures(np.array(early_ms)),
-        full_ms=_figures(np.array(full_ms)),
-        ratio=float(np.sum(early_ms) / np.sum(full_ms)),
+        rows=len(early_ms),
+        early_ms=_figures(early_ms),
+        full_ms=_figures(full_ms),
+        ratio=float(early_ms.sum() / full_ms.sum()),
+        full_graph=whole.id if whole is not None else None,
+        full_graph_ms=_figures(graph_ms) if whole is not None else {},
+        quickest=whole.id if whole is not None and in_graph else choice.id,
+        quickest_ratio=float(early_ms.sum() / quickest_ms.sum()),
+        ratio_low=low,
+        ratio_high=high,
     )
+
+
+def _full_graph(bundle: Bundle, step: ArtifactManifest, provider: str | None) -> ArtifactManifest | None:
+    """Return the graph that runs all loops of a step artifact in one call; None: there is none that runs here."""
+    same = (step.format, step.precision, step.trimmed)
+    return next(
+        (
+            one
+            for one in bundle.built("full")
+            if (one.format, one.precision, one.trimmed) == same and cannot_run(one, provider) is None
+        ),
+        None,
+    )
+
+
+def _ratio_interval(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
+    """Return a 95 % interval of the ratio of means of paired times [n], by resampling the texts."""
+    rows = np.random.default_rng(0).integers(0, len(first), size=(_RESAMPLES, len(first)))
+    low, high = np.percentile(first[rows].sum(axis=1) / second[rows].sum(axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _milliseconds(run: Callable[[Any], Any], call: Any) -> float:

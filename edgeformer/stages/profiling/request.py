@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgeformer.backends import ALL_RUNTIMES, default_provider, providers_asked
 from edgeformer.formats.device import Budget, DeviceProfile, EstimateError
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, NotBuiltError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
 from edgeformer.formats.units import format_bytes
 from edgeformer.machine import nvidia
@@ -104,8 +104,9 @@ def resolve(
         artifact: the one that the RUN argument itself names.
 
     Raises:
-        InputError: an unknown or unbuilt artifact, a count below 1, a sequence that the model cannot take, or a model
-            that leaks future tokens.
+        InputError: an unknown artifact, a count below 1, a sequence that the model cannot take, or a model that leaks
+            future tokens.
+        NotBuiltError: none of the artifacts that were asked for was built.
     """
     if manifest.leaks and not options.allow_leak:
         raise InputError(
@@ -212,8 +213,10 @@ def _artifacts(
     notes = [
         f"{known.id}: {known.status}: {known.reason or 'no reason given'}" for known in wanted if known not in built
     ]
+    if not wanted:
+        raise InputError(f"nothing to profile in {manifest.run!r}: its bundle has no artifacts")
     if not built:
-        raise InputError(f"nothing to profile in {manifest.run!r}: {'; '.join(notes) or 'its bundle has no artifacts'}")
+        raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(notes)}")
     return built, notes
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Text
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.formats.manifest import Precision
@@ -18,7 +19,7 @@ from edgeformer.tasks.classification.recipe import ClassificationRecipe, Classif
 from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
-from edgeformer.tasks.task import Int64s
+from edgeformer.tasks.task import Float64s, Int64s
 from edgeformer.tasks.text_labels import LOSS, TextLabels, most_lost
 
 
@@ -45,6 +46,13 @@ class Classification(TextLabels):
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> ClassificationMeter:
         return ClassificationMeter(exits, notes)
+
+    def row_figures(self, answers: Array, rows: Encoded, data: Any) -> Float64s:
+        """1 for a right answer, else 0: [n, 1]."""
+        return (answers.argmax(axis=-1) == rows.labels)[:, None].astype(np.float64)
+
+    def metric_of(self, figures: Float64s) -> float:
+        return float(figures.mean())
 
     def departures(self, found: Departures) -> dict[str, float | None]:
         return {"loss": found.loss, "accuracy": found.right}

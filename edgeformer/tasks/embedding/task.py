@@ -24,10 +24,17 @@ from edgeformer.formats.scores import EvaluationRow, Score
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.embedding.prediction import TextVector
 from edgeformer.tasks.embedding.recipe import EmbeddingRecipe
-from edgeformer.tasks.embedding.scoring import EmbeddingScore, PairsMeter, reference_score, vector_parity
+from edgeformer.tasks.embedding.scoring import (
+    EmbeddingScore,
+    PairsMeter,
+    reference_score,
+    row_cosines,
+    spearman,
+    vector_parity,
+)
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.one_answer import GOLDEN_ROWS, OneAnswer
-from edgeformer.tasks.task import Int64s, Origin, TextReader
+from edgeformer.tasks.task import Float64s, Int64s, Origin, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -119,6 +126,17 @@ class Embedding(OneAnswer):
         scored = ("validation", "test") if data.parts.keys() - {"train"} else ()
         return train | {name: self._pairs(data, name) for name in scored}
 
+    def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
+        return self._pairs(data, name)
+
+    def file_texts(self, data: PairsConfig, path: Path) -> LabelledTexts:
+        from edgeformer.data.pairs import pairs_file
+
+        return pairs_file(path, data)
+
+    def encode_rows(self, data: PairsConfig, reader: TextReader, texts: LabelledTexts) -> Encoded:
+        return encode(texts, reader.tokenizer, data.max_length)
+
     def reader(self, tokenizer: Path, data: PairsConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
         found = load_tokenizer(config, cleaning="none", vocab_size=vocabulary, training_texts=None)
@@ -153,6 +171,14 @@ class Embedding(OneAnswer):
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> PairsMeter:
         """A vector has no probability, so nothing is noted for early exit."""
         return PairsMeter(exits)
+
+    def row_figures(self, answers: Array, rows: Encoded, data: PairsConfig) -> Float64s:
+        """Cosine and score of every pair: [n / 2, 2]."""
+        return np.stack([row_cosines(answers[::2], answers[1::2]), rows.labels[::2].astype(np.float64)], axis=1)
+
+    def metric_of(self, figures: Float64s) -> float:
+        found = spearman(figures[:, 0], figures[:, 1])
+        return found if isfinite(found) else 0.0
 
     def departures(self, found: Departures) -> dict[str, float | None]:
         return {"loss": found.loss}

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.folders import local_text_parts
-from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
+from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.language import (
+    encode_paragraphs,
+    encode_text_file,
+    prepare_text,
+    prepare_text_set,
+    set_paragraphs,
+    text_file,
+    text_set_name,
+)
 from edgeformer.data.sources import Columns
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.formats.data_config import FileTokenizer, TextConfig
@@ -32,7 +41,7 @@ from edgeformer.tasks.language_modeling.scoring import (
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, token_losses
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.running import LOGITS_BYTES, cut_batches
-from edgeformer.tasks.task import Int64s, Origin, Task, TextReader
+from edgeformer.tasks.task import Float64s, Int64s, Origin, Task, TextReader
 
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
 """Share by which the perplexity of an artifact may rise against FP32 on the same tokens."""
@@ -100,6 +109,15 @@ class LanguageModeling(Task):
     ) -> TextRows:
         return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer, columns)
 
+    def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
+        return LabelledTexts.unlabelled(set_paragraphs(data, name))
+
+    def file_texts(self, data: TextConfig, path: Path) -> LabelledTexts:
+        return LabelledTexts.unlabelled(text_file(path, data))
+
+    def encode_rows(self, data: TextConfig, reader: TextReader, texts: LabelledTexts) -> TextRows:
+        return encode_paragraphs([str(text) for text in texts.texts], self._as_read(data, False), reader.tokenizer)
+
     def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
         return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
 
@@ -136,6 +154,19 @@ class LanguageModeling(Task):
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, notes)
+
+    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
+        """Summed losses of every row's tokens, [B]: the logits of all rows would not fit."""
+        rows = zip(outputs["logits"], batch["targets"], strict=True)
+        return np.array([token_losses(row[wanted != IGNORED], wanted[wanted != IGNORED]).sum() for row, wanted in rows])
+
+    def row_figures(self, answers: Array, rows: TextRows, data: TextConfig) -> Float64s:
+        """Summed loss in nats and number of predicted tokens: [n, 2]."""
+        return np.stack([answers, rows.lengths], axis=1).astype(np.float64)
+
+    def metric_of(self, figures: Float64s) -> float:
+        loss, count = figures.sum(axis=0)
+        return perplexity_of(loss / count)
 
     def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
         return exit_thresholds(exits)

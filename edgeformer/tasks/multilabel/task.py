@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.labelled import label_sets
+from edgeformer.data.labelled import LabelledTexts, label_sets
 from edgeformer.data.rows import Text
 from edgeformer.data.sources import Columns
 from edgeformer.formats.escaping import markdown
@@ -23,8 +23,8 @@ from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
 from edgeformer.tasks.multilabel.prediction import LabelsPrediction, labels_predictions
 from edgeformer.tasks.multilabel.recipe import MultiLabelData, MultiLabelRecipe, MultiLabelTraining
-from edgeformer.tasks.multilabel.scoring import MultiLabelMeter, MultiLabelScore, score
-from edgeformer.tasks.task import Int64s, Origin, TextReader
+from edgeformer.tasks.multilabel.scoring import MultiLabelMeter, MultiLabelScore, probabilities, score
+from edgeformer.tasks.task import Float64s, Int64s, Origin, TextReader
 from edgeformer.tasks.text_labels import LOSS, TextLabels, most_lost
 
 
@@ -78,6 +78,9 @@ class MultiLabel(TextLabels):
     ) -> Encoded:
         return _spread(super().read_file(data, reader, path, columns, as_trained=as_trained), data)
 
+    def encode_rows(self, data: MultiLabelData, reader: TextReader, texts: LabelledTexts) -> Encoded:
+        return _spread(super().encode_rows(data, reader, texts), data)
+
     def example(self, recipe: MultiLabelRecipe, rows: int) -> dict[str, Int64s]:
         return {**super().example(recipe, rows), "labels": np.zeros((rows, recipe.classes), dtype=np.int64)}
 
@@ -85,6 +88,16 @@ class MultiLabel(TextLabels):
 
     def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> MultiLabelMeter:
         return MultiLabelMeter(data.labels, data.thresholds, exits)
+
+    def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:
+        """Twice the right labels, and labels given plus labels that are right: [n, 2]."""
+        given = probabilities(answers) >= np.array([data.limits[label] for label in data.labels])
+        right = rows.labels.astype(bool)
+        return np.stack([2 * (given & right).sum(1), given.sum(1) + right.sum(1)], axis=1).astype(np.float64)
+
+    def metric_of(self, figures: Float64s) -> float:
+        hits, labels = figures.sum(axis=0)
+        return float(hits / labels) if labels else 0.0
 
     def settled(self, recipe: MultiLabelRecipe, validation: MultiLabelScore) -> MultiLabelRecipe:
         """With the thresholds that were the best ones on the validation set, where the recipe had none."""

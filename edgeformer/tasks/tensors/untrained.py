@@ -52,6 +52,12 @@ class Untrained(Task):
     def meter(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse()
 
+    def row_figures(self, *_: Any) -> NoReturn:
+        self._refuse()
+
+    def metric_of(self, *_: Any) -> NoReturn:
+        self._refuse()
+
     def departures(self, *_: Any) -> NoReturn:
         self._refuse()
 

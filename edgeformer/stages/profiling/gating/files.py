@@ -1,18 +1,18 @@
-"""What two bundles say of an artifact without running it: presence, size, score and drift, held against each other."""
+"""Options of the gate, and its checks of memory, size and drift."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from edgeformer.formats.gate import GateCheck, GateStatus
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
+from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Memory
 from edgeformer.formats.units import format_bytes
 from edgeformer.stages.profiling.gating.sequential import ERROR
 from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.tasks import task_named
 
 _LEAST_BYTES = 2 * 2**20
 _DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
@@ -21,22 +21,24 @@ _DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
 
 @dataclass(frozen=True)
 class GateOptions:
-    """What a candidate may be worse by than its baseline.
+    """What a candidate may be worse by than its baseline. A limit of None: the check is not made.
 
     Attributes:
         max_slowdown: of the typical call, as a share of the baseline's.
         max_memory_growth: of the peak, as a share.
         max_size_growth: of the file, as a share.
         max_score_loss: in the metric's own unit where it is a share (0.01 of accuracy is a point), else as a share.
+        eval_data: labelled file that both are scored on; None: the baseline's own held-out rows.
         longest_s: of measuring one artifact at one shape.
         error: the chance that any interval of the run misses.
         rules: of the warm-up; None: the usual ones, cut off where a process does not settle.
     """
 
     max_slowdown: float = 0.05
-    max_memory_growth: float = 0.10
-    max_size_growth: float = 0.05
-    max_score_loss: float = 0.01
+    max_memory_growth: float | None = 0.10
+    max_size_growth: float | None = 0.05
+    max_score_loss: float | None = 0.01
+    eval_data: Path | None = None
     longest_s: float = 180.0
     error: float = ERROR
     rules: MeasureRules | None = None
@@ -86,22 +88,22 @@ def _against(name: str, both: Both, limit: float, figures: tuple[float | None, f
     known = {"name": name, "artifact": both.candidate.id, "unit": unit, "limit": limit}
     known |= {"baseline": before, "candidate": after}
     if not before or after is None:
-        return GateCheck.model_validate({**known, "status": "unknown", "reason": "not known of both"})
+        return GateCheck.model_validate({**known, "status": "undecided", "reason": "not known of both"})
     change = (after - before) / before
     return GateCheck.model_validate({**known, "change": change, "status": "fail" if change > limit else "pass"})
 
 
-def memory_check(both: Both, options: GateOptions, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
+def memory_check(both: Both, most: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
     """The median peaks of baseline and candidate, where they are of one kind of memory.
 
     Args:
         both: whose peaks they are.
-        options: what they may grow by.
+        most: the largest growth that is allowed, as a share.
         peaks: of the two.
     """
     one_kind = peaks[0].method == peaks[1].method
     before, after = (peak.median if one_kind else None for peak in peaks)
-    check = _against("memory", both, options.max_memory_growth, (before, after), "bytes")
+    check = _against("memory", both, most, (before, after), "bytes")
     told = " and ".join(dict.fromkeys(f"{peak.method}, with {peak.provider}" for peak in peaks))
     said = [check.reason, told]
     if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_BYTES:
@@ -110,38 +112,17 @@ def memory_check(both: Both, options: GateOptions, peaks: tuple[SidePeak, SidePe
     return check.model_copy(update={"reason": "; ".join(filter(None, said))})
 
 
-def file_checks(
-    baseline: BundleManifest, candidate: BundleManifest, both: Both, options: GateOptions
-) -> Iterator[GateCheck]:
-    """Size, score and drift of one artifact.
+def file_checks(both: Both, options: GateOptions) -> Iterator[GateCheck]:
+    """Size and drift of one artifact, as the two manifests have them.
 
     Args:
-        baseline: manifest of the bundle that is to be replaced.
-        candidate: manifest of the other.
         both: the artifact.
         options: what it may be worse by.
     """
-    sizes = both.baseline.size_bytes, both.candidate.size_bytes
-    yield _against("size", both, options.max_size_growth, sizes, "bytes")
-    yield _score(baseline, candidate, both, options.max_score_loss)
+    if options.max_size_growth is not None:
+        sizes = both.baseline.size_bytes, both.candidate.size_bytes
+        yield _against("size", both, options.max_size_growth, sizes, "bytes")
     yield _drift(both)
-
-
-def _score(baseline: BundleManifest, candidate: BundleManifest, both: Both, most: float) -> GateCheck:
-    """Of the validation split, which must be the same in both: scores of other rows do not compare."""
-    metric = task_named(candidate.task).metric
-    before, after = (metric.of(one.validation) for one in (both.baseline, both.candidate))
-    known = {"name": "score", "artifact": both.candidate.id, "unit": metric.name, "limit": most}
-    known |= {"baseline": before, "candidate": after}
-    same = baseline.data_fingerprints.get("validation") == candidate.data_fingerprints.get("validation")
-    if before is None or after is None or not same:
-        why = "its score is not known of both" if same else "the two were scored on different validation rows"
-        return GateCheck.model_validate({**known, "status": "unknown", "reason": why})
-    difference = after - before
-    loss = -difference if metric.higher_is_better else difference
-    if metric.highest is None:  # a perplexity has no unit in which one hundredth is little
-        loss /= max(abs(before), 1e-12)
-    return GateCheck.model_validate({**known, "change": difference, "status": "fail" if loss > most else "pass"})
 
 
 def _drift(both: Both) -> GateCheck:
@@ -150,7 +131,7 @@ def _drift(both: Both) -> GateCheck:
     known = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
     known |= {"baseline": before, "candidate": after}
     if before is None or after is None:
-        return GateCheck.model_validate({**known, "status": "unknown", "reason": "its drift is not known of both"})
+        return GateCheck.model_validate({**known, "status": "undecided", "reason": _no_drift(both)})
     drift = both.candidate.drift
     tolerance = drift.tolerance if drift is not None else None
     status: GateStatus = "pass"
@@ -162,6 +143,11 @@ def _drift(both: Both) -> GateCheck:
         why = "RMS error of the worst loop" if drift is not None else "largest error of an answer"
     change = (after - before) / before if before else None
     return GateCheck.model_validate({**known, "change": change, "status": status, "reason": why})
+
+
+def _no_drift(both: Both) -> str:
+    sides = [side for side in ("baseline", "candidate") if _error(getattr(both, side)) is None]
+    return f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
 
 
 def _error(artifact: ArtifactManifest) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from edgeformer.run import Location
 from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.pair import Pair
+from edgeformer.stages.profiling.gating.scores import common_rows, score_check
 from edgeformer.stages.profiling.gating.timed import RULES, timed_checks
 from edgeformer.stages.profiling.messages import CheckedArtifact, Item, MeasureSpec, phases_of
 from edgeformer.stages.profiling.request import ProfileOptions, Request, find_target, resolve
@@ -32,12 +33,20 @@ _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 @dataclass(frozen=True)
 class _Gating:
-    """What is asked. ``named``: single artifacts of the candidate, not all that it has."""
+    """One comparison of two bundles.
+
+    Attributes:
+        request: shapes, threads and runtime, resolved for the artifacts that both have.
+        items: shapes to time.
+        pairs: the artifacts that both have and that are compared.
+        named: single artifacts were asked for, not all.
+    """
 
     baseline: Bundle
     candidate: Bundle
     request: Request
     items: tuple[tuple[int, int], ...]
+    pairs: tuple[Both, ...]
     options: GateOptions
     gpu_uuid: str | None
     progress: Progress
@@ -95,24 +104,34 @@ def gate_bundles(
 
     Raises:
         ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: the two are of different tasks, or have no artifact in common.
+        InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
+            be used.
     """
     candidate, (options, gate) = location.open_bundle(), asked
     if candidate.manifest.task != baseline.manifest.task:
         raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
-    request, target = resolve(options, device, candidate.manifest, location.artifact), find_target(device)
-    at = request.limits
-    named = product(options.batches or (at.batch,), options.seqs or (at.seq,))
-    items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in named))
-    gpu = target.gpu.uuid if target.gpu is not None else None
-    alone = bool(options.artifacts) or location.artifact is not None
-    here = _Gating(baseline, candidate, request, items, gate, gpu, progress or Silent(), alone)
+    if gate.eval_data is not None and not candidate.task.reads_text:
+        raise InputError(
+            f"--eval-data: {candidate.name} is a {candidate.task.noun}, which has no score on labelled rows"
+        )
     began = time.perf_counter()
-    chosen = _in_both(here)
-    checks = [*_lost(here), *_checks(here, chosen)]
-    found = {check.status for check in checks}
+    named = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
+    checks, pairs, notes = _presence(baseline, candidate, named)
+    if pairs:
+        options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
+        request, target = resolve(options, device, candidate.manifest), find_target(device)
+        at = request.limits
+        shapes = product(options.batches or (at.batch,), options.seqs or (at.seq,))
+        items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes))
+        gpu = target.gpu.uuid if target.gpu is not None else None
+        here = _Gating(
+            baseline, candidate, request, items, tuple(pairs), gate, gpu, progress or Silent(), named=bool(named)
+        )
+        checks += _checks(here)
+        notes += _notes(here)
+    statuses = {check.status for check in checks}
     return Gate(
-        status=next((status for status in _STATUSES if status in found), "undecided"),
+        status=next((status for status in _STATUSES if status in statuses), "undecided"),
         candidate=str(candidate.folder),
         baseline=str(baseline.folder),
         host=describe_host(),
@@ -120,43 +139,66 @@ def gate_bundles(
         seconds=time.perf_counter() - began,
         error=gate.error,
         checks=tuple(checks),
-        notes=tuple(_notes(here, chosen)),
+        notes=tuple(notes),
     )
 
 
-def _in_both(here: _Gating) -> list[Both]:
-    old = {artifact.id: artifact for artifact in here.baseline.artifacts if artifact.status == "built"}
-    both = [Both(old[one.id], one) for one in here.request.artifacts if one.id in old]
-    missing = [one.id for one in here.request.artifacts if one.id not in old]
-    if not both or (here.named and missing):
-        has = ", ".join(old) or "nothing"
-        raise InputError(f"--against: the baseline {here.baseline.folder} has no {', '.join(missing)}; it has {has}")
-    return both
+def _presence(
+    baseline: Bundle, candidate: Bundle, named: Sequence[str]
+) -> tuple[list[GateCheck], list[Both], list[str]]:
+    """Compare which artifacts were built.
+
+    Args:
+        baseline: the bundle that is to be replaced.
+        candidate: the other.
+        named: artifacts that were asked for; empty: all that either has.
+
+    Returns:
+        A check for each artifact that cannot be compared, the artifacts that can, and notes.
+
+    Raises:
+        InputError: a named artifact is in neither bundle, or there is none at all.
+    """
+    before = {artifact.id: artifact for artifact in baseline.artifacts}
+    after = {artifact.id: artifact for artifact in candidate.artifacts}
+    have = ", ".join(dict.fromkeys((*before, *after)))
+    if not have:
+        raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
+    checks: list[GateCheck] = []
+    pairs: list[Both] = []
+    notes: list[str] = []
+    for name in dict.fromkeys(named or (*before, *after)):
+        if name not in before and name not in after:
+            raise InputError(f"--artifact {name}: neither bundle has it; they have {have}")
+        old, new = before.get(name), after.get(name)
+        is_old, is_new = (one is not None and one.status == "built" for one in (old, new))
+        if is_old and is_new:
+            assert old is not None and new is not None
+            pairs.append(Both(old, new))
+        elif not is_new and (is_old or named):
+            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=_absence("candidate", new)))
+        elif is_new and named:
+            reason = f"{_absence('baseline', old)}; there is nothing to compare with"
+            checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
+        elif is_new:
+            notes.append(f"{name}: new; {_absence('baseline', old)}, so there is nothing to compare with")
+    return checks, pairs, notes
 
 
-def _lost(here: _Gating) -> Iterator[GateCheck]:
-    """What the baseline has and the candidate does not; where single artifacts are asked for, only they matter."""
-    asked = {artifact.id for artifact in here.request.artifacts}
-    whole = asked == {one.id for one in here.candidate.artifacts if one.status == "built"}
-    for artifact in here.baseline.artifacts if whole else ():
-        if artifact.status == "built" and artifact.id not in asked:
-            why = _why_lost(here.candidate, artifact)
-            yield GateCheck(name="presence", artifact=artifact.id, status="fail", reason=why)
+def _absence(side: str, artifact: ArtifactManifest | None) -> str:
+    if artifact is None:
+        return f"the {side} does not have it"
+    return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
 
 
-def _why_lost(candidate: Bundle, artifact: ArtifactManifest) -> str:
-    for one in candidate.artifacts:
-        if one.id == artifact.id:
-            return f"{one.status}: {one.reason or 'no reason given'}"
-    return "the candidate does not have it"
-
-
-def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
-    # All files first: a damaged one ends everything before anything is measured.
+def _checks(here: _Gating) -> list[GateCheck]:
+    """Make all checks of the artifacts that both have. A damaged file ends it before anything is measured."""
     opened = [
         (both, [CheckedArtifact.of(here.baseline, both.baseline), CheckedArtifact.of(here.candidate, both.candidate)])
-        for both in chosen
+        for both in here.pairs
     ]
+    checks = [check for both in here.pairs for check in file_checks(both, here.options)]
+    checks += _score_checks(here)
     task = here.candidate.task
     ways = [(both, checked, way) for both, checked in opened for way in here.request.providers(both.candidate)]
     timed = [
@@ -166,19 +208,28 @@ def _checks(here: _Gating, chosen: Sequence[Both]) -> Iterator[GateCheck]:
         for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
         if cannot_run(both.candidate, way) is None
     ]
-    for both, _ in opened:
-        yield from file_checks(here.baseline.manifest, here.candidate.manifest, both, here.options)
+    for both in here.pairs:
         if not here.request.providers(both.candidate):
-            status: GateStatus = "undecided" if here.named else "unknown"
-            why = f"{here.request.runtime} does not open it"
-            yield GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=why)
+            reason = f"{here.request.runtime} does not open it"
+            checks.append(GateCheck(name="latency", artifact=both.candidate.id, status="undecided", reason=reason))
     for both, _, way in ways:
         if (refusal := cannot_run(both.candidate, way)) is not None:
-            told = _refused(both, way, refusal, matters=here.named or not timed)
-            yield told.model_copy(update={"provider": _named_way(here, way)})
+            check = _refused(here, both, way, refusal)
+            checks.append(check.model_copy(update={"provider": _named_way(here, way)}))
     for both, checked, way, item in timed:
         for check in _timed(here, both, _specs(here, checked, way, item), here.options.error / len(timed)):
-            yield check.model_copy(update={"provider": _named_way(here, way)})
+            checks.append(check.model_copy(update={"provider": _named_way(here, way)}))
+    return checks
+
+
+def _score_checks(here: _Gating) -> Iterator[GateCheck]:
+    most = here.options.max_score_loss
+    if most is None or not here.candidate.task.reads_text:
+        return
+    rows = common_rows(here.baseline, here.candidate, here.options.eval_data)
+    for both in here.pairs:
+        provider = next(iter(here.request.providers(both.candidate)), None)
+        yield score_check((here.baseline, here.candidate), both, provider, rows, most, here.progress)
 
 
 def _named_way(here: _Gating, provider: str | None) -> str | None:
@@ -186,17 +237,19 @@ def _named_way(here: _Gating, provider: str | None) -> str | None:
     return provider if here.request.runtime is not None else None
 
 
-def _refused(both: Both, provider: str | None, refusal: str, matters: bool) -> GateCheck:
+def _refused(here: _Gating, both: Both, provider: str | None, refusal: str) -> GateCheck:
     """The latency of a candidate that this machine cannot run.
 
     Args:
+        here: the comparison.
         both: the artifact.
         provider: that was to compute it; None: what fits.
         refusal: why it cannot.
-        matters: somebody asked for this artifact, or no other one was timed.
     """
-    status: GateStatus = "undecided" if matters else "unknown"
+    status: GateStatus = "undecided"
     reason = f"this machine can run neither: {refusal}"
+    if not here.named:
+        reason += "; to compare the others only, name them: --artifact ID"
     if cannot_run(both.baseline, provider) is None:
         status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
     return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
@@ -234,13 +287,19 @@ def _timed(here: _Gating, both: Both, pair: Pair, error: float) -> Iterator[Gate
         yield check.model_copy(update=at)
 
 
-def _notes(here: _Gating, chosen: Sequence[Both]) -> Iterator[str]:
+def _notes(here: _Gating) -> Iterator[str]:
     yield "both were measured in turns on this host; a ratio of another processor may differ"
     if len(here.request.threads) > 1:
         yield f"measured with {here.request.threads[0]} threads only, the first of those asked for"
-    if all(both.baseline.sha256 == both.candidate.sha256 for both in chosen):
+    if all(both.baseline.sha256 == both.candidate.sha256 for both in here.pairs):
         yield "baseline and candidate are the same files"
-    asked, known = here.request.artifacts, {both.candidate.id for both in chosen}
-    for artifact in asked:
-        if artifact.id not in known:
-            yield f"{artifact.id}: new, the baseline does not have it; nothing to compare"
+    limits = {
+        "memory": ("--max-memory-growth", here.options.max_memory_growth),
+        "size": ("--max-size-growth", here.options.max_size_growth),
+        "score": ("--max-score-loss", here.options.max_score_loss),
+    }
+    for name, (option, most) in limits.items():
+        if most is None:
+            yield f"not checked: {name} ({option} off)"
+    if not here.candidate.task.reads_text:
+        yield f"not checked: score; a {here.candidate.task.noun} has no labelled rows, and is judged by its drift"

@@ -38,7 +38,10 @@ def timed_checks(
         # A candidate that does not run is worse than any; without a baseline there is nothing to compare with.
         status: GateStatus = "fail" if problem.candidate else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
-    return [_latency(found, both, rules), memory_check(both, options, found.peaks)]
+    checks = [_latency(found, both, rules)]
+    if options.max_memory_growth is not None:
+        checks.append(memory_check(both, options.max_memory_growth, found.peaks))
+    return checks
 
 
 def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
