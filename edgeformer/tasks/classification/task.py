@@ -49,7 +49,8 @@ class Classification(TextLabels):
 
     def row_figures(self, answers: Array, rows: Encoded, data: Any) -> Float64s:
         """1 for a right answer, else 0: [n, 1]."""
-        return (answers.argmax(axis=-1) == rows.labels)[:, None].astype(np.float64)
+        right: NDArray[np.bool_] = answers.argmax(axis=-1) == rows.labels
+        return right[:, None].astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
         return float(figures.mean())

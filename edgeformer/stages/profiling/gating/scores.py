@@ -125,8 +125,9 @@ def score_check(
 ) -> GateCheck:
     """Compare the scores of an artifact on the same rows.
 
-    The point estimate decides; the reason states its 95 % interval, and says so where the loss that is allowed lies
-    inside it. Where one row is more than that loss, only an interval that lies wholly beyond it decides.
+    A loss of at most ``most`` passes, and a larger one fails where its 95 % interval holds no gain; else it may be
+    chance, which is undecided. The reason states the interval, and says so where ``most`` lies inside it. Where one row
+    is more than ``most``, only an interval that lies wholly beyond it decides.
 
     Args:
         sides: baseline and candidate.
@@ -175,10 +176,10 @@ def score_check(
         for bundle, counts in zip(sides, (lengths, other_lengths), strict=True):
             whole &= counts < bundle.manifest.max_length
         if not whole.any():
-            return undecided(f"the two have other tokenizers, and cut all rows of {source}; {REMEDY}")
+            return undecided(f"the two make other tokens of {source}, and cut all of it; {REMEDY} with shorter texts")
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         first, second = (np.stack([one[:, 0], words], axis=1)[whole] for one in (first, second))
-        source = f"{source}, per word, because their tokenizers differ"
+        source = f"{source}, per word, because the two make other tokens of them"
     return _compared(task, facts, (first, second), most, source)
 
 
@@ -264,10 +265,13 @@ def _compared(
         worse, better = int((first > second).sum()), int((second > first).sum())
         reason += f"; {worse:,} right before and wrong now, {better:,} the other way"
     reason += f"; 95 % interval of the difference {low:+.4f} to {high:+.4f}"
-    status = "fail" if loss > most else "pass"
+    status = "pass" if loss <= most else "fail"
     if count < (2 if metric.highest is None or not most else 1 / most) and least <= most:
         status = "undecided"
         reason += f"; too few rows for a limit of {most:g}: {REMEDY}"
+    elif status == "fail" and least <= 0:
+        status = "undecided"
+        reason += f"; more is lost than the {most:g} that is allowed, but this may be chance: {REMEDY} with more rows"
     elif least <= most < largest:
         reason += f"; the loss of {most:g} that is allowed lies inside it, so more rows could decide otherwise"
     values = {"status": status, "baseline": before, "candidate": after, "change": after - before, "reason": reason}
