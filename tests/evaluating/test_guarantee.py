@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeformer.backends.onnxruntime.steps import StepSession
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.formats.errors import ArtifactError, InputError
@@ -146,6 +148,90 @@ def test_a_bundle_alone_gets_thresholds_that_predict_uses(
     assert set(loops) == {1, 2}
     document = json.loads(edgeformer("predict", str(bundle), texts[0], "--confidence", "auto", "--json"))
     assert document["artifact"] == STEP and document["guarantee"]["thresholds"] == found.thresholds
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Plant 4 ms in every call of one of a step session's ways; all else runs as it is."""
+    real = getattr(StepSession, method)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.004)
+        return real(*arguments)
+
+    monkeypatch.setattr(StepSession, method, slow)
+
+
+def test_early_exit_that_is_slower_than_all_loops_is_not_recommended(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held against the full graph too, which goes through all loops in one call."""
+    slowed(monkeypatch, "_leave")
+    command = (
+        "exits",
+        str(bundle),
+        "--data",
+        str(held_out(ROWS)),
+        "--max-drop",
+        "8%",
+        "--risk",
+        "10%",
+        "--artifact",
+        STEP,
+    )
+    document = json.loads(edgeformer(*command, "--json"))
+    found = document["guarantees"][STEP]["time"]
+    assert (document["recommended"], document["pays"]) == (None, {STEP: False})
+    assert found["full_graph"] == "onnx-fp32" and found["quickest"] in ("onnx-fp32", STEP)
+    assert 1 < found["ratio_low"] <= found["quickest_ratio"] <= found["ratio_high"]
+    printed = edgeformer(*command).replace("\n", " ")
+    assert "it is slower, so it does not pay here; use " in printed and "not recommended on this machine" in printed
+    assert "--confidence auto" not in printed
+
+
+def test_early_exit_that_is_quicker_is_recommended_with_its_time(
+    bundle: Path, held_out: Callable[[int], Path], edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a full graph it is held against all loops of the step artifact."""
+    opened = Bundle.open(bundle)
+    opened.record(opened.artifact("onnx-fp32").model_copy(update={"status": "rejected", "reason": "for the test"}))
+    slowed(monkeypatch, "_states")
+    command = (
+        "exits",
+        str(bundle),
+        "--data",
+        str(held_out(ROWS)),
+        "--max-drop",
+        "8%",
+        "--risk",
+        "10%",
+        "--artifact",
+        STEP,
+    )
+    document = json.loads(edgeformer(*command, "--json"))
+    found = document["guarantees"][STEP]["time"]
+    assert (document["recommended"], document["pays"]) == (STEP, {STEP: True})
+    assert (found["full_graph"], found["full_graph_ms"], found["quickest"]) == (None, {}, STEP)
+    assert found["quickest_ratio"] == found["ratio"] < 1
+    printed = edgeformer(*command).replace("\n", " ")
+    assert "it pays" in printed and f"--confidence auto --artifact {STEP}" in printed
+
+
+def test_what_cannot_be_told_is_not_said_to_pay(promised: Path) -> None:
+    found = guarantee_of(promised)
+    assert found is not None
+    between = found.time.model_copy(update={"ratio_low": 0.9, "ratio_high": 1.1})
+    assert between.pays is None and "cannot be told from 300 texts" in between.sentence()
+    older = found.time.model_copy(update={"quickest_ratio": None, "ratio_low": None, "ratio_high": None})
+    assert older.pays is None and "run edgeformer exits again" in older.sentence()
+
+
+def test_timing_ends_after_a_while(
+    bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarantee, "_LONGEST_S", 0.0)
+    rows = EvaluateOptions(STEP, data=held_out(ROWS))
+    (found,) = promise_exits(locate(str(bundle), bundle.parent), GuaranteeOptions(rows, 0.08, 0.1))
+    assert found.guarantee.time.rows == 64
 
 
 def test_in_the_bundle_itself(
