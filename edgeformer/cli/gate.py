@@ -81,6 +81,8 @@ class Gating:
         asked = {**given, "eval-data": eval_data, "junit": junit, "summary": summary}
         if against is None and (alone := [name for name, value in asked.items() if value is not None]):
             raise InputError(f"--{alone[0]}: says what --against may find; add --against BASELINE")
+        if eval_data is not None and given["max-score-loss"] == "off":
+            raise InputError("--eval-data: scores both on a file, but --max-score-loss off checks no score")
         self.shares = {name.replace("-", "_"): _share(text, name) for name, text in given.items() if text is not None}
 
     def options(self) -> GateOptions:

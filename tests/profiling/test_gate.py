@@ -153,6 +153,7 @@ def test_options_that_make_no_sense(
         (["--artifact", "onnx-other"], "--artifact onnx-other: neither bundle has it; they have model"),
         (["--max-slowdown", "off"], "'off' is no share"),
         (["--eval-data", "nowhere.csv"], "nowhere.csv"),
+        (["--eval-data", "x.csv", "--max-score-loss", "off"], "--max-score-loss off checks no score"),
     ):
         assert said in run("profile", str(slower), *asked, *options, code=2).replace("\n", "")
     for option, value in (("--junit", "x.xml"), ("--eval-data", "x.csv")):
