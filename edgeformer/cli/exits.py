@@ -72,9 +72,13 @@ def command(
     paying = [id_ for id_, guarantee in found.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: found[id_].time.early_ms["mean"], default=None)
     if as_json:
-        told = {id_: guarantee.model_dump(mode="json") for id_, guarantee in found.items()}
-        document = {"bundle": str(location.require_bundle()), "guarantees": told, "recommended": recommended}
-        print_json({**document, "pays": {id_: guarantee.time.pays for id_, guarantee in found.items()}})
+        document = {
+            "bundle": str(location.require_bundle()),
+            "guarantees": {id_: guarantee.model_dump(mode="json") for id_, guarantee in found.items()},
+            "recommended": recommended,
+            "pays": {id_: guarantee.time.pays for id_, guarantee in found.items()},
+        }
+        print_json(document)
         return
     console = stdout()
     console.print(guarantee_table(location.name, found))

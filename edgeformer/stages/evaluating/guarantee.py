@@ -231,9 +231,9 @@ def _full_graph(bundle: Bundle, step: ArtifactManifest, provider: str | None) ->
     same = (step.format, step.precision, step.trimmed)
     return next(
         (
-            one
-            for one in bundle.built("full")
-            if (one.format, one.precision, one.trimmed) == same and cannot_run(one, provider) is None
+            graph
+            for graph in bundle.built("full")
+            if (graph.format, graph.precision, graph.trimmed) == same and cannot_run(graph, provider) is None
         ),
         None,
     )

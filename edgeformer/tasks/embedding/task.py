@@ -177,8 +177,8 @@ class Embedding(OneAnswer):
         return np.stack([row_cosines(answers[::2], answers[1::2]), rows.labels[::2].astype(np.float64)], axis=1)
 
     def metric_of(self, figures: Float64s) -> float:
-        found = spearman(figures[:, 0], figures[:, 1])
-        return found if isfinite(found) else 0.0
+        correlation = spearman(figures[:, 0], figures[:, 1])
+        return correlation if isfinite(correlation) else 0.0
 
     def departures(self, found: Departures) -> dict[str, float | None]:
         return {"loss": found.loss}

@@ -90,10 +90,10 @@ class MultiLabel(TextLabels):
         return MultiLabelMeter(data.labels, data.thresholds, exits)
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:
-        """Twice the right labels, and labels given plus labels that are right: [n, 2]."""
-        given = probabilities(answers) >= np.array([data.limits[label] for label in data.labels])
-        right = rows.labels.astype(bool)
-        return np.stack([2 * (given & right).sum(1), given.sum(1) + right.sum(1)], axis=1).astype(np.float64)
+        """Twice the true positives, and predicted plus actual labels, whose sums make micro F1: [n, 2]."""
+        predicted = probabilities(answers) >= np.array([data.limits[label] for label in data.labels])
+        actual = rows.labels.astype(bool)
+        return np.stack([2 * (predicted & actual).sum(1), predicted.sum(1) + actual.sum(1)], axis=1).astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
         hits, labels = figures.sum(axis=0)

@@ -171,7 +171,7 @@ def _presence(
         if name not in before and name not in after:
             raise InputError(f"--artifact {name}: neither bundle has it; they have {have}")
         old, new = before.get(name), after.get(name)
-        is_old, is_new = (one is not None and one.status == "built" for one in (old, new))
+        is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
         if is_old and is_new:
             assert old is not None and new is not None
             pairs.append(Both(old, new))

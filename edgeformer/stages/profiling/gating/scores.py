@@ -71,8 +71,8 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
 def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     """Raises DataError where data changed, or the candidate was trained on all rows."""
     test = baseline.task.set_name(baseline.data, "test")
-    others = {value for name, value in candidate.trained_on.items() if name != "train"}
-    if baseline.trained_on.get(test) in others:
+    candidate_sets = {value for name, value in candidate.trained_on.items() if name != "train"}
+    if baseline.trained_on.get(test) in candidate_sets:
         return CommonRows(_unchanged_set(baseline, "baseline", test), f"the test set {test!r} of both runs")
     names = [name for name in dict.fromkeys((test, "validation")) if name in baseline.trained_on]
     if not names:
@@ -145,7 +145,7 @@ def score_check(
     def undecided(reason: str) -> GateCheck:
         return GateCheck.model_validate({**facts, "status": "undecided", "reason": reason})
 
-    scored = [_scored_artifact(bundle, one) for bundle, one in zip(sides, (both.baseline, both.candidate), strict=True)]
+    scored = [_scored_artifact(sides[0], both.baseline), _scored_artifact(sides[1], both.candidate)]
     if isinstance(rows, str):
         return _recorded(sides, scored, facts, most, rows) or undecided(f"no rows to score both on: {rows}; {REMEDY}")
     for side, artifact in zip(("baseline", "candidate"), scored, strict=True):
@@ -158,7 +158,7 @@ def score_check(
             f"the candidate has no label {', '.join(map(repr, lacking))}, which rows of {rows.source} have; name a "
             "file with labels of both: --eval-data FILE"
         )
-    known: list[tuple[Array, Float64s]] = []
+    results: list[tuple[Array, Float64s]] = []
     for side, bundle, artifact in zip(("baseline", "candidate"), sides, scored, strict=True):
         assert artifact is not None
         try:
@@ -167,8 +167,8 @@ def score_check(
             status = "fail" if side == "candidate" else "undecided"
             reason = f"the {side} cannot be scored: {error}"
             return GateCheck.model_validate({**facts, "status": status, "reason": reason})
-        known.append(figures)
-    (lengths, first), (other_lengths, second) = known
+        results.append(figures)
+    (lengths, first), (other_lengths, second) = results
     source = rows.source
     if task.unit == "tokens" and not np.array_equal(lengths, other_lengths):
         # Other tokens: perplexity per token does not compare, per word it does, where neither model cut the text.
@@ -178,7 +178,7 @@ def score_check(
         if not whole.any():
             return undecided(f"the two make other tokens of {source}, and cut all of it; {REMEDY} with shorter texts")
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
-        first, second = (np.stack([one[:, 0], words], axis=1)[whole] for one in (first, second))
+        first, second = (np.stack([losses[:, 0], words], axis=1)[whole] for losses in (first, second))
         source = f"{source}, per word, because the two make other tokens of them"
     return _compared(task, facts, (first, second), most, source)
 
@@ -188,7 +188,8 @@ def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactMani
     if artifact.role != "decode":
         return artifact
     same = (artifact.precision, artifact.trimmed)
-    return next((one for one in bundle.built("full") if one.is_graph and (one.precision, one.trimmed) == same), None)
+    graphs = [graph for graph in bundle.built("full") if graph.is_graph]
+    return next((graph for graph in graphs if (graph.precision, graph.trimmed) == same), None)
 
 
 def _labels_of(bundle: Bundle) -> tuple[str, ...]:
