@@ -11,7 +11,7 @@ from edgeformer.cli import gate
 from edgeformer.cli.calibrate import Also, calibration_options, run_calibration
 from edgeformer.cli.limits import limit_flags, limits_asked
 from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
-from edgeformer.formats.errors import InputError
+from edgeformer.formats.errors import InputError, InterruptedRun
 
 if TYPE_CHECKING:
     from edgeformer.formats.device import DeviceProfile
@@ -223,12 +223,23 @@ def command(
 
 def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.report_files import write_report
+    from edgeformer.reporting.report_files import write_interrupted, write_report
     from edgeformer.reporting.report_tables import print_report, print_search
     from edgeformer.runtime_choice import remember
-    from edgeformer.stages.profiling.profile import profile_bundle
+    from edgeformer.stages.profiling.profile import ProfileInterrupted, profile_bundle
 
-    report = profile_bundle(location, profile, options, show_progress())
+    try:
+        report = profile_bundle(location, profile, options, show_progress())
+    except ProfileInterrupted as error:
+        if not error.report.rows:
+            raise InterruptedRun("interrupted before anything was measured; nothing was written") from None
+        path = write_interrupted(error.report, location)
+        count = len(error.report.rows)
+        names = ", ".join(dict.fromkeys(row.artifact for row in error.report.rows))
+        what = f"{count} row{'' if count == 1 else 's'} of {names}"
+        raise InterruptedRun(
+            f"interrupted: {what} had been measured, see {path}; nothing was judged, and no other report was changed"
+        ) from None
     written = write_report(report, location)
     remember(report, location)
     if as_json:

@@ -55,6 +55,16 @@ def write_report(report: Report, location: Location) -> list[Path]:
     return [*written, *([picture] if picture is not None else [])]
 
 
+def write_interrupted(report: Report, location: Location) -> Path:
+    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json``, and return its path.
+
+    The folder keeps it apart from finished reports, which it does not overwrite.
+    """
+    path = location.reports / "interrupted" / f"{report.stem}.json"
+    write_json(path, report)
+    return path
+
+
 def _remove_leftovers(folder: Path, stem: str) -> None:
     """What killed processes began to write. Several may profile at once, so what is young stays."""
     for left in folder.glob(f".{glob.escape(stem)}.*.tmp.*"):

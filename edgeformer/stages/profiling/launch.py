@@ -27,6 +27,18 @@ from edgeformer.stages.profiling.process import run_job
 _ALLOWANCE_S = 120.0
 
 
+class MeasuringInterrupted(KeyboardInterrupt):
+    """Ctrl-C while an artifact was measured.
+
+    Args:
+        rows: of what was measured before it.
+    """
+
+    def __init__(self, rows: list[Row]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Rows of one artifact, in the order of ``spec.items``; what could not be measured says why.
 
@@ -37,6 +49,9 @@ def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
     Args:
         spec: what to measure.
         progress: advanced once per shape and phase, and once more where it is measured again.
+
+    Raises:
+        MeasuringInterrupted: Ctrl-C; it has the rows that were measured before.
     """
     name = spec.checked.artifact.id
     with bar(progress, f"measuring {name}", len(spec.items), "shape"):
@@ -50,8 +65,11 @@ def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
         return rows
     others = tuple(item for item in spec.items if item not in calm)
     second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": others})
-    with bar(progress, f"measuring {name} again", len(calm), "shape"):
-        again = {item_of(row): row for row in _measure_items(second, progress)}
+    try:
+        with bar(progress, f"measuring {name} again", len(calm), "shape"):
+            again = {item_of(row): row for row in _measure_items(second, progress)}
+    except MeasuringInterrupted:
+        raise MeasuringInterrupted(rows) from None
     tolerance = spec.rules.repeat_tolerance
     return [confirmed(row, again[item], tolerance) if (item := item_of(row)) in calm else row for row in rows]
 
@@ -125,7 +143,11 @@ def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
     while left := [item for item in spec.items if item not in answers.items]:
         answers.at = None
         told = spec.model_copy(update={"answered": (*spec.answered, *answers.items)})
-        end = run_job(told, MESSAGES, silence_s, answers.take)
+        try:
+            end = run_job(told, MESSAGES, silence_s, answers.take)
+        except KeyboardInterrupt:
+            cold = [answers.cold[1]] if answers.cold is not None else []
+            raise MeasuringInterrupted([*cold, *answers.rows.values()]) from None
         reason = end.reason or "the measuring process did not measure this shape"
         unanswered = [item for item in left if item not in answers.items]
         barren = barren + 1 if unanswered == left else 0

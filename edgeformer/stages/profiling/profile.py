@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeformer.backends import (
     cannot_run,
@@ -26,7 +26,7 @@ from edgeformer.stages.profiling.choosing import check_options
 from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.evidence import estimate_evidence
-from edgeformer.stages.profiling.launch import measure_in_child
+from edgeformer.stages.profiling.launch import MeasuringInterrupted, measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
@@ -34,7 +34,7 @@ from edgeformer.stages.profiling.search import search, verdict_of_pick
 from edgeformer.stages.profiling.settling import Grounds, settle
 from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency, unlimited_notes
 
-__all__ = ["ProfileOptions", "profile_bundle"]
+__all__ = ["ProfileInterrupted", "ProfileOptions", "profile_bundle"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,19 @@ class _Profiling:
     request: Request
     progress: Progress
     notes: list[str] = field(default_factory=list)
+    measured: list[Row] = field(default_factory=list)
+
+
+class ProfileInterrupted(KeyboardInterrupt):
+    """Ctrl-C while a bundle was profiled.
+
+    Args:
+        report: the rows that were measured before it, of which nothing was judged.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
 
 
 def profile_bundle(
@@ -67,10 +80,26 @@ def profile_bundle(
     Raises:
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
         InputError: an unknown artifact, or a shape that the model cannot take.
+        ProfileInterrupted: Ctrl-C; it has a report of what was measured before.
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
     here = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
+    try:
+        return _profile(here)
+    except KeyboardInterrupt:
+        rows = [_with_inputs(row, bundle) for row in here.measured]
+        artifacts = len({row.artifact for row in rows})
+        here.notes.append(
+            f"interrupted: {len(rows)} rows of {artifacts} of {len(request.artifacts)} artifacts were measured; "
+            "nothing was judged"
+        )
+        unjudged = replace(here, options=replace(options, search=None))
+        raise ProfileInterrupted(_report(unjudged, rows, [])) from None
+
+
+def _profile(here: _Profiling) -> Report:
+    bundle, device, request = here.bundle, here.device, here.request
     files = [(artifact, CheckedArtifact.of(bundle, artifact)) for artifact in request.artifacts]
     rows: list[Row] = []
     known: list[Evidence] = []
@@ -132,7 +161,12 @@ def _measure_with(here: _Profiling, checked: CheckedArtifact, provider: str | No
             rules=request.rules,
             gpu_uuid=gpu.uuid if gpu is not None else None,
         )
-        measured = measure_in_child(spec, here.progress)
+        try:
+            measured = measure_in_child(spec, here.progress)
+        except MeasuringInterrupted as error:
+            here.measured.extend(error.rows)
+            raise
+        here.measured.extend(measured)
         rows += measured
         if any(on_gpu(row.provider) for row in measured):
             break  # the threads of the CPU make no difference there
