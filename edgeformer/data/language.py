@@ -34,7 +34,7 @@ def prepare_text(
 
     Args:
         config, tokenizer_config: those sections of the recipe.
-        vocab_size: its ``model.vocab_size``.
+        vocab_size: its ``model.vocab_size``; a tokenizer that is trained here may come out smaller.
         cache: where encoded sets are kept between runs.
 
     Raises:
@@ -81,7 +81,10 @@ def _in_memory(
         train = list(_paragraphs(config, "train"))
         progress.advance()
         texts = _other_parts(config, progress)
-    tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
+    with bar(
+        progress, "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer", None
+    ):
+        tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
     with bar(progress, "Tokenizing the training set", len(train), "paragraphs"):
         rows = _rows(config, PlainText(tokenizer), train, cache, progress)
     overlap = count_overlaps(train, texts, "the other sets", progress)
@@ -97,7 +100,10 @@ def _streamed(
         texts = _other_parts(config, progress)
 
     def load(tokenizer: TokenizerConfig, training_texts: Iterable[str] | None) -> Tokenizer:
-        return load_language_tokenizer(tokenizer, vocab_size=vocab_size, training_texts=training_texts)
+        trained = tokenizer_config.kind == "trained"
+        return load_language_tokenizer(
+            tokenizer, vocab_size=vocab_size, training_texts=training_texts, may_be_smaller=trained
+        )
 
     decided_by = {"min_characters": config.min_characters, "first_n": config.first_n}
     stream = Stream(

@@ -38,7 +38,7 @@ def prepare(
 
     Args:
         data, tokenizer_config: those sections of the recipe.
-        vocab_size: its ``model.vocab_size``.
+        vocab_size: its ``model.vocab_size``; a tokenizer that is trained here may come out smaller.
         cache: where encoded sets are kept between runs.
 
     Raises:
@@ -98,9 +98,12 @@ def _in_memory(
         sets = split(data, parts)
     findings += seen_findings(data, sets)
     train = sets.pop("train")
-    tokenizer = load_tokenizer(
-        tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
-    )
+    with bar(
+        progress, "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer", None
+    ):
+        tokenizer = load_tokenizer(
+            tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
+        )
     with bar(progress, "Tokenizing the training set", len(train), "rows"):
         rows = encode(train, tokenizer, data.max_length, cache, progress)
     others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
@@ -127,7 +130,10 @@ def _streamed(
         sets = draw(data, names, parts)
 
     def load(config: TokenizerConfig, texts: Iterable[str] | None) -> Tokenizer:
-        return load_tokenizer(config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=texts)
+        trained = tokenizer_config.kind == "trained"
+        return load_tokenizer(
+            config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=texts, may_be_smaller=trained
+        )
 
     empties = Empties()
     streaming = Streaming(class_stream(data, empties), cache, progress)

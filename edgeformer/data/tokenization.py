@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Normalizer, Sequence
@@ -19,7 +20,9 @@ from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenize
 from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.formats.errors import DataError
 from edgeformer.formats.files import read_at_most
+from edgeformer.formats.recipe import Recipe
 
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """What tokenizers call the token between two documents, in the order in which they are looked for."""
 _PAD = ("[PAD]", "<pad>", "<|pad|>")
@@ -42,21 +45,28 @@ class SpecialIds:
 
 
 def load_tokenizer(
-    config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: Iterable[str] | None
+    config: TokenizerConfig,
+    *,
+    cleaning: str,
+    vocab_size: int,
+    training_texts: Iterable[str] | None,
+    may_be_smaller: bool = False,
 ) -> Tokenizer:
     """Load or train the tokenizer of a classifier's or an embedding model's recipe.
 
     With ``cleaning == "paper"`` the cleaning goes in front of the tokenizer's own normalizer, once.
 
     Args:
-        vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with.
+        vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with. A tokenizer that is trained
+            here may be smaller; see :func:`fitted_recipe`.
         training_texts: needed for a trained tokenizer only.
+        may_be_smaller: ``config`` names the file of a tokenizer that was trained for this recipe before.
 
     Raises:
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = normalizers() if cleaning == "paper" else []
-    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
+    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front), may_be_smaller)
     own = tokenizer.normalizer
     if front and not _cleans(_steps(own)):
         tokenizer.normalizer = Sequence([*front, own] if own is not None else front)
@@ -86,13 +96,12 @@ def cleaning_as_now(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_language_tokenizer(
-    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
+    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None, may_be_smaller: bool = False
 ) -> Tokenizer:
     """Load or train the tokenizer of a language model's recipe.
 
     Args:
-        vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with.
-        training_texts: needed for a trained tokenizer only.
+        vocab_size, training_texts, may_be_smaller: as of :func:`load_tokenizer`.
 
     Raises:
         DataError: missing, not a tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
@@ -106,7 +115,7 @@ def load_language_tokenizer(
     def train(algorithm: str, size: int, texts: Iterable[str]) -> Tokenizer:
         return train_language_tokenizer(size, texts)
 
-    tokenizer, name = _load(config, vocab_size, training_texts, train)
+    tokenizer, name = _load(config, vocab_size, training_texts, train, may_be_smaller)
     boundary_id(tokenizer, name)
     return tokenizer
 
@@ -116,6 +125,7 @@ def _load(
     vocab_size: int,
     training_texts: Iterable[str] | None,
     train: Callable[[str, int, Iterable[str]], Tokenizer],
+    may_be_smaller: bool,
 ) -> tuple[Tokenizer, str]:
     """A tokenizer of the model's size, and what to call it in messages.
 
@@ -132,7 +142,9 @@ def _load(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     size = tokens_of(tokenizer)
-    if size != vocab_size:
+    # A small training text has fewer tokens to learn than the recipe provides for.
+    smaller = size < vocab_size and (may_be_smaller or config.kind == "trained")
+    if size != vocab_size and not smaller:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 
@@ -141,6 +153,22 @@ def tokens_of(tokenizer: Tokenizer) -> int:
     """Rows that an embedding of its tokens needs: numbers may have holes, and the largest one has a row, too."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
+
+
+def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], None]) -> RecipeT:
+    """Return ``recipe`` with the vocabulary of a tokenizer that was trained for it and came out smaller.
+
+    Args:
+        note: is called with a message where the vocabulary changes.
+    """
+    size, stated = tokens_of(tokenizer), recipe.model.vocab_size
+    if size == stated:
+        return recipe
+    note(
+        f"the trained tokenizer has {size:,} tokens, as many as the training text has to learn; model.vocab_size is "
+        f"{size} instead of {stated}, here and in the saved recipe"
+    )
+    return recipe.with_vocabulary(size)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -159,7 +159,7 @@ class ModelConfig(Frozen):
     """As of :class:`OptimizerConfig`."""
 
     kind: str
-    vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns so many")
+    vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns at most so many")
     max_positions: PositiveInt = Field(description="the longest input in tokens")
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
@@ -188,6 +188,10 @@ class Recipe(Frozen):
             )
         self.model.check_recipe(self.data, self.training)
         return self
+
+    def with_vocabulary(self, size: int) -> Self:
+        """Return the same recipe with ``model.vocab_size`` tokens."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"vocab_size": size})})
 
     def to_yaml(self) -> str:
         """The resolved recipe as a recipe file: every default spelled out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from edgeformer.data.batching import few_lengths, lengthened, ordered_batches, plan_batches
 from edgeformer.data.long_plan import LongPlan
+from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.families import family_of
 from edgeformer.families.network import Batch, Losses, Place, run_scorer
 from edgeformer.formats.errors import InputError
@@ -40,9 +41,8 @@ class Objective:
     def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, goes_on: bool = False) -> None:
         self.recipe, self.task, self.family = recipe, task_named(recipe.task), family_of(recipe)
         network = self.family.network
-        set_seed(recipe.seed)
         self._place = place
-        self.model, self.attention = network.build(recipe, place)
+        self._build(recipe)
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
             progress.message(f"model.attention: {requested} is not used, torch {used} instead: {self.attention.reason}")
@@ -58,9 +58,20 @@ class Objective:
                 "all the same with allow_leak: true (--allow-leak), and everything made of it will say so"
             )
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
+        fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)
+        if fitted is not recipe:  # the same weights as of a recipe that states this size
+            self.recipe = recipe = fitted
+            self._build(recipe)
+            network.start(self.model, recipe)
+            network.causality(self.model, recipe.seed)
         self._loss = network.loss(self.model, recipe, self.prepared)
         self._pad_to = recipe.data.tokens_at_once if getattr(recipe.training, "score_padding", False) else None
         self._lengths = self._compiled_lengths()
+
+    def _build(self, recipe: Recipe) -> None:
+        """Make the model, whose weights depend on the recipe's seed alone."""
+        set_seed(recipe.seed)
+        self.model, self.attention = self.family.network.build(recipe, self._place)
 
     def _compiled_lengths(self) -> NDArray[np.int64] | None:
         """Those that training's batches are padded to where they are compiled; None: they are not."""
@@ -72,6 +83,10 @@ class Objective:
         if not self.recipe.data.stream:  # else it is not known
             longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
         return few_lengths(longest, compile_.shapes)
+
+    def rows_of(self, name: str) -> int:
+        """Return the rows of "validation" or a test set."""
+        return len(self.prepared.validation if name == "validation" else self.prepared.tests[name])
 
     def build(self) -> nn.Module:
         """Another model of the same kind, with other weights."""
@@ -105,17 +120,26 @@ class Objective:
         """Summed losses of a micro-batch, with gradients. ``model``: as Accelerate wrapped it."""
         return self._loss(model, batch)
 
-    def evaluate(self, model: nn.Module, name: str, processes: Processes | None = None) -> Score:
+    def evaluate(
+        self,
+        model: nn.Module,
+        name: str,
+        processes: Processes | None = None,
+        advance: Callable[[int], None] = lambda rows: None,
+    ) -> Score:
         """Score of ``model`` in float32 on "validation" or a test set; leaves it in evaluation mode.
 
         Args:
             processes: share the batches; all get the score. None: this one computes all of them.
+            advance: is called with the rows of every batch that is scored.
         """
         sharded = processes is not None and processes.sharded  # gathers weights that training goes on with
         with torch.no_grad() if sharded else torch.inference_mode():
-            return self._evaluate(model, name, processes)
+            return self._evaluate(model, name, processes, advance)
 
-    def _evaluate(self, model: nn.Module, name: str, processes: Processes | None) -> Score:
+    def _evaluate(
+        self, model: nn.Module, name: str, processes: Processes | None, advance: Callable[[int], None]
+    ) -> Score:
         model.eval()
         device = next(model.parameters()).device
         rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
@@ -132,6 +156,7 @@ class Objective:
             found = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))
             for pair in found[: len(batches) - first]:
                 meter.add(*pair)
+            advance(sum(map(len, batches[first : first + count])))
         # Padding that counts as text belongs to no word.
         return meter.score(None if self._pad_to else self.task.words(rows))
 

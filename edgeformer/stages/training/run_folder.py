@@ -57,6 +57,9 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         if manifest.status == "finished":
             raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
         saved = read_recipe_of(folder)
+        if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
+            # The tokenizer came out smaller, see fitted_recipe. That it does so again is checked when it is trained.
+            recipe = recipe.with_vocabulary(saved.model.vocab_size)
         if saved.fingerprint() != recipe.fingerprint():
             old, new = _flat(saved.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
             differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
@@ -90,7 +93,7 @@ class RunRecord:
     folder: Path
 
     def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
-        self._recipe, self._objective, self._loop = objective.recipe, objective, loop
+        self.recipe, self._objective, self._loop = objective.recipe, objective, loop
 
     def is_in(self, folder: Path) -> None:
         """The run is in ``folder``, which may be another process's work."""
@@ -106,11 +109,11 @@ class RunRecord:
 
         It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
         """
-        free = partial(free_folder, artifacts, name, self._recipe.name)
+        free = partial(free_folder, artifacts, name, self.recipe.name)
         self.is_in(new_folder(NEW_RUN, free, lambda folder: self._begin(folder, memory)))
 
     def _begin(self, folder: Path, memory: MemoryUse) -> None:
-        recipe, objective = self._recipe, self._objective
+        recipe, objective = self.recipe, self._objective
         write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
         self.manifest = RunManifest(
             run=folder.name,
@@ -171,7 +174,7 @@ class RunRecord:
         return old
 
     def _tokenizer_file(self) -> str:
-        return str(getattr(self._recipe.tokenizer, "path", "the tokenizer that the recipe names"))
+        return str(getattr(self.recipe.tokenizer, "path", "the tokenizer that the recipe names"))
 
     def _progressed(self) -> RunManifest:
         position, memory = self._loop.position, self.manifest.memory
@@ -203,7 +206,7 @@ class RunRecord:
 
     def _settle(self, validation: Score) -> None:
         """Decide what the task decides on the validation set. recipe.yaml goes on saying what was asked for."""
-        self._objective.recipe = self._objective.task.settled(self._recipe, validation)
+        self._objective.recipe = self._objective.task.settled(self.recipe, validation)
 
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
@@ -215,10 +218,10 @@ class RunRecord:
         validation = objective.task.score_type.model_validate(position.validation)
         self._settle(validation)
         tests: dict[str, Score] = {}
-        with bar(progress, "Scoring", len(objective.prepared.tests), "sets"):
-            for name in objective.prepared.tests:
-                tests[name] = objective.evaluate(model, name)
-                progress.advance()
+        names = list(objective.prepared.tests)
+        with bar(progress, f"Scoring {', '.join(names)}", sum(map(objective.rows_of, names)), "rows"):
+            for name in names:
+                tests[name] = objective.evaluate(model, name, advance=progress.advance)
         rows = [
             row
             for name, found in {"validation": validation, **tests}.items()
