@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 from rich.table import Column
+from rich.text import Text
 
 from edgeformer.cli.console import Terminal, say
 from edgeformer.formats.progress import Progress
@@ -32,6 +34,16 @@ def _figures(fields: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
+class _LeftColumn(TimeRemainingColumn):
+    """Time that the whole work still takes, where it is known; else what this bar still takes."""
+
+    def render(self, task: Task) -> Text:
+        left_s = task.fields.get("left_s")
+        if left_s is None:
+            return super().render(task)
+        return Text(f"{format_duration(left_s)} left", style="progress.remaining")
+
+
 class Bars(Progress):
     """A rich progress bar with the figures of the work beside it."""
 
@@ -48,7 +60,7 @@ class Bars(Progress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
             TextColumn("[cyan]{task.fields[figures]}", table_column=Column(overflow="fold")),  # wraps, is never cut
-            TimeRemainingColumn(),
+            _LeftColumn(),
             console=self._console,
             transient=True,
             refresh_per_second=2,  # drawing competes with the work for the same few cores
@@ -58,7 +70,10 @@ class Bars(Progress):
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         if self._bars is not None and self._task is not None:
-            shown = {"figures": _figures(fields)} if fields else {}
+            left_s = fields.pop("left_s", None)
+            shown: dict[str, str | float] = {"figures": _figures(fields)} if fields else {}
+            if left_s is not None:
+                shown["left_s"] = left_s
             self._bars.update(self._task, advance=amount, **shown)  # type: ignore[arg-type]
 
     def finish(self) -> None:
@@ -71,33 +86,57 @@ class Bars(Progress):
 
 
 class Lines(Progress):
-    """A line at the start, every 15 seconds, and for messages."""
+    """A line every 15 seconds, whether or not the work advances, and one for each message."""
 
     def __init__(self) -> None:
         self._description, self._unit = "", ""
         self._total: int | None = None
+        self._fields: dict[str, float] = {}
         self._done, self._started, self._last = 0, 0.0, 0.0
+        self._ended: threading.Event | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.finish()
         self._description, self._total, self._unit = description, total, unit
-        self._done, self._started = 0, time.monotonic()
+        self._done, self._fields, self._started = 0, {}, time.monotonic()
         self._last = self._started
+        self._ended = threading.Event()
+        threading.Thread(target=self._repeat, args=(self._ended,), name="progress", daemon=True).start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self._done += amount
-        now = time.monotonic()
-        if now - self._last < _LINE_EVERY_S:
+        self._fields = fields or self._fields
+        if time.monotonic() - self._last >= _LINE_EVERY_S:
+            self._show()
+
+    def _repeat(self, ended: threading.Event) -> None:
+        """Show a line for work that has not advanced for so long, until the bar has ended."""
+        while not ended.wait(max(0.1, self._last + _LINE_EVERY_S - time.monotonic())):
+            if time.monotonic() - self._last < _LINE_EVERY_S:
+                continue
+            try:
+                self._show()
+            except (OSError, ValueError):  # nobody reads it any more
+                return
+
+    def _show(self) -> None:
+        self._last = now = time.monotonic()
+        elapsed = now - self._started
+        figures = {name: value for name, value in self._fields.items() if name != "left_s"}
+        left_s = self._fields.get("left_s")
+        if left_s is None and self._total and self._done:
+            left_s = elapsed * (self._total - self._done) / self._done
+        if not self._done:
+            self.message(f"{self._description}: {format_duration(elapsed)} so far")
             return
-        self._last = now
-        of_total = left = ""
-        if self._total:
-            of_total = f"/{self._total:,}"
-            if self._done:
-                left = f"  {format_duration((now - self._started) * (self._total - self._done) / self._done)} left"
-        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(fields)}{left}")
+        of_total = f"/{self._total:,}" if self._total else ""
+        left = f"  {format_duration(left_s)} left" if left_s is not None else ""
+        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(figures)}{left}")
 
     def finish(self) -> None:
-        pass  # the last line stands
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
 
     def message(self, text: str) -> None:
         say(text, err=True)

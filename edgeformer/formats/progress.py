@@ -15,7 +15,11 @@ class Progress(Protocol):
         """Begin a bar of ``total`` units (None: unknown)."""
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        """Move the bar; ``fields`` are figures to show beside it (loss, samples per second)."""
+        """Move the bar; ``fields`` are figures to show beside it (loss, samples per second).
+
+        The field ``left_s`` is no figure: it is how many seconds the whole work still takes, where this bar is a part
+        of it. Without it the bar shows its own.
+        """
 
     def finish(self) -> None:
         """End the bar."""

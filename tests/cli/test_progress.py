@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
-from edgeformer.cli.progress import Bars
+from edgeformer.cli import progress
+from edgeformer.cli.progress import Bars, Lines
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -23,3 +25,39 @@ def test_no_figure_is_cut(width: int) -> None:
     shown = bars._console.file.getvalue()
     for part in ("Epoch 10/10", "32000/67349 samples", "loss 0.6931", "samples/s 1,23", "1.0e-03"):
         assert part in shown and "…" not in shown
+
+
+def test_the_time_left_is_that_of_the_whole_work() -> None:
+    bars = Bars()
+    bars._console = Console(file=io.StringIO(), width=140, force_terminal=True, color_system=None)
+    bars.start("Epoch 1/10", 100, "samples")
+    bars.advance(50, loss=0.5, left_s=3600.0)
+    assert bars._bars is not None
+    bars._bars.refresh()
+    bars.finish()
+    assert isinstance(bars._console.file, io.StringIO)
+    shown = bars._console.file.getvalue()
+    assert "1 h 00 min left" in shown and "left_s" not in shown
+
+
+def test_lines_come_though_the_work_does_not_advance(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
+    lines = Lines()
+    lines.start("Predicting the peak memory", None)
+    deadline = time.monotonic() + 10
+    said = ""
+    while said.count("Predicting the peak memory: ") < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        said += capsys.readouterr().err
+    assert said.count("so far\n") >= 2
+    lines.start("Epoch 1/2", 10, "samples")
+    time.sleep(0.06)
+    lines.advance(5, loss=0.5, left_s=7200.0)
+    lines.finish()
+    time.sleep(0.2)
+    after = capsys.readouterr().err
+    assert "Epoch 1/2: 5/10 samples  loss 0.5  2 h 00 min left\n" in after and "left_s" not in after
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""

@@ -204,9 +204,9 @@ def test_max_steps_at_the_end_of_an_epoch_counts_it(tmp_path: Path) -> None:
 def test_throughput_is_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, pause = Objective.evaluate, 0.5
 
-    def slow(self: Objective, *arguments: Any) -> Score:
+    def slow(self: Objective, *arguments: Any, **options: Any) -> Score:
         time.sleep(pause)
-        return evaluate(self, *arguments)
+        return evaluate(self, *arguments, **options)
 
     monkeypatch.setattr(Objective, "evaluate", slow)
     run = train(load_recipe("quickstart", [*SMALL, *FEW]), TrainOptions(tmp_path))

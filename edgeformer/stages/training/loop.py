@@ -17,6 +17,7 @@ from edgeformer.stages.training.checkpoints import Checkpoints, Position
 from edgeformer.stages.training.metrics_log import Meter, MetricsLog, NoLog
 from edgeformer.stages.training.objective import Objective
 from edgeformer.stages.training.processes import Processes
+from edgeformer.stages.training.remaining import RemainingTime
 from edgeformer.stages.training.stepper import Stepper
 
 Log = MetricsLog | NoLog
@@ -92,6 +93,14 @@ class TrainingLoop:
 
     def _run(self, stop: threading.Event, log: Log, progress: Progress, max_steps: int | None) -> bool:
         limit, self._saved_at = min(self.total_steps, max_steps or self.total_steps), time.monotonic()
+        objective = self._objective
+        self._remaining = RemainingTime(
+            self._steps,
+            limit,
+            step_rows=self._config.effective_batch,
+            validation_rows=objective.rows_of("validation"),
+            test_rows=sum(map(objective.rows_of, objective.prepared.tests)),
+        )
         while self._has_work(limit):
             complete = self._epoch(stop, log, progress, limit)
             if self._stopping:
@@ -142,8 +151,10 @@ class TrainingLoop:
         def halved(size: int) -> None:
             self._report_memory(size, log, progress)
 
-        with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", self._rows, "samples"):
-            progress.advance(position.batch * self._config.effective_batch)
+        seen = position.batch * self._config.effective_batch
+        last = min(self._rows, seen + max(0, limit - position.step) * self._config.effective_batch)
+        with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", last, "samples"):
+            progress.advance(seen)
             mark = time.perf_counter()
             for rows in self._objective.steps(position.epoch)[position.batch :] if position.step < limit else ():
                 rate = self._rate.current
@@ -157,7 +168,9 @@ class TrainingLoop:
                 position.training_seconds += step.seconds_sum
                 position.epoch_loss_sum += step.loss_sum
                 position.epoch_weight += step.weight_sum
-                progress.advance(step.rows_sum, loss=self._window.loss, **self._window.speed(), lr=rate)
+                self._remaining.stepped(step.seconds_sum)
+                figures = {"loss": self._window.loss, **self._window.speed(), "lr": rate, **self._left()}
+                progress.advance(step.rows_sum, **figures)
                 if position.step % self._config.log_every == 0:
                     log.record("step", position.step, self._passes(), {**self._window.averages(), "lr": rate})
                     self._window = self._meter()
@@ -169,6 +182,11 @@ class TrainingLoop:
                     self._save()
                     mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return position.batch == self._steps
+
+    def _left(self, scored: int = 0) -> dict[str, float]:
+        """The seconds that the whole run still takes, as progress takes them; empty: not known yet."""
+        left_s = self._remaining.seconds(self.position.step, self.position.epoch, scored)
+        return {} if left_s is None else {"left_s": left_s}
 
     def _watch(self, step: Meter, log: Log, progress: Progress) -> None:
         """Report a step that was skipped, or whose loss leapt; so many skipped ones in a row end training."""
@@ -218,8 +236,16 @@ class TrainingLoop:
                 the best epoch's number do not count it.
         """
         position, objective = self.position, self._objective
-        started = time.perf_counter()
-        result = objective.evaluate(self.plain_model, "validation", self.processes)
+        started, rows, scored = time.perf_counter(), objective.rows_of("validation"), 0
+
+        def advance(count: int) -> None:
+            nonlocal scored
+            scored += count
+            progress.advance(count, **self._left(scored))
+
+        with bar(progress, "Scoring validation", rows, "rows"):
+            result = objective.evaluate(self.plain_model, "validation", self.processes, advance)
+        self._remaining.scored(rows, time.perf_counter() - started)
         self.processes.settle(self._stepper.model)
         position.seconds += time.perf_counter() - started
         position.scored_at = position.step

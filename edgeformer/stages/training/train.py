@@ -18,8 +18,8 @@ from edgeformer.families import family_of
 from edgeformer.families.network import Place
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun, ToldElsewhere
-from edgeformer.formats.manifest import MemoryUse, RunManifest
-from edgeformer.formats.progress import SILENT, Lasting, Progress
+from edgeformer.formats.manifest import MemoryUse
+from edgeformer.formats.progress import SILENT, Lasting, Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.workspace import free_folder, resume_command
 from edgeformer.machine.lock import locked
@@ -104,7 +104,8 @@ def _train(
     """``held`` keeps the lock of the run's folder."""
     resumed = processes.on_main(lambda: _take(recipe, options, held))
     with processes.agreeing():
-        memory = _memory(recipe, options, processes)
+        with bar(progress, "Predicting the peak memory", None, ""):
+            memory = _memory(recipe, options, processes)
         place = Place(processes.device.type, processes.precision)
     with processes.agreeing(), processes.one_first():
         cache = options.artifacts / ".cache" / "tokens"
@@ -126,7 +127,7 @@ def _train(
     else:
         record.resume(resumed, progress)
     if processes.main:
-        _announce(record.manifest, loop, progress)
+        _announce(record, loop, progress)
     _run(record, loop, signals, progress, options)
     return record.folder
 
@@ -265,7 +266,8 @@ def _cap(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
     return min(free, limit), f"what {device.name} leaves to a process{less}"
 
 
-def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> None:
+def _announce(record: RunRecord, loop: TrainingLoop, progress: Progress) -> None:
+    manifest = record.manifest
     rows = ", ".join(f"{name} {count:,}" for name, count in manifest.data.rows.items())
     progress.message(f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}")
     if loop.processes.count > 1:
@@ -282,6 +284,8 @@ def _announce(manifest: RunManifest, loop: TrainingLoop, progress: Progress) -> 
                 f"{overlap.duplicates:,} are also training texts and {overlap.contained:,} more share a whole "
                 "phrase with one; scores on it are flattered by that"
             )
+    if (wrong_count := record.recipe.data.row_count_warning(manifest.data.rows["train"])) is not None:
+        progress.message(wrong_count)
     for finding in manifest.data.findings:
         progress.message(finding.message)
     for name, rows_cut in manifest.data.truncated_rows.items():
