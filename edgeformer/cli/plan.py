@@ -37,7 +37,7 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.tables import plan_table, suggestion_table, time_line
+    from edgeformer.reporting.tables import larger_batch_text, plan_table, suggestion_table, time_text
 
     progress = show_progress()
     resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
@@ -52,7 +52,9 @@ def command(
         console.print(plan_table(result))
         if result.suggestions:
             console.print(suggestion_table(result))
-        console.print(time_line(result.time), soft_wrap=True, markup=False)
+        console.print(time_text(result.time), markup=False)
+        if advice := larger_batch_text(result):
+            console.print(advice, markup=False)
         for note in result.notes:
             console.print(note, soft_wrap=True, markup=False)
     if not result.fits:

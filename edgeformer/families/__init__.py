@@ -62,6 +62,7 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
     path = find("recipes", name, note=note)
     document = read_yaml(path)
     apply_overrides(document, overrides or [])
+    _drop_stale_count(document.content, overrides or [])
     asked, model = document.content.get("task"), document.content.get("model")
     tasks = {task.name: task for task in all_tasks() if task.trained}
     if asked is not None and asked not in [*tasks]:
@@ -82,6 +83,15 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
         family.complete(document.content)
     recipe: Recipe = validate(made, document)
     return recipe
+
+
+def _drop_stale_count(content: Any, overrides: list[str]) -> None:
+    """Remove ``data.expected_rows`` where an override changes what is read: the count is of the recipe as it is."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    changes_data = any(key.split(".")[0] in ("data", "tokenizer") or key == "model.vocab_size" for key in keys)
+    data = content.get("data") if isinstance(content, dict) else None
+    if changes_data and "data.expected_rows" not in keys and isinstance(data, dict):
+        data.pop("expected_rows", None)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -39,7 +39,8 @@ class FileTokenizer(Frozen):
 
 
 class TrainedTokenizer(Frozen):
-    """A tokenizer trained on the run's own training text; its size is ``model.vocab_size``."""
+    """A tokenizer trained on the run's own training text; its size is ``model.vocab_size``, or less where
+    the text has less to learn: the model then gets as many tokens."""
 
     kind: Literal["trained"]
     algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
@@ -57,6 +58,10 @@ class DataSection(Recognised):
         description="keep the training set on disk, as tokens, and read each batch from there: for one that is too "
         "large for memory; the other sets stay in memory",
     )
+    expected_rows: PositiveInt | None = Field(
+        None,
+        description="training rows of an epoch, for `plan` before the data is read; training reports a wrong count",
+    )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
     """The key that says how many tokens the model reads at once."""
@@ -65,6 +70,15 @@ class DataSection(Recognised):
     def tokens_at_once(self) -> int:
         """Tokens of the longest row that the model is given."""
         return int(getattr(self, self.length_key))
+
+    def row_count_warning(self, rows: int) -> str | None:
+        """Return a warning if ``expected_rows`` is not the number of training rows that were read."""
+        if self.expected_rows in (None, rows):
+            return None
+        return (
+            f"data.expected_rows: the recipe states {self.expected_rows:,} training rows, and its data has {rows:,}; "
+            f"a plan made without the data is off by that; correct it with --set data.expected_rows={rows}"
+        )
 
     @property
     def synthetic(self) -> bool:

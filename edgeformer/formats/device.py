@@ -50,6 +50,14 @@ class Power(Frozen):
     high_w: Positive
 
 
+class Clocks(Frozen):
+    """Boost clocks of a GPU that laptop makers build with different power limits."""
+
+    at_peaks: Positive = Field(description="Hz, the clock that `peaks` are stated for")
+    at_low_w: Positive = Field(description="Hz, at the lowest power limit")
+    at_high_w: Positive = Field(description="Hz, at the highest power limit")
+
+
 class Budget(Frozen):
     """What a model of one task may cost on this device. An absent limit is not checked."""
 
@@ -260,6 +268,7 @@ class DeviceProfile(Frozen):
         None, description="microseconds from one kernel (GPU) or operator (CPU) to the next, doing nothing"
     )
     power: Fact[Power] | None = None
+    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
     budgets: Budgets = Budgets()
     calibration: Calibration | None = Field(None, description="written by `profile --calibrate`; never by hand")
 

@@ -38,9 +38,17 @@ class PlannedTime(Frozen):
     status: Literal["estimated", "unavailable"]
     low_s: float | None = Field(None, description="of all epochs with validation; of `rows` rows where `steps` is null")
     high_s: float | None = None
-    steps: int | None = Field(None, description="optimizer steps of all epochs; null: its data is not on this machine")
-    rows: int = Field(description="training rows that the range is for, over all epochs")
+    steps: int | None = Field(None, description="optimizer steps of all epochs; null: the number of rows is not known")
+    rows: int = Field(description="training rows that the range is for, over all epochs; 1000 where `steps` is null")
+    rows_from: Literal["data", "recipe", "unknown"] = Field(
+        "unknown", description="who counted the rows: the data that was read, the recipe's expected_rows, nobody"
+    )
     basis: str = Field(description="what the range is made of; of `unavailable` why there is none")
+    low_reason: str | None = Field(None, description="what the low end assumes of the device")
+    high_reason: str | None = Field(None, description="what the high end assumes of the device")
+    share_of_peak: tuple[float, float] | None = Field(
+        None, strict=False, description="of the stated rate of products that training reaches at the high and low end"
+    )
 
 
 class Plan(Frozen):
@@ -59,6 +67,10 @@ class Plan(Frozen):
     suggestions: tuple[Suggestion, ...] = Field(
         (), strict=False, description="where it does not fit: first what makes it fit at the least cost, if anything "
         "does, then single changes from the cheapest on"
+    )  # fmt: skip
+    larger_batches: tuple[Suggestion, ...] = Field(
+        (), strict=False, description="where it fits: more rows at a time that fit too, at the same effective batch; "
+        "`peak_bytes` of each is an upper bound"
     )  # fmt: skip
     time: PlannedTime
     reason: str

@@ -203,7 +203,7 @@ class Recipe(Frozen):
         """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
         left_out = {
             "training": {"checkpoint_minutes", "pinned_memory", *_unsaid(self.training)},
-            "data": {"thresholds"},
+            "data": {"thresholds", "expected_rows"},
             "model": _unsaid(self.model),
         }
         decisive = self.model_dump(mode="json", exclude=left_out)

@@ -15,7 +15,7 @@ from edgeformer.formats.caution import LEAKS, cautions
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, RunManifest
 from edgeformer.formats.plan import Plan, PlannedTime
 from edgeformer.formats.scores import EvaluationRow, Score
-from edgeformer.formats.units import format_duration
+from edgeformer.formats.units import format_bytes, format_duration
 from edgeformer.reporting.columns import DASH, Column, Columns, coloured, written
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, task_named
 
@@ -184,12 +184,25 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def time_line(time: PlannedTime) -> str:
-    """How long a training is predicted to take, in a line."""
+def time_text(time: PlannedTime) -> str:
+    """How long a training is predicted to take, in one to three lines."""
     if time.low_s is None or time.high_s is None:
         return f"time: unknown: {time.basis}"
-    what = f"{time.steps:,} steps" if time.steps is not None else f"{time.rows:,} rows"
-    return f"time (estimated): {format_duration(time.low_s)} to {format_duration(time.high_s)} for {what}: {time.basis}"
+    what = f"for {time.steps:,} steps" if time.steps is not None else f"per {time.rows:,} training rows"
+    lines = [f"time (estimated): {format_duration(time.low_s)} to {format_duration(time.high_s)} {what}: {time.basis}"]
+    lines += [f"low end: {time.low_reason}"] if time.low_reason else []
+    lines += [f"high end: {time.high_reason}"] if time.high_reason else []
+    return "\n".join(lines)
+
+
+def larger_batch_text(plan: Plan) -> str:
+    """How many more rows at a time would fit, in a line; empty: none that is known to."""
+    used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
+    changes = [
+        f"{' '.join(f'--set {pair}' for pair in change.set)} would use at most {format_bytes(change.peak_bytes)}"
+        for change in plan.larger_batches
+    ]
+    return f"{used}: {'; '.join(changes)}; whether it is faster is not measured" if changes else ""
 
 
 def suggestion_table(plan: Plan) -> Table:

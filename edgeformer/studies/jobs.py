@@ -228,6 +228,7 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     content = recipe.model_dump(mode="json", exclude_defaults=True, exclude={*_DECIDES_NOTHING})
     for key in _SPEED_ONLY:
         content["training"].pop(key, None)
+    content["data"].pop("expected_rows", None)
     parts = content["data"]["parts"]
     content["data"]["parts"] = {part: [_portable(source) for source in sources] for part, sources in parts.items()}
     content["tokenizer"] = _portable(content["tokenizer"])

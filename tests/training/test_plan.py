@@ -16,6 +16,7 @@ from edgeformer.formats.errors import InputError
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes, parse_bytes
 from edgeformer.stages.training import train
+from edgeformer.stages.training.memory import predict_peak, predict_peaks
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision, suggest
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.train import TrainOptions
@@ -199,3 +200,17 @@ def test_hopeless_micro_batches_are_not_predicted() -> None:
 def test_rows_that_do_not_halve_evenly_keep_the_effective_batch() -> None:
     best = suggest(language("training.chunked_loss=true", "training.batch_size=9"), 135 * MIB, peak_in_mib, None)[0]
     assert best.set == ("training.batch_size=3", "training.accumulation=3")
+
+
+def test_peaks_of_larger_batches_are_upper_bounds() -> None:
+    small = ["model.layers=1", "model.iterations=1", "training.batch_size=32", "training.accumulation=4"]
+    recipe = load_recipe("quickstart", small)
+    once, double = predict_peaks(recipe, (1, 2), device_kind="cuda", precision="fp32")
+    assert once == predict_peak(recipe, device_kind="cuda", precision="fp32")
+    larger = load_recipe("quickstart", [*small[:2], "training.batch_size=64", "training.accumulation=2"])
+    exact = predict_peak(larger, device_kind="cuda", precision="fp32")
+    assert exact.peak_bytes <= double.peak_bytes < 1.1 * exact.peak_bytes
+    found = plan(recipe, RTX)
+    assert found.larger_batches[0].set == ("training.batch_size=64", "training.accumulation=2")
+    assert found.larger_batches[0].fits and len(found.larger_batches) == 2
+    assert plan(recipe, with_budget(exact.peak_bytes - 1)).larger_batches == ()

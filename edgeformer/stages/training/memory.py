@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +41,7 @@ from edgeformer.tasks import task_named
 _MIB = 2**20
 
 DeviceKind = Literal["cuda", "cpu"]
-_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _trace(
@@ -59,10 +60,7 @@ def _trace(
     model, _ = network.build(recipe, Place(for_export=True))  # flash or not takes the same memory
     if device_kind == "cuda":
         network.as_on_cuda(model)
-        for module in list(model.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, nn.Dropout) and child.p:
-                    setattr(module, name, _MaskDropout(child.p))
+        drop_as_on_cuda(model)
     kept = quicken(model) if quickens(device_kind, recipe.training, processes) else []
     model.train()
     parameters = list(model.parameters())
@@ -77,7 +75,7 @@ def _trace(
     allocate_state(optimizer)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
-    half = _FORMATS.get(precision)
+    half = HALF_FORMATS.get(precision)
     with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
         batch = filled(task.example(recipe, recipe.training.batch_size))
         total = loss(model, batch).total
@@ -98,6 +96,14 @@ def filled(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
 
 def _bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def drop_as_on_cuda(model: nn.Module) -> None:
+    """Put dropout as CUDA computes it in the place of the model's own."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout) and child.p:
+                setattr(module, name, _MaskDropout(child.p))
 
 
 class _MaskDropout(nn.Module):
@@ -154,18 +160,56 @@ def predict_peak(
         sharded: weights and optimizer state are spread over them; each has its shard, and the weights that it gathers
             for a step.
     """
+    (peak,) = predict_peaks(
+        recipe, (1,), device_kind=device_kind, precision=precision, processes=processes, sharded=sharded
+    )
+    return peak
+
+
+def predict_peaks(
+    recipe: Recipe,
+    factors: Sequence[int],
+    *,
+    device_kind: DeviceKind,
+    precision: str,
+    processes: int = 1,
+    sharded: bool = False,
+) -> list[MemoryBreakdown]:
+    """Predict the peak for ``factors`` times as many rows at a time, from one trace of the recipe as it is.
+
+    With factor 1 this is :func:`predict_peak`. With a larger one it is an upper bound: everything that a micro-batch
+    makes counts as if it grew with the rows, which the 16-bit copies of weights do not.
+
+    Args:
+        factors: of ``training.batch_size``.
+        device_kind, precision, processes, sharded: as of :func:`predict_peak`.
+    """
     with FakeTensorMode():
         stays, first = _trace(recipe, device_kind, precision, processes)
         if sharded:
             stays["weights"] = stays["weights"] * (processes + 1) // processes
             stays["optimizer"] //= processes
-        candidates = [worst_moment(stays, first), worst_moment(stays, _validation(recipe))]
-    if recipe.training.accumulation > 1:
-        gradients, later = with_gradients(first)
-        candidates.append(worst_moment({**stays, "gradients": stays["gradients"] + gradients}, later))
-    counted = max(candidates, key=lambda moment: sum(moment.values()))
-    reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(first, precision)
-    return MemoryBreakdown(**counted, reserve=reserve)
+        validation = worst_moment(stays, _validation(recipe))
+    peaks = []
+    for factor in factors:
+        events = _grown(first, factor)
+        candidates = [worst_moment(stays, events), validation]
+        if recipe.training.accumulation > 1:
+            gradients, later = with_gradients(events)
+            candidates.append(worst_moment({**stays, "gradients": stays["gradients"] + gradients}, later))
+        counted = max(candidates, key=lambda moment: sum(moment.values()))
+        reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(events, precision)
+        peaks.append(MemoryBreakdown(**counted, reserve=reserve))
+    return peaks
+
+
+def _grown(events: list[Event], factor: int) -> list[Event]:
+    """Return the events with ``factor`` times the bytes of every storage that does not become a gradient."""
+    gradients = {event.storage for event in events if event.kind == "gradients"}
+    return [
+        event if event.storage in gradients else event._replace(size_bytes=event.size_bytes * factor)
+        for event in events
+    ]
 
 
 def _cuda_reserve(counted: dict[Kind, int]) -> int:

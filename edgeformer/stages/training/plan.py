@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
@@ -14,11 +15,11 @@ from edgeformer.families.network import Place, count_parameters
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import DataError, InputError, MissingDependencyError, RecipeError
 from edgeformer.formats.plan import MemoryBreakdown, Plan, Suggestion
-from edgeformer.formats.progress import SILENT, Progress
+from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.recipe import Recipe
 from edgeformer.formats.units import format_bytes
-from edgeformer.stages.training.duration import planned_time
-from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak
+from edgeformer.stages.training.duration import planned_data, planned_time
+from edgeformer.stages.training.memory import DeviceKind, free_bytes, predict_peak, predict_peaks
 from edgeformer.stages.training.optimization import resolve_precision
 from edgeformer.stages.training.teacher import with_teacher, without_teacher
 from edgeformer.tasks import task_named
@@ -48,33 +49,69 @@ def plan(
     precision = planned_precision(recipe.training.precision, device)
     budget, source = _budget(device)
     recipe, alone = _with_teacher_if_there(recipe, artifacts)
-    breakdown = predict_peak(recipe, device_kind=device.kind, precision=precision)
-    peak = breakdown.peak_bytes
-    found: tuple[Suggestion, ...] = ()
-    if peak <= budget:
+    with TemporaryDirectory() as folder:  # of encoded data, for the process that times steps: plan leaves no file
+        cache = Path(folder)
+        data = planned_data(recipe, cache, progress)
+        memory = _planned_memory(data.recipe, device, precision, budget, progress)
+        fits = memory.breakdown.peak_bytes <= budget
+        time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
+    peak = memory.breakdown.peak_bytes
+    if fits:
         reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
     else:
-        found = _suggestions(recipe, budget, device.kind, precision, planned_precision("auto", device))
         reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
-        if not any(suggestion.fits for suggestion in found):
+        if not any(suggestion.fits for suggestion in memory.suggestions):
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
     reason += alone
     return Plan(
         recipe=recipe.name,
         device=device.name,
-        parameters=count_offline(recipe),
+        parameters=count_offline(data.recipe),
         precision=precision,
-        status="pass" if peak <= budget else "fail",
-        fits=peak <= budget,
+        status="pass" if fits else "fail",
+        fits=fits,
         peak_bytes=peak,
         budget_bytes=budget,
         budget_source=source,
-        breakdown=breakdown,
-        suggestions=found,
-        time=planned_time(recipe, device, precision, fits=peak <= budget, progress=progress),
+        breakdown=memory.breakdown,
+        suggestions=memory.suggestions,
+        larger_batches=memory.larger_batches,
+        time=time,
         reason=reason,
-        notes=data_notes(recipe),
+        notes=(*data.notes, *data_notes(recipe)),
     )
+
+
+@dataclass(frozen=True)
+class _PlannedMemory:
+    breakdown: MemoryBreakdown
+    suggestions: tuple[Suggestion, ...] = ()
+    larger_batches: tuple[Suggestion, ...] = ()
+
+
+_LARGER = (2, 4)
+"""Multiples of ``training.batch_size`` that a plan looks at where memory is left."""
+
+
+def _planned_memory(
+    recipe: Recipe, device: DeviceProfile, precision: str, budget: int, progress: Progress
+) -> _PlannedMemory:
+    """Predict the peak, and what to change: what makes the recipe fit, or how many more rows fit at a time."""
+    training = recipe.training
+    with bar(progress, "Predicting the peak memory", None, ""):
+        factors = [factor for factor in _LARGER if training.accumulation % factor == 0]
+        breakdown, *bounds = predict_peaks(recipe, (1, *factors), device_kind=device.kind, precision=precision)
+    if breakdown.peak_bytes > budget:
+        with bar(progress, "Looking for what fits", None, ""):
+            natural = planned_precision("auto", device)
+            return _PlannedMemory(breakdown, _suggestions(recipe, budget, device.kind, precision, natural))
+    larger = []
+    for factor, bound in zip(factors, bounds, strict=True):
+        size, accumulation = training.batch_size * factor, training.accumulation // factor
+        change = {"training.batch_size": size, "training.accumulation": accumulation}
+        note = f"the same effective batch of {training.effective_batch} rows; the peak is an upper bound"
+        larger.append(_suggestion((Change(change, note),), bound.peak_bytes, budget))
+    return _PlannedMemory(breakdown, larger_batches=tuple(change for change in larger if change.fits))
 
 
 def data_notes(recipe: Recipe) -> tuple[str, ...]:
