@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu import (
+    batch_sizes,
     causal_crt,
     early_exit,
     encoder_tables,
@@ -19,6 +20,6 @@ from benchmarks.gpu.session import Row
 
 _MODULES = (
     six_gigabytes, levers, encoder_tables, early_exit, causal_crt, estimates, number_formats, energy, marked_tests,
-    folding, out_of_memory,
+    folding, batch_sizes, out_of_memory,
 )  # fmt: skip
 ROWS: tuple[Row, ...] = tuple(sorted((module.ROW for module in _MODULES), key=lambda row: row.number))
