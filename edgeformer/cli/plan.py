@@ -23,8 +23,10 @@ def command(
     """Predict the peak memory of training a recipe, and the time, and say whether it fits. Works offline.
 
     A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
-    the cheapest changes that make it fit, as --set values. Time is a range: by the rates that the device's profile
-    states; with --device host (this machine's processor) and data that is here, by a few steps that are timed.
+    the cheapest changes that make it fit, as --set values; what fits, with larger batches that fit too. Time is a
+    range: by the rates that the device's profile states; with --device host (this machine's processor) and data that is
+    here, by a few steps that are timed. Rows are those of the data that is here, else the recipe's data.expected_rows;
+    without either, the time is per 1,000 rows.
     Files of the user's own are looked at as train does it: empty texts, repeated ones, labels without rows.
 
     Examples:

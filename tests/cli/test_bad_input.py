@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -122,7 +123,12 @@ def test_label_that_is_not_in_the_set(folder: Path) -> None:
 
 
 def test_vocabulary_that_the_text_cannot_fill(folder: Path) -> None:
-    refused(train(folder, "--set", "model.vocab_size=5000"), folder, "model.vocab_size")
+    outcome = train(folder, "--set", "model.vocab_size=5000")
+    assert outcome.code == 0, outcome.err
+    said = re.search(r"model\.vocab_size is (\d+) instead of 5000, here and in the saved recipe", outcome.err)
+    assert said is not None
+    (saved,) = folder.glob("artifacts/*/recipe.yaml")
+    assert f"vocab_size: {said[1]}\n" in saved.read_text(encoding="utf-8")
 
 
 def test_missing_tokenizer(folder: Path) -> None:

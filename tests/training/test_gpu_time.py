@@ -60,8 +60,8 @@ def test_a_card_with_half_of_every_rate_takes_twice_as_long() -> None:
 def test_the_ends_are_those_of_the_power_limits() -> None:
     with_limits = seconds(changed(launch_overhead_us=None))
     without = seconds(changed(launch_overhead_us=None, clocks_hz=None))
-    assert with_limits.low_reason.startswith("115 W, 2370 MHz: products")
-    assert with_limits.high_reason.startswith("35 W, 1605 MHz: products")
+    assert with_limits.low_reason.startswith("115 W, boost 2370 MHz: products")
+    assert with_limits.high_reason.startswith("35 W, boost 1605 MHz: products")
     assert without.low_reason.startswith("products") and without.high_reason.startswith("products")
     assert with_limits.low_s <= without.low_s < without.high_s < with_limits.high_s
 

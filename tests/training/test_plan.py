@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from edgeformer.data import parts
 from edgeformer.families import load_recipe
+from edgeformer.formats.data_config import DataConfig, FileSource
 from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError
@@ -21,6 +23,7 @@ from edgeformer.stages.training.plan import count_offline, plan, planned_precisi
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.train import TrainOptions
 from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
+from edgeformer.tasks.classification.recipe import ClassificationRecipe
 
 MIB = 2**20
 RTX = load_profile("rtx4050")
@@ -214,3 +217,25 @@ def test_peaks_of_larger_batches_are_upper_bounds() -> None:
     assert found.larger_batches[0].set == ("training.batch_size=64", "training.accumulation=2")
     assert found.larger_batches[0].fits and len(found.larger_batches) == 2
     assert plan(recipe, with_budget(exact.peak_bytes - 1)).larger_batches == ()
+
+
+def test_data_that_is_here_is_read_once(
+    small_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes minutes where there is much of it; what it finds is in the notes all the same."""
+    path = tmp_path / "train.tsv"
+    rows = [f"{label}\ttext number {number}" for number in range(40) for label in ("negative", "positive")]
+    path.write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf-8")
+    part = (FileSource(kind="file", path=str(path)),)
+    data = small_recipe.data.model_copy(update={"parts": {"train": part}})
+    read: list[str] = []
+    real = parts.part_rows
+
+    def counted(config: DataConfig, part: str, *others: Any) -> Any:
+        read.append(part)
+        return real(config, part, *others)
+
+    monkeypatch.setattr(parts, "part_rows", counted)
+    found = plan(small_recipe.model_copy(update={"data": data}), RTX)
+    assert read == ["train"] and found.time.rows_from == "data"
+    assert any("two labels or more" in note for note in found.notes)

@@ -65,7 +65,7 @@ class PlannedData:
         recipe: with the vocabulary that its tokenizer turned out to have.
         length: None: the data is here and cannot be used.
         problem: why not.
-        notes: what is worth saying of data and recipe.
+        notes: what is worth saying of the recipe, and of its data where that was read.
     """
 
     recipe: Recipe
@@ -89,6 +89,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
     except EdgeformerError as error:
         return PlannedData(recipe, None, str(error))
     recipe = fitted_recipe(recipe, prepared.tokenizer, notes.append)
+    findings = tuple(finding.message for finding in prepared.summary.findings)
     training, sizes = recipe.training, prepared.train.sizes(np.arange(len(prepared.train)))
     if (wrong_count := recipe.data.row_count_warning(len(sizes))) is not None:
         notes.append(wrong_count)
@@ -99,7 +100,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
     tokens = recipe.data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)
     text = f"{_epochs(recipe)} of {rows:,} rows of {tokens:,} tokens, padding included"
     return PlannedData(
-        recipe, TrainingLength(len(batches) * epochs, rows * epochs, tokens, "data", text), notes=tuple(notes)
+        recipe, TrainingLength(len(batches) * epochs, rows * epochs, tokens, "data", text), notes=(*notes, *findings)
     )
 
 

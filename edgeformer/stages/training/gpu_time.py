@@ -282,8 +282,11 @@ class _Card:
         fastest = slowest = ("", 1.0)
         if device.clocks_hz is not None and device.power is not None:
             clocks, power = device.clocks_hz.value, device.power.value
-            fastest = f"{power.high_w:.0f} W, {clocks.at_high_w / 1e6:.0f} MHz: ", clocks.at_high_w / clocks.at_peaks
-            slowest = f"{power.low_w:.0f} W, {clocks.at_low_w / 1e6:.0f} MHz: ", clocks.at_low_w / clocks.at_peaks
+            fastest = (
+                f"{power.high_w:.0f} W, boost {clocks.at_high_w / 1e6:.0f} MHz: ",
+                clocks.at_high_w / clocks.at_peaks,
+            )
+            slowest = f"{power.low_w:.0f} W, boost {clocks.at_low_w / 1e6:.0f} MHz: ", clocks.at_low_w / clocks.at_peaks
         launch = device.launch_overhead_us
         return cls(
             rate=peaks.of("fp16")[0].value if half else fp32,

@@ -55,6 +55,7 @@ def plan(
         memory = _planned_memory(data.recipe, device, precision, budget, progress)
         fits = memory.breakdown.peak_bytes <= budget
         time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
+    was_read = data.length is not None and data.length.rows_from == "data"
     peak = memory.breakdown.peak_bytes
     if fits:
         reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
@@ -78,7 +79,7 @@ def plan(
         larger_batches=memory.larger_batches,
         time=time,
         reason=reason,
-        notes=(*data.notes, *data_notes(recipe)),
+        notes=data.notes if was_read else (*data.notes, *data_notes(recipe)),
     )
 
 
