@@ -92,14 +92,14 @@ class Lines(Progress):
         self._description, self._unit = "", ""
         self._total: int | None = None
         self._fields: dict[str, float] = {}
-        self._done, self._started, self._last = 0, 0.0, 0.0
+        self._done, self._started = 0, 0.0
+        self._last = time.monotonic()  # of the last line
         self._ended: threading.Event | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.finish()
         self._description, self._total, self._unit = description, total, unit
         self._done, self._fields, self._started = 0, {}, time.monotonic()
-        self._last = self._started
         self._ended = threading.Event()
         threading.Thread(target=self._repeat, args=(self._ended,), name="progress", daemon=True).start()
 
@@ -120,8 +120,7 @@ class Lines(Progress):
                 return
 
     def _show(self) -> None:
-        self._last = now = time.monotonic()
-        elapsed = now - self._started
+        elapsed = time.monotonic() - self._started
         figures = {name: value for name, value in self._fields.items() if name != "left_s"}
         left_s = self._fields.get("left_s")
         if left_s is None and self._total and self._done:
@@ -139,4 +138,5 @@ class Lines(Progress):
             self._ended = None
 
     def message(self, text: str) -> None:
+        self._last = time.monotonic()
         say(text, err=True)

@@ -236,16 +236,18 @@ class TrainingLoop:
                 the best epoch's number do not count it.
         """
         position, objective = self.position, self._objective
-        started, rows, scored = time.perf_counter(), objective.rows_of("validation"), 0
+        started = mark = time.perf_counter()
+        scored = 0
 
         def advance(count: int) -> None:
-            nonlocal scored
+            nonlocal scored, mark
+            before, mark = mark, time.perf_counter()
+            self._remaining.scored(count, mark - before)
             scored += count
             progress.advance(count, **self._left(scored))
 
-        with bar(progress, "Scoring validation", rows, "rows"):
+        with bar(progress, "Scoring validation", objective.rows_of("validation"), "rows"):
             result = objective.evaluate(self.plain_model, "validation", self.processes, advance)
-        self._remaining.scored(rows, time.perf_counter() - started)
         self.processes.settle(self._stepper.model)
         position.seconds += time.perf_counter() - started
         position.scored_at = position.step
