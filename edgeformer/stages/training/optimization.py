@@ -80,8 +80,10 @@ def allocate_state(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):
+                device = parameter.device if group["fused"] else "cpu"
                 optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
+                    # Not by zeros: a step of the other kernels reads it, which a fake tensor allows of a constant only.
+                    "step": torch.tensor(0.0, dtype=torch.float32, device=device),
                     "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                     "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
                 }
