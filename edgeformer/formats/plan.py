@@ -40,6 +40,7 @@ class PlannedTime(Frozen):
     high_s: float | None = None
     steps: int | None = Field(None, description="optimizer steps of all epochs; null: the number of rows is not known")
     rows: int = Field(description="training rows that the range is for, over all epochs; 1000 where `steps` is null")
+    epochs: int = Field(1, description="that `rows` are of; 1 where `steps` is null")
     rows_from: Literal["data", "recipe", "unknown"] = Field(
         "unknown", description="who counted the rows: the data that was read, the recipe's expected_rows, nobody"
     )

@@ -87,6 +87,7 @@ def test_the_recipe_for_six_gigabytes() -> None:
     assert 22 < time.low_s / epochs / 60 < 28 and 41 < time.high_s / epochs / 60 < 51
     assert 0.21 < time.share_of_peak[0] < time.share_of_peak[1] < 0.49
     text = time_text(time)
+    assert "min an epoch): 10 epochs" in text or "s an epoch): 10 epochs" in text
     assert "low end: 115 W" in text and "high end: 35 W" in text and "never checked on a GPU" in text
     (double, fourfold) = found.larger_batches
     assert double.set == ("training.batch_size=4", "training.accumulation=4")

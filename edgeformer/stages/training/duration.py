@@ -177,14 +177,19 @@ def _by_steps(recipe: Recipe, cache: Path, length: TrainingLength, progress: Pro
     low, high = (share * found.total_s for share in _TIMED)
     basis = f"{found.timed_steps} steps timed here; {length.text}"
     return PlannedTime(
-        status="estimated", low_s=low, high_s=high, steps=found.steps, rows=length.rows, rows_from=length.rows_from,
-        basis=basis,
+        status="estimated", low_s=low, high_s=high, steps=found.steps, rows=length.rows,
+        epochs=recipe.training.epochs, rows_from=length.rows_from, basis=basis,
     )  # fmt: skip
 
 
 def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: TrainingLength) -> PlannedTime:
     estimated = partial(
-        PlannedTime, status="estimated", steps=length.steps, rows=length.rows, rows_from=length.rows_from
+        PlannedTime,
+        status="estimated",
+        steps=length.steps,
+        rows=length.rows,
+        epochs=1 if length.steps is None else recipe.training.epochs,
+        rows_from=length.rows_from,
     )
     if device.kind == "cuda":
         found = gpu_time(recipe, device, precision, tokens=length.tokens, rows=length.rows)
