@@ -103,9 +103,7 @@ def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no run 'renmaed': .*; did you mean 'renamed'\? runs in"):
         locate("renmaed", artifacts)
-    with pytest.raises(
-        ArtifactError, match=r"--resume: no run 'Renmaed' in .*; did you mean 'renamed'\? runs"
-    ):
+    with pytest.raises(ArtifactError, match=r"--resume: no run 'Renmaed' in .*; did you mean 'renamed'\? runs"):
         folder_to_resume(load_recipe("quickstart"), artifacts, "Renmaed")
     with pytest.raises(ArtifactError, match=r"no run 'absent': .* runs in .*artifacts: renamed"):
         locate("absent", artifacts)

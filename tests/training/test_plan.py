@@ -22,8 +22,8 @@ from edgeformer.stages.training.memory import predict_peak, predict_peaks
 from edgeformer.stages.training.plan import count_offline, plan, planned_precision, suggest
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.train import TrainOptions
-from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 
 MIB = 2**20
 RTX = load_profile("rtx4050")
