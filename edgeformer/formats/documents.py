@@ -195,8 +195,9 @@ def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str],
 
     Args:
         local: a folder of the user's own files; one of the same name is used instead of the shipped one.
-        note: receives a message where the path does not exist and the shipped file of the same name is used instead,
-            as documented paths need (``recipes/crt_mini.yaml``) outside of the clone; None: such a path is an error.
+        note: receives a message where a path of the clone, such as ``recipes/crt_mini.yaml``, does not exist and the
+            shipped file is used instead; None: such a path is an error. Other paths always are: a wrong path must not
+            train another recipe that has the same file name.
 
     Raises:
         RecipeError: neither exists; the message lists the shipped names.
@@ -210,7 +211,7 @@ def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str],
             return candidate
     names = shipped_names(kind)
     shipped = bare.removesuffix(".yml").removesuffix(".yaml")
-    if note is not None and bare != name and shipped in names:
+    if note is not None and Path(name).parent == Path(kind) and shipped in names:
         path = shipped_folder(kind) / f"{shipped}.yaml"
         note(f"{name}: no such file; the shipped {_CALLED[kind]} {shipped!r} is used: {path}")
         return path

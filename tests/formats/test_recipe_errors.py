@@ -103,13 +103,15 @@ def test_a_path_outside_of_the_clone_is_the_shipped_recipe_and_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     notes: list[str] = []
-    for path in ("recipes/quickstart.yaml", "./recipes/quickstart", "/nowhere/quickstart.yml"):
+    for path in ("recipes/quickstart.yaml", "./recipes/quickstart", "recipes/quickstart.yml"):
         assert load_recipe(path, note=notes.append) == load_recipe("quickstart")
         assert notes.pop().startswith(f"{path}: no such file; the shipped recipe 'quickstart' is used: ")
         with pytest.raises(RecipeError, match="no such file"):  # nobody would hear of it
             load_recipe(path)
     profile = load_profile("profiles/rtx4050.yaml", note=notes.append)
     assert profile == load_profile("rtx4050") and "the shipped device profile 'rtx4050' is used" in notes.pop()
+    with pytest.raises(RecipeError, match="no such file"):  # the same file name in another folder
+        load_recipe("no/such/quickstart.yaml", note=notes.append)
     with pytest.raises(RecipeError, match=r"no recipe 'recipes/quikstart\.yaml': no such file"):
         load_recipe("recipes/quikstart.yaml", note=notes.append)
     own = tmp_path / "recipes" / "quickstart.yaml"
