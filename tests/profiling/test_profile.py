@@ -147,7 +147,7 @@ def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
     assert list(rest_of_card(opened, device, Target(False, "absent"), [engine, graph])) == []
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA H200", "GPU-1", 139 * 2**30, "9.0")])
     (other,) = rest_of_card(opened, device, here, [engine, graph])
-    assert "pip uninstall -y onnxruntime, then pip install onnxruntime-gpu" in other
+    assert 'pip uninstall -y onnxruntime, then pip install "onnxruntime-gpu[cuda,cudnn]"' in other
 
 
 def test_a_card_that_nothing_was_measured_on_is_told_which_engines_can_be_built_for_it(

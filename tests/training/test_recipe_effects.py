@@ -256,11 +256,12 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "delimiter": "tests/data/test_table_files.py", "header": "tests/data/test_table_files.py",
         "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_table_files.py",
         **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
-        "rows": "tests/data/test_selection.py",
+        "rows": "tests/data/test_selection.py", "encoding": "tests/data/test_text_encoding.py",
     },
     DataConfig: {
         "parts": "tests/data/test_sources.py", "stream": "tests/training/test_streamed.py",
         "split": "tests/data/test_splits.py", "split_seed": "tests/data/test_splits.py",
+        "expected_rows": "tests/training/test_plan_time.py",
         **dict.fromkeys(("labels", "cleaning", "max_length"), "tests/data/test_prepare.py"),
         **dict.fromkeys(("rows", "longest", "shortest", "balance"), "tests/data/test_selection.py"),
     },
