@@ -16,17 +16,17 @@ OWN = EstimateError(
 PI, CARD, HOST = (load_profile(name) for name in ("raspberry-pi-5", "rtx4050", "host"))
 
 
-def calibrated(processor: str, error: EstimateError | None = None) -> DeviceProfile:
-    known = Calibration(created="now", processor=processor, threads=1, provider="p", efficiencies={}, error=error)
+def calibrated(processor: str, error: EstimateError | None = None, threads: int = RECORD.cores or 1) -> DeviceProfile:
+    known = Calibration(created="now", processor=processor, threads=threads, provider="p", efficiencies={}, error=error)
     return HOST.model_copy(update={"calibration": known})
 
 
-def words(device: DeviceProfile, error: EstimateError | None = None) -> str:
+def words(device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)) -> str:
     report = made_report(
         made_row(estimated(), "device"),
         device_title=device.title,
         estimated_for=device.kind,
-        estimate_evidence=estimate_evidence(device, error),
+        estimate_evidence=estimate_evidence(device, error, precisions),
     )
     return str(estimate_words(report))
 
@@ -71,10 +71,21 @@ def test_the_record_applies_to_a_calibration_on_a_processor_of_its_name_only() -
     assert words(calibrated("Slow 100")).endswith("does not apply: it is of another processor than Slow 100")
 
 
+def test_the_record_applies_to_as_many_cores_and_its_precisions_only() -> None:
+    more_cores = words(calibrated(RECORD.processor, threads=64))
+    assert more_cores.endswith(f"does not apply: it is of {RECORD.cores} cores, the calibration of 64 threads")
+    of_record = calibrated(RECORD.processor)
+    assert "does not apply" not in words(of_record, precisions=RECORD.precisions)
+    for precision in ("fp16", "int4"):
+        assert words(of_record, precisions=("fp32", precision)).endswith(
+            f"does not apply: it has fp32 and int8, but these estimates are of {precision} too"
+        )
+
+
 def test_a_card_that_was_checked_has_its_own_record() -> None:
     on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
     known = calibrated("RTX 4050", on_card).calibration
-    found = estimate_evidence(CARD.model_copy(update={"calibration": known}), on_card)
+    found = estimate_evidence(CARD.model_copy(update={"calibration": known}), on_card, {"fp32"})
     assert [(type(one), one.kind, one.applies) for one in found] == [
         (EstimateEvidence, "cuda", True),
         (EstimateEvidence, "cpu", False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,19 @@ from tiny_bundle import write_bundle
 
 from edgeformer.cli import main, progress
 from edgeformer.formats.progress import Silent
-from edgeformer.formats.report import Report
+from edgeformer.formats.report import Report, Row
+from edgeformer.reporting.words import in_words
+from edgeformer.stages.profiling import launch
+from edgeformer.stages.profiling.launch import MeasuringInterrupted, measure_in_child
+from edgeformer.stages.profiling.measure import summarise
+from edgeformer.stages.profiling.messages import FinishedRow, MeasureSpec, unavailable_row
+from edgeformer.stages.profiling.process import End
+from tests.profiling.measuring_child import make_spec
+
+NOTES = (
+    "interrupted: 2 rows of 1 of 1 artifacts were measured; nothing was judged",
+    "the model was trained on generated text",
+)
 
 
 class PressesCtrlC(Silent):
@@ -33,7 +46,7 @@ class PressesCtrlC(Silent):
 def interrupted(folder: Path, shapes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(progress, "show_progress", lambda: PressesCtrlC(shapes))
     words = ["edgeformer", "profile", str(folder), "--device", "host", "--json", "--batch", "1,2", "--seq", "8"]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", [*words, "--max-latency", "50ms"])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 130
@@ -54,9 +67,39 @@ def test_rows_that_were_measured_before_ctrl_c_are_written(
         ("steady", 1, "measured"),
     ]
     assert report.verdict.status == "unknown" and report.verdict.checks == ()
-    assert any("interrupted: 2 rows of 1 of" in note and "nothing was judged" in note for note in report.notes)
+    assert report.notes == NOTES
+    assert in_words(report) == "Nothing was checked; size, latency and memory were not judged: interrupted."
+    assert report.rows[1].latency_ms.stable is False
+    assert report.estimate_evidence == () and report.estimated_for is None
     assert "2 rows of" in message and str(path) in message and "nothing was judged" in message
     assert (folder / "reports" / "host.json").read_text(encoding="utf-8") == "an earlier report"
+
+
+def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once one of two stable rows was measured again: the other one has no second median."""
+    spec = make_spec(write_bundle(tmp_path / "bundle"))
+
+    def row_of(batch: int) -> Row:
+        row = unavailable_row(spec.checked.artifact, 1, ("steady", batch, 8), "CPUExecutionProvider", "host", "")
+        return row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})
+
+    jobs: list[MeasureSpec] = []
+
+    def run_job(job: MeasureSpec, messages: object, silence_s: float, take: Callable[[FinishedRow], None]) -> End:
+        jobs.append(job)
+        take(FinishedRow(row=row_of(1)))
+        if len(jobs) == 2:
+            raise KeyboardInterrupt
+        take(FinishedRow(row=row_of(2)))
+        return End()
+
+    monkeypatch.setattr(launch, "run_job", run_job)
+    with pytest.raises(MeasuringInterrupted) as stop:
+        measure_in_child(spec, Silent())
+    first, second = stop.value.rows
+    assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
+    assert second.latency_ms.stable is False
+    assert second.latency_ms.warnings[-1:] == ("not confirmed: interrupted before a second process measured it",)
 
 
 def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(

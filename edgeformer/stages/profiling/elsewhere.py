@@ -72,7 +72,6 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     verdict = check_budget(known, limits)
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
     notes += shape_notes(limits)
-    notes += [] if verdict.checks else ["nothing was judged: neither the profile nor the command sets a limit"]
     notes += unlimited_notes(verdict)
     if spared := spared_of_latency(known, limits):
         notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")

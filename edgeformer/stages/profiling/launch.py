@@ -54,8 +54,11 @@ def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
         MeasuringInterrupted: Ctrl-C; it has the rows that were measured before.
     """
     name = spec.checked.artifact.id
-    with bar(progress, f"measuring {name}", len(spec.items), "shape"):
-        rows = _measure_items(spec, progress)
+    try:
+        with bar(progress, f"measuring {name}", len(spec.items), "shape"):
+            rows = _measure_items(spec, progress)
+    except MeasuringInterrupted as error:
+        raise MeasuringInterrupted([_unconfirmed(row) for row in error.rows]) from None
     for row in rows:
         if row.latency_ms.status == "unavailable":
             what = "" if row.phase == "steady" else f", {row.phase}"
@@ -65,12 +68,17 @@ def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
         return rows
     others = tuple(item for item in spec.items if item not in calm)
     second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": others})
+    tolerance = spec.rules.repeat_tolerance
     try:
         with bar(progress, f"measuring {name} again", len(calm), "shape"):
             again = {item_of(row): row for row in _measure_items(second, progress)}
-    except MeasuringInterrupted:
+    except MeasuringInterrupted as error:
+        finished = {item: row for row in error.rows if (item := item_of(row)) is not None}
+        rows = [
+            confirmed(row, finished[item], tolerance) if (item := item_of(row)) in finished else _unconfirmed(row)
+            for row in rows
+        ]
         raise MeasuringInterrupted(rows) from None
-    tolerance = spec.rules.repeat_tolerance
     return [confirmed(row, again[item], tolerance) if (item := item_of(row)) in calm else row for row in rows]
 
 
@@ -106,9 +114,18 @@ def confirmed(row: Row, again: Row, tolerance: float) -> Row:
     return row.model_copy(update={"latency_ms": latency, "conditions": noted})
 
 
+def _unconfirmed(row: Row) -> Row:
+    """Return the row of an interrupted measurement, no longer stable: no second process has measured it."""
+    if item_of(row) is None or not row.latency_ms.stable:
+        return row
+    doubt = "not confirmed: interrupted before a second process measured it"
+    latency = row.latency_ms.model_copy(update={"stable": False, "warnings": (*row.latency_ms.warnings, doubt)})
+    return row.model_copy(update={"latency_ms": latency})
+
+
 @dataclass
 class _Answers:
-    """What the children have said so far. ``at``: what the present one is measuring; ``cold``: the first call of the
+    """Rows measured so far. ``at``: what the present one is measuring; ``cold``: the first call of the
     first one, and what was measured then."""
 
     progress: Progress

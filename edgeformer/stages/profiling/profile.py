@@ -27,12 +27,13 @@ from edgeformer.stages.profiling.elsewhere import subject_of
 from edgeformer.stages.profiling.estimating.estimate import estimate
 from edgeformer.stages.profiling.estimating.evidence import estimate_evidence
 from edgeformer.stages.profiling.launch import MeasuringInterrupted, measure_in_child
+from edgeformer.stages.profiling.limits import shape_notes
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
 from edgeformer.stages.profiling.on_card import rest_of_card
 from edgeformer.stages.profiling.request import ProfileOptions, Request, Target, find_target, resolve
 from edgeformer.stages.profiling.search import search, verdict_of_pick
 from edgeformer.stages.profiling.settling import Grounds, settle
-from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency, unlimited_notes
+from edgeformer.stages.profiling.verdict import Evidence, check_budget, spared_of_latency, unjudged, unlimited_notes
 
 __all__ = ["ProfileInterrupted", "ProfileOptions", "profile_bundle"]
 
@@ -49,6 +50,7 @@ class _Profiling:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     measured: list[Row] = field(default_factory=list)
+    is_interrupted: bool = False
 
 
 class ProfileInterrupted(KeyboardInterrupt):
@@ -94,8 +96,8 @@ def profile_bundle(
             f"interrupted: {len(rows)} rows of {artifacts} of {len(request.artifacts)} artifacts were measured; "
             "nothing was judged"
         )
-        unjudged = replace(here, options=replace(options, search=None))
-        raise ProfileInterrupted(_report(unjudged, rows, [])) from None
+        interrupted = replace(here, options=replace(options, search=None), is_interrupted=True)
+        raise ProfileInterrupted(_report(interrupted, rows, [])) from None
 
 
 def _profile(here: _Profiling) -> Report:
@@ -207,11 +209,11 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     limits, options = here.request.limits, here.options
     left_out = _left_out(here)
     known = [evidence for evidence in known if evidence.artifact not in left_out]
-    verdict = check_budget(known, limits)
+    verdict = unjudged("interrupted") if here.is_interrupted else check_budget(known, limits)
     found = _searched(here, rows, known)
     if found is not None:
         verdict = verdict_of_pick(found, known, limits)
-    estimated = any(row.latency_ms.status == "estimated" for row in rows)
+    estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     return Report(
         device=here.device.name,
         device_title=here.device.title,
@@ -234,7 +236,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
         estimated_for=here.device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
-        estimate_evidence=estimate_evidence(here.device, options.estimate_error) if estimated else (),
+        estimate_evidence=estimate_evidence(here.device, options.estimate_error, estimated),
         sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
         search=found,
         left_out=left_out,
@@ -258,18 +260,21 @@ def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Searc
 
 
 def _notes(here: _Profiling, known: list[Evidence], verdict: Verdict) -> Iterator[str]:
-    yield from (*here.request.notes, *here.notes)
+    of_judging = shape_notes(here.request.limits) if here.is_interrupted else []
+    yield from (note for note in (*here.request.notes, *here.notes) if note not in of_judging)
     if not here.target.present:
-        yield f"{here.target.reason}: rows `host` were measured here, rows `device` are estimated for it"
+        of_device = "no row was estimated for it" if here.is_interrupted else "rows `device` are estimated for it"
+        yield f"{here.target.reason}: rows `host` were measured here, {of_device}"
     left_out = _left_out(here)
     for reason in dict.fromkeys(left_out.values()):
         names = ", ".join(name for name, why in left_out.items() if why == reason)
         yield f"left out of the verdict, because no {here.device.title} can ever run it: {names}: {reason}"
-    if left_out and not known:
+    if here.is_interrupted:
+        pass  # the note of the interruption says that nothing was judged
+    elif left_out and not known:
         yield "nothing was judged: no artifact can ever run on this device"
-    elif not verdict.checks:
-        yield "nothing was judged: neither the profile nor the command sets a limit"
-    yield from unlimited_notes(verdict)
+    else:
+        yield from unlimited_notes(verdict)
     spared = spared_of_latency(known, here.request.limits)
     if spared:
         yield f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}"

@@ -138,15 +138,23 @@ def _not_judged(
         yield NotJudged(name=name, reason=reason)
 
 
-def unlimited_notes(verdict: Verdict) -> list[str]:
-    """Return a note with the options that limit what has no limit; empty if latency, memory and size have one.
+def unjudged(reason: str) -> Verdict:
+    """Return the verdict where no artifact was checked.
 
-    Where nothing has a limit, callers say so in a note of their own.
+    Args:
+        reason: why latency, memory and size were not judged.
     """
+    return Verdict(status="unknown", not_judged=tuple(NotJudged(name=name, reason=reason) for name in _EXPECTED_CHECKS))
+
+
+def unlimited_notes(verdict: Verdict) -> list[str]:
+    """Return a note with the options that limit what has no limit; empty if latency, memory and size have one."""
+    if not verdict.checks:
+        return ["nothing was judged: neither the profile nor the command sets a limit"]
     flags = {"latency": "--max-latency", "memory": "--max-vram", "size": "--max-size"}
     checked = {check.name for check in verdict.checks}
     missing = [kind.name for kind in verdict.not_judged if kind.name in flags.keys() - checked]
-    if not checked or not missing:
+    if not missing:
         return []
     return [f"no limit for {' and '.join(missing)}; set one with {' and '.join(flags[name] for name in missing)}"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from importlib import resources
 
@@ -19,13 +20,18 @@ def shipped_record() -> EstimateRecord:
     return EstimateRecord.model_validate_json(text)
 
 
-def estimate_evidence(device: DeviceProfile, error: EstimateError | None) -> tuple[EstimateEvidence, ...]:
-    """Return what is on record about estimates for a device, the nearest record first.
+def estimate_evidence(
+    device: DeviceProfile, error: EstimateError | None, precisions: Collection[str]
+) -> tuple[EstimateEvidence, ...]:
+    """Return what is on record about estimates for a device, the nearest record first; empty if there are none.
 
     Args:
         device: whose rows are estimated.
         error: of the device's own calibration, or else of this host's, as ``known_error`` returns it.
+        precisions: of the rows that are estimated.
     """
+    if not precisions:
+        return ()
     evidence = [] if error is None else [_of_calibration(device, error)]
     record, why_not = shipped_record(), None
     if device.kind != record.kind:
@@ -34,6 +40,10 @@ def estimate_evidence(device: DeviceProfile, error: EstimateError | None) -> tup
         why_not = "its estimates come from a calibration on that machine, these from the peak rates of the profile"
     elif device.calibration.processor != record.processor:
         why_not = f"it is of another processor than {device.calibration.processor}"
+    elif record.cores is not None and device.calibration.threads != record.cores:
+        why_not = f"it is of {record.cores} cores, the calibration of {device.calibration.threads} threads"
+    elif unchecked := sorted(set(precisions) - set(record.precisions)):
+        why_not = f"it has {' and '.join(record.precisions)}, but these estimates are of {' and '.join(unchecked)} too"
     return (*evidence, EstimateEvidence(**record.model_dump(), applies=why_not is None, why_not=why_not))
 
 
