@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import le
-from typing import Literal
+from typing import Any, Literal
 
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.manifest import BundleManifest
@@ -43,16 +43,6 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class ScoreInterval:
-    """Where a score lies if other rows of the same kind are taken; ``has_bound``: the bound asked for lies inside."""
-
-    rows: int
-    low: float
-    high: float
-    has_bound: bool | None
-
-
-@dataclass(frozen=True)
 class Choice:
     """What was asked for, of one task's models. ``bound``: the worst value of the metric that will do; None: any."""
 
@@ -66,12 +56,16 @@ class Choice:
             return True
         return score >= self.bound if self.metric.higher_is_better else score <= self.bound
 
-    def interval(self, score: float, rows: int | None) -> ScoreInterval | None:
-        """Return the 95 % interval of a score over ``rows`` rows; None where the metric is no share of rows."""
-        if not rows or not self.metric.is_share:
-            return None
+    def interval_fields(self, score: float | None, rows: int | None) -> dict[str, Any]:
+        """Return the :class:`Candidate` fields of the 95 % interval of a score over ``rows`` rows.
+
+        Empty if the score or the rows are not known, or the metric is not a share of rows.
+        """
+        if score is None or not rows or not self.metric.is_share:
+            return {}
         low, high = share_interval(round(score * rows), rows, (1 - CONFIDENCE) / 2)
-        return ScoreInterval(rows, low, high, None if self.bound is None else low <= self.bound <= high)
+        inside = None if self.bound is None else low <= self.bound <= high
+        return {"score_rows": rows, "score_low": low, "score_high": high, "bound_inside": inside}
 
 
 def check_options(options: SearchOptions, manifest: BundleManifest) -> Choice:
@@ -263,24 +257,24 @@ def interval_words(candidate: Candidate, metric: Metric, bound: float | None) ->
     if candidate.score_low is None or candidate.score_high is None:
         return ""
     low, high = metric.text(candidate.score_low), metric.text(candidate.score_high)
-    said = f"{metric.name} {metric.text(candidate.score)} on {candidate.score_rows:,} rows, "
-    said += f"{CONFIDENCE * 100:g} % interval {low} to {high}"
+    words = f"{metric.name} {metric.text(candidate.score)} on {candidate.score_rows:,} rows, "
+    words += f"{CONFIDENCE * 100:g} % interval {low} to {high}"
     if candidate.bound_inside:
-        said += f": the bound {bound:g} lies inside it, so these rows do not decide whether it is met"
-    return said
+        words += f": the bound {bound:g} lies inside it, so these rows do not decide whether it is met"
+    return words
 
 
 def _reservations(pick: Candidate, choice: Choice, basis: Basis) -> str:
     """What the reader must know before deploying the pick."""
     interval = interval_words(pick, choice.metric, choice.bound) if choice.bound is not None else ""
-    said = f". {interval[0].upper()}{interval[1:]}" if interval else ""
+    words = f". {interval[0].upper()}{interval[1:]}" if interval else ""
     if pick.unknown:
-        said += f". Not known: whether it keeps the limit of {' and '.join(pick.unknown)}"
+        words += f". Not known: whether it keeps the limit of {' and '.join(pick.unknown)}"
     if basis == "host":
-        said += ". Ranked by this host's times: the device was neither measured nor estimated"
+        words += ". Ranked by this host's times: the device was neither measured nor estimated"
     elif pick.latency_status == "estimated":
-        said += ". Its time is an estimate"
-    return said
+        words += ". Its time is an estimate"
+    return words
 
 
 def _why_nothing(options: Sequence[Option], choice: Choice) -> str:

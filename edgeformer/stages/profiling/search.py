@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Any
 
 from edgeformer.backends import provider_facts
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest, Rounded
@@ -206,11 +207,11 @@ def _option(
     of_row = _as_opened(of_device, row.provider, row.threads) if row is not None else of_device
     checks = check_budget([replace(of_row, why_no_rows=missing.reason)], limits).checks
     costs = {"latency": latency, "memory": memory, "energy": energy, "size": Quantity(known.size_bytes, "measured", "")}
-    against = _against(checks, score, latency, choice)
+    interval = choice.interval_fields(score.value, score.rows)
+    against = _against(checks, score, interval, latency, choice)
     least = costs[choice.minimize]
     if least.value is None and not against:
         against.append(f"its {choice.minimize} is not known: {least.reason}")
-    interval = choice.interval(score.value, score.rows) if score.value is not None else None
     candidate = Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -219,10 +220,7 @@ def _option(
         provider=provider,
         threads=row.threads if row is not None else None,
         score=score.value,
-        score_rows=interval.rows if interval is not None else None,
-        score_low=interval.low if interval is not None else None,
-        score_high=interval.high if interval is not None else None,
-        bound_inside=interval.has_bound if interval is not None else None,
+        **interval,
         latency_ms=latency.value,
         latency_status=latency.basis,
         size_bytes=known.size_bytes,
@@ -241,17 +239,16 @@ def _option(
     return Option(candidate, least)
 
 
-def _against(checks: Sequence[Check], score: _KnownScore, latency: Quantity, choice: Choice) -> list[str]:
-    """Everything that speaks against a candidate, in words."""
+def _against(
+    checks: Sequence[Check], score: _KnownScore, interval: Mapping[str, Any], latency: Quantity, choice: Choice
+) -> list[str]:
+    """Everything that speaks against a candidate, in words. ``interval``: see :meth:`Choice.interval_fields`."""
     against = [score.why_none] if score.why_none else []
     if score.value is not None and not choice.meets(score.value):
         side = "below" if choice.metric.higher_is_better else "above"
-        interval = choice.interval(score.value, score.rows)
-        inside = (
-            f", inside its 95 % interval {interval.low:.4f} to {interval.high:.4f}"
-            if (interval is not None and interval.has_bound)
-            else ""
-        )
+        inside = ""
+        if interval.get("bound_inside"):
+            inside = f", inside its 95 % interval {interval['score_low']:.4f} to {interval['score_high']:.4f}"
         against.append(f"{choice.metric.name} {score.value:.4f} is {side} {choice.bound:g}{inside}")
     if latency.value is None:
         against.append(f"no time is known: {latency.reason}")
