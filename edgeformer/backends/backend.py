@@ -106,12 +106,14 @@ class Target:
         precision: of what it will make; None: that of the graphs it is given.
         device: the profile's name, a part of the files' names; None where the builder needs no device.
         compute_capability: NVIDIA GPUs: what the code is compiled for.
+        note: a note for the export, e.g. that the choice of this format is a guess.
     """
 
     format: str
     device: str | None = None
     compute_capability: str | None = None
     precision: Precision | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

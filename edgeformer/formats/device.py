@@ -1,5 +1,6 @@
 """DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
+import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -229,6 +230,11 @@ class Calibration(Frozen):
         return known
 
 
+def names_rtx(name: str) -> bool:
+    """Return whether a card's name says RTX: GeForce RTX 4050, RTX4050, RTX-4070, Quadro RTX 4000; not GTX 1650."""
+    return re.search(r"\bRTX", name, re.IGNORECASE) is not None
+
+
 class DeviceProfile(Frozen):
     """A target device. ``match`` is how the device is recognised when it is present.
 
@@ -241,7 +247,7 @@ class DeviceProfile(Frozen):
     tensorrt: Literal["rtx", "enterprise", "none"] | None = Field(
         None,
         description="what `export --trt` builds its engines with: TensorRT for RTX; TensorRT itself, on the device; or "
-        "nothing. Absent: `rtx` where the title or `match` says RTX, else `enterprise`",
+        "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
     )
     match: str | None = Field(
         None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
@@ -279,4 +285,15 @@ class DeviceProfile(Frozen):
             return self.tensorrt
         if self.kind != "cuda":
             return "none"
-        return "rtx" if "RTX" in f"{self.title} {self.match or ''}".upper().split() else "enterprise"
+        return "rtx" if names_rtx(f"{self.title} {self.match or ''}") else "enterprise"
+
+    @property
+    def tensorrt_source(self) -> str:
+        """Where :attr:`tensorrt_edition` is from, for messages: the profile, or a guess from the device's name."""
+        if self.tensorrt is not None:
+            return f"its profile says tensorrt: {self.tensorrt}"
+        name = "has" if self.tensorrt_edition == "rtx" else "does not have"
+        return (
+            f"its profile has no key tensorrt; {self.tensorrt_edition} is a guess, because its name {name} RTX in it "
+            "(set tensorrt in the profile to choose)"
+        )

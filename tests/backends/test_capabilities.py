@@ -104,6 +104,7 @@ def test_every_provider_is_explained() -> None:
         ),
         (("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9"), ["CUDAExecutionProvider"], RtxPlugin((), "no"), "CUDA"),
         (("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9"), [], RtxPlugin((), "no"), "CPU"),
+        (("NVIDIA RTX4050 laptop", "8.9"), ["CUDAExecutionProvider"], RtxPlugin(("device",)), "NvTensorRTRTX"),
         (("NVIDIA GeForce RTX 2080", "7.5"), ["CUDAExecutionProvider"], RtxPlugin(("device",)), "CUDA"),
         (
             ("NVIDIA H200", "9.0"),

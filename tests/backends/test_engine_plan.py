@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from edgeformer.backends.backend import Builder
+from edgeformer.backends.backend import Builder, BuildJob
 from edgeformer.backends.tensorrt import builders
 from edgeformer.backends.tensorrt.builders import (
     Target,
@@ -20,6 +21,7 @@ from edgeformer.backends.tensorrt.state import TensorRTState, judge
 from edgeformer.formats.device import DeviceProfile, Fact
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import install_hint
+from edgeformer.formats.progress import SILENT
 from edgeformer.machine.capability import Answer
 from edgeformer.machine.cuda_driver import Device
 
@@ -73,7 +75,7 @@ def test_what_is_no_rtx_card_takes_tensorrt_whatever_its_capability(
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
         f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
-        "this profile says tensorrt: enterprise",
+        "its profile says tensorrt: enterprise",
         f"Use {instead}",
         "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
     ):
@@ -91,6 +93,9 @@ def test_an_rtx_card_that_this_tensorrt_rtx_does_not_know_is_refused(plan: Plan)
     [
         ("NVIDIA RTX A2000 12GB", None, "rtx"),
         ("NVIDIA GeForce RTX 2060", None, "rtx"),
+        ("NVIDIA RTX4050 laptop", None, "rtx"),
+        ("GeForce RTX-4070", None, "rtx"),
+        ("nvidia geforce rtx 4070", None, "rtx"),
         ("NVIDIA GeForce GTX 1660", None, "enterprise"),
         ("NVIDIA A10", None, "enterprise"),
         ("NVIDIA A10", "rtx", "rtx"),
@@ -108,7 +113,29 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
     monkeypatch.setattr(builders, "tensorrt_state", known.__getitem__)
     plan = TensorRTBuilder().plan(device)
     assert isinstance(plan, Target if chosen == "rtx" else Unavailable)
+    text = plan.note if isinstance(plan, Target) else plan.reason
+    assert ("is a guess, because its name" in (text or "")) is (key is None)
     assert chosen != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in plan.reason
+
+
+def test_export_notes_that_the_edition_is_a_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    device = DeviceProfile(
+        name="mine",
+        title="GeForce RTX-4070",
+        kind="cuda",
+        compute_capability=Fact(value="8.9", source="t", verified=False),
+    )
+    monkeypatch.setattr(builders, "tensorrt_state", {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}.__getitem__)
+    target = TensorRTBuilder().plan(device)
+    assert isinstance(target, Target) and target.format == "tensorrt-rtx"
+    job = BuildJob(tmp_path, (), "fp16", 24, 64, None, SILENT, notes.append, lambda: None)
+    assert list(TensorRTBuilder().build(target, job)) == []
+    (note,) = notes
+    assert note == (
+        "engines: GeForce RTX-4070: its profile has no key tensorrt; rtx is a guess, because its name has RTX in it "
+        "(set tensorrt in the profile to choose)"
+    )
 
 
 def test_a_missing_rtx_package_is_named_with_its_extra(plan: Plan) -> None:

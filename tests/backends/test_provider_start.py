@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,42 @@ def test_doctor_says_which_libraries_are_missing() -> None:
     assert loaded[f"onnxruntime: {CUDA}"].status == "available"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of the libraries are Linux's")
+@pytest.mark.parametrize("on_default_path", [True, False])
+def test_a_damaged_copy_of_pip_matters_only_if_the_default_path_has_none(
+    on_default_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ONNX Runtime's own preload_dlls, as in a build for CUDA 13; only the system's loader is a stand-in."""
+    (tmp_path / "libcublas.so.13").write_bytes(b"no library")
+    real = ctypes.CDLL
+
+    def load(name: str, *arguments: Any, **options: Any) -> Any:
+        if "/" in name or not on_default_path:
+            return real(name, *arguments, **options)
+        return None
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0")
+    monkeypatch.setattr(onnxruntime, "preload_dlls", partial(onnxruntime.preload_dlls, directory=str(tmp_path)))
+    load_cuda_libraries.cache_clear()
+    libraries = load_cuda_libraries()
+    load_cuda_libraries.cache_clear()
+    if on_default_path:
+        assert libraries is None
+    else:
+        assert libraries is not None and "libcublas.so.13" in libraries.split(", ") and "/" not in libraries
+
+
+def test_doctor_names_a_library_only_if_no_copy_of_it_loads() -> None:
+    path = "/venv/site-packages/nvidia/cu13/lib/libcublas.so.13"
+    of_copy = f"Failed to load {path}: {path}: file too short\n"
+    for printed, status in ((of_copy, "available"), (of_copy + NOT_LOADED, "unavailable")):
+        answer = Answer({"providers": [CUDA, CPU], "preload": printed})
+        lines = {line.name: line for line in providers.describe(answer, None, None)}
+        cuda = lines[f"onnxruntime: {CUDA}"]
+        assert cuda.status == status and path not in cuda.detail
+
+
 @pytest.fixture
 def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package of the RTX provider, with a library that the loader refuses; also for child processes."""
@@ -213,7 +251,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path))
     rtx = RtxBuild(monkeypatch)
     with OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
-        settings = session.settings()
+        settings, caveats = session.settings(), session.caveats()
     folder = Path(rtx.options.pop("nv_runtime_cache_path"))
     assert folder.is_dir() and folder.is_relative_to(tmp_path) and "rtx-4050" in folder.name
     assert rtx.options == {
@@ -221,6 +259,9 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
         "nv_profile_opt_shapes": "input_ids:1x64,attention_mask:1x64",
         "nv_profile_max_shapes": "input_ids:1024x64,attention_mask:1024x64",
     }
+    assert settings["kernel_specialization"] == "the provider's default (lazy), not read back"
+    assert settings["cuda_graphs"] == "the provider's default (disabled), not read back"
+    assert any("no CUDA graphs, and no kernels that are specialised before a call" in note for note in caveats)
     assert settings["provider_options"] == {**rtx.options, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
 

@@ -78,9 +78,12 @@ def default_provider(kind: Kind | None = None) -> str:
 
 def _rtx_card() -> bool:
     """Whether a GeForce RTX or RTX workstation card is here that TensorRT-RTX runs on."""
+    from edgeformer.formats.device import names_rtx
     from edgeformer.machine import nvidia
 
-    return any("RTX" in card.name and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in nvidia.gpus())
+    return any(
+        names_rtx(card.name) and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in nvidia.gpus()
+    )
 
 
 def how_to_start(provider: str) -> str:
@@ -129,10 +132,15 @@ def load_cuda_libraries() -> str | None:
 
 
 def _missing_libraries(printed: str) -> str | None:
-    """The libraries that ``preload_dlls`` reports as not loaded; None where there are none."""
+    """Return the libraries that ``preload_dlls`` could not load, or None.
+
+    It tries the copy in pip's nvidia packages, and reports a failure with the path of that copy. Then it tries the name
+    alone, on the loader's default path. Only a failure of the name means that the library is not loaded.
+    """
     prefix = "Failed to load "
     failed = [line.removeprefix(prefix) for line in printed.splitlines() if line.startswith(prefix)]
-    return ", ".join(line.partition(": ")[0] for line in failed) or None
+    libraries = [line.partition(": ")[0] for line in failed]
+    return ", ".join(library for library in libraries if not {"/", "\\"} & set(library)) or None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
 _DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 _PRESENT = "present"
 """How the names of outputs begin that are inputs of the next call."""
+_RTX_DEFAULTS = (
+    "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
+    "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
+)
 _NAMED = 6  # operators that a note lists
 # onnxruntime writes what it raises to stderr as well; the exception is enough.
 _SILENT = 4
@@ -96,6 +100,7 @@ class OnnxSession(Session):
         self._outputs = [node.name for node in self._session.get_outputs()]
         has_caches = any(name.startswith(KEPT) for name in self._inputs)
         self._cache_device = cache_device if has_caches else None
+        self._answers_alone = not has_caches and not in_turns
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
@@ -150,13 +155,18 @@ class OnnxSession(Session):
     def caveats(self) -> tuple[str, ...]:
         if self.provider == CPU:
             return ()
-        return tuple(filter(None, [placement_note(self.provider, self._assigned)]))
+        defaults = _RTX_DEFAULTS if self._answers_alone and self.provider == RTX else None
+        return tuple(filter(None, [placement_note(self.provider, self._assigned), defaults]))
 
     def settings(self) -> dict[str, Any]:
-        """What the RTX provider was told, without this machine's paths; empty for the other providers."""
+        """Options of the RTX provider, without this machine's paths; empty for the other providers."""
+        if self.provider != RTX:
+            return {}
         folder = "nv_runtime_cache_path"
-        told = {name: "cache folder" if name == folder else text for name, text in self._provider_options.items()}
-        return {"provider_options": told, "kernel_specialization": "lazy"} if self.provider == RTX else {}
+        options = {name: "cache folder" if name == folder else text for name, text in self._provider_options.items()}
+        defaults = {"kernel_specialization": "lazy", "cuda_graphs": "disabled"}
+        stated = {name: f"the provider's default ({value}), not read back" for name, value in defaults.items()}
+        return {"provider_options": options, **stated}
 
     def close(self) -> None:
         self._session = None

@@ -90,6 +90,7 @@ class TensorRTBuilder(EngineBuilder):
     flag = "--trt"
 
     def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+        note = f"engines: {device.title}: {device.tensorrt_source}" if device.tensorrt is None else None
         named += f", compute capability {capability})"
         problem = _why_not_on_device(tensorrt_state("tensorrt"), device, capability)
         if device.tensorrt_edition == "rtx":
@@ -97,29 +98,33 @@ class TensorRTBuilder(EngineBuilder):
             supported = rtx.capabilities or RTX_CAPABILITIES
             missing = rtx.missing_to_build()
             if capability in supported and not missing:
-                return Target("tensorrt-rtx", device.name, capability)
+                return Target("tensorrt-rtx", device.name, capability, note=note)
             if problem is None:
-                return Target("tensorrt", device.name, capability)
+                return Target("tensorrt", device.name, capability, note=note)
             if capability in supported:
                 here = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+                if device.tensorrt is None:
+                    here += f"; {device.tensorrt_source}"
                 return Unavailable("tensorrt-rtx", f"{named}: {here}")
             return Unavailable(
                 "tensorrt-rtx",
-                f"{named}: its profile says tensorrt: rtx, but this tensorrt-rtx builds only for compute capability "
+                f"{named}: {device.tensorrt_source}, but this tensorrt-rtx builds only for compute capability "
                 f"{', '.join(supported)}; install a newer one, or use tensorrt on that very GPU (here {problem})",
             )
         if problem is None:
-            return Target("tensorrt", device.name, capability)
+            return Target("tensorrt", device.name, capability, note=note)
         alternative = (
             "TensorRT of JetPack, on the Jetson itself" if capability in _JETSON else "tensorrt, on that very GPU"
         )
         return Unavailable(
             "tensorrt",
-            f"{named}: TensorRT for RTX is for GeForce RTX and RTX workstation cards, and this profile says tensorrt: "
-            f"enterprise. Use {alternative}; here {problem}",
+            f"{named}: TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. "
+            f"Use {alternative}; here {problem}",
         )
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        if target.note is not None:
+            job.note(target.note)
         for graph in (graph for graph in job.graphs if graph.precision == job.precision):
             yield _engine(_entry(graph, target), job, partial(_built, graph=graph, target=target, job=job))
         if not any(graph.precision == "int8" for graph in job.graphs):
