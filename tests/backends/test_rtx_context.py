@@ -148,20 +148,22 @@ def test_a_cache_folder_that_cannot_be_written_costs_no_answer(bundle: Bundle, t
         assert settings["runtime_cache"].startswith("new") and len(engine.calls) == 1
 
 
-def test_an_older_tensorrt_rtx_says_what_it_cannot_be_told(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_tensorrt_rtx_names_the_settings_that_it_does_not_support(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trt = sys.modules["tensorrt_rtx"]
     monkeypatch.setattr(trt, "__version__", "1.2.0")
     with monkeypatch.context() as patch:
         patch.delattr(trt, "CudaGraphStrategy")
         with bundle.session(bundle.artifact(FULL), MEASURING) as session:
             assert session.settings()["kernel_specialization"] == "eager"
-            assert session.settings()["cuda_graphs"] == "default: this tensorrt-rtx cannot be told"
+            assert session.settings()["cuda_graphs"] == "default: this tensorrt-rtx does not support the setting"
             (caveat,) = session.caveats()
             assert caveat == "tensorrt-rtx 1.2.0 has no cuda_graph_strategy; install tensorrt-rtx 1.3 or newer"
     monkeypatch.delattr(StandInEngine, "create_runtime_config")
     with bundle.session(bundle.artifact(FULL), MEASURING) as session:
         session.run(call())
-        assert set(session.settings().values()) == {"default: this tensorrt-rtx cannot be told"}
+        assert set(session.settings().values()) == {"default: this tensorrt-rtx does not support the setting"}
         (caveat,) = session.caveats()
     assert "kernels may be specialised while they are measured" in caveat and "1.3 or newer" in caveat
 

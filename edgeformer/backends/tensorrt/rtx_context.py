@@ -21,6 +21,8 @@ from edgeformer.machine.cuda_driver import Device
 
 _DIGEST_BYTES = 32  # a cache file begins with the sha256 of what follows: damaged bytes never reach TensorRT
 
+_UNSUPPORTED = "default: this tensorrt-rtx does not support the setting"
+
 
 @dataclass
 class RtxContext:
@@ -29,7 +31,7 @@ class RtxContext:
     Attributes:
         context: TensorRT's.
         settings: ``kernel_specialization``, ``cuda_graphs`` and ``runtime_cache``, for the conditions of a measurement.
-        caveats: what this tensorrt-rtx cannot be told, with the remedy.
+        caveats: settings that this tensorrt-rtx does not support, with the remedy.
     """
 
     context: Any
@@ -85,42 +87,43 @@ def create_rtx_context(
             f"{version} has no runtime settings: kernels may be specialised while they are measured, and are compiled "
             "again in every process; install tensorrt-rtx 1.3 or newer"
         )
-        default = "default: this tensorrt-rtx cannot be told"
-        settings = dict.fromkeys(("kernel_specialization", "cuda_graphs", "runtime_cache"), default)
+        settings = dict.fromkeys(("kernel_specialization", "cuda_graphs", "runtime_cache"), _UNSUPPORTED)
         return RtxContext(engine.create_execution_context(), settings, (caveat,))
 
     kernels = "NONE" if keeps_caches else "EAGER" if repeated_shapes else "LAZY"
     graphs = "WHOLE_GRAPH_CAPTURE" if repeated_shapes and not keeps_caches else "DISABLED"
-    settings, caveats = {}, []
-    for name, attribute, enum, value in (
-        (
-            "kernel_specialization",
-            "dynamic_shapes_kernel_specialization_strategy",
-            "DynamicShapesKernelSpecializationStrategy",
-            kernels,
-        ),
-        ("cuda_graphs", "cuda_graph_strategy", "CudaGraphStrategy", graphs),
-    ):
-        values = getattr(trt, enum, None)
-        if values is None or not hasattr(config, attribute):
-            settings[name] = "default: this tensorrt-rtx cannot be told"
-            caveats.append(f"{version} has no {attribute}; install tensorrt-rtx 1.3 or newer")
-            continue
-        wanted = getattr(values, value)
-        setattr(config, attribute, wanted)
-        if getattr(config, attribute) == wanted:
-            settings[name] = value.lower()
-        else:  # the setter does not raise
-            settings[name] = f"default: {value.lower()} was refused"
-            caveats.append(f"{version} refuses {attribute} = {value}")
+    specialization = "dynamic_shapes_kernel_specialization_strategy"
+    settings = {}
+    settings["kernel_specialization"], kernels_caveat = _set(
+        config, trt, specialization, "DynamicShapesKernelSpecializationStrategy", kernels
+    )
+    settings["cuda_graphs"], graphs_caveat = _set(config, trt, "cuda_graph_strategy", "CudaGraphStrategy", graphs)
+    caveats = [caveat for caveat in (kernels_caveat, graphs_caveat) if caveat is not None]
 
     cache, file, stored = None, None, b""
     if hasattr(config, "create_runtime_cache") and hasattr(config, "set_runtime_cache"):
         file = _cache_file(plan, gpu, str(trt.__version__))
         cache, stored, settings["runtime_cache"] = _open_cache(config, file)
     else:
-        settings["runtime_cache"] = "none: this tensorrt-rtx cannot be told"
+        settings["runtime_cache"] = "none: this tensorrt-rtx does not support the setting"
     return RtxContext(engine.create_execution_context(config), settings, tuple(caveats), cache, file, stored)
+
+
+def _set(config: Any, trt: Any, name: str, enum: str, value: str) -> tuple[str, str | None]:
+    """Set ``config.name`` to a value of one of tensorrt-rtx's enums, if this version has both.
+
+    Returns:
+        The setting that holds now, and a caveat if it is not the requested one.
+    """
+    version, values = f"tensorrt-rtx {trt.__version__}", getattr(trt, enum, None)
+    if values is None or not hasattr(config, name):
+        return _UNSUPPORTED, f"{version} has no {name}; install tensorrt-rtx 1.3 or newer"
+    requested = getattr(values, value)
+    setattr(config, name, requested)
+    if getattr(config, name) == requested:
+        return value.lower(), None
+    # The setter does not raise.
+    return f"default: {value.lower()} was refused", f"{version} refuses {name} = {value}"
 
 
 def _cache_file(plan: bytes, gpu: Device, version: str) -> Path:

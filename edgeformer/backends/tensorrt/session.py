@@ -58,7 +58,7 @@ class TensorRTSession(Session):
         runtime: the TensorRT that runs it.
         artifact: its entry in the manifest. Where the builder named inputs and outputs in its own way
             (torch-tensorrt: ``output0``), the entry's names take their places, in order.
-        repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx heeds it.
+        repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx uses it.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
@@ -125,7 +125,7 @@ class TensorRTSession(Session):
         return dict(self._rtx.settings) if self._rtx is not None else {}
 
     def caveats(self) -> tuple[str, ...]:
-        """What this tensorrt-rtx cannot be told. See :meth:`Session.caveats`."""
+        """Settings that this tensorrt-rtx does not support. See :meth:`Session.caveats`."""
         return self._rtx.caveats if self._rtx is not None else ()
 
     def _fill(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], dict[str, Array]]:
