@@ -109,7 +109,7 @@ def card_used_bytes(uuid: str) -> int | None:
 def uses_wddm(uuid: str) -> bool:
     """Return whether Windows' WDDM driver model manages the card's memory.
 
-    It tells nobody which process holds how much, and puts what the card has no room for into the system's memory.
+    It tells nobody which process holds how much, and moves what does not fit to system memory.
     """
     with _card(uuid) as ask:
         model = ask("nvmlDeviceGetCurrentDriverModel")

@@ -26,7 +26,7 @@ from edgeformer.stages.training import stepper as stepper_module
 from edgeformer.stages.training.checkpoints import Position
 from edgeformer.stages.training.connection import connect
 from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import allocate_state, build_optimizer
+from edgeformer.stages.training.optimization import LearningRate, allocate_state, build_optimizer
 from edgeformer.stages.training.processes import Processes
 from edgeformer.stages.training.stepper import Stepper
 from tests.conftest import SMALL
@@ -191,6 +191,32 @@ def test_memory_that_runs_out_anywhere_in_a_step_changes_no_weight(
             assert found.skipped == 0 and found.tensors.keys() == expected.tensors.keys()
             for name, tensor in expected.tensors.items():
                 assert torch.equal(tensor, found.tensors[name]), (phase, fails, name)
+
+
+@pytest.mark.parametrize(
+    ("precision", "owner", "name"),
+    [(FP32, LearningRate, "after_step"), (FP16, LearningRate, "after_step"), (FP16, torch.amp.GradScaler, "get_scale")],
+)
+def test_memory_that_runs_out_after_the_update_never_repeats_the_step(
+    precision: str, owner: type, name: str, prepared: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates: list[int] = []
+    update, original = Stepper._update, getattr(owner, name)
+
+    def counted(stepper: Stepper, position: Position) -> None:
+        update(stepper, position)
+        updates.append(position.step)
+
+    def failing(*arguments: Any) -> Any:
+        if updates:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        return original(*arguments)
+
+    monkeypatch.setattr(Stepper, "_update", counted)
+    monkeypatch.setattr(owner, name, failing)
+    with pytest.raises(EdgeformerError, match="step 1 had changed the weights, so it cannot be repeated"):
+        trained(prepared, recipe_of("fused"), precision)
+    assert updates == [0]
 
 
 def test_what_the_scaler_hands_to_a_fused_step_does_not_outlive_a_fault(prepared: Objective) -> None:

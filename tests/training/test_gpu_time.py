@@ -79,7 +79,7 @@ def test_a_missing_fact_is_named() -> None:
 
 
 def test_the_recipe_for_six_gigabytes() -> None:
-    """25 to 46 minutes an epoch between 115 and 35 W, as estimated apart from this code."""
+    """A regression bound: the shares in FAST and SLOW were chosen knowing 25 to 46 minutes an epoch (115 to 35 W)."""
     found = plan(load_recipe("crt_deep_rtx4050"), RTX)
     time, epochs = found.time, 10
     assert time.low_s is not None and time.high_s is not None and time.share_of_peak is not None

@@ -21,7 +21,7 @@ from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.plan import PlannedTime
 from edgeformer.formats.progress import SILENT, Progress, bar
 from edgeformer.formats.recipe import Recipe
-from edgeformer.stages.training.gpu_time import gpu_time
+from edgeformer.stages.training.gpu_time import WITH_VALIDATION, gpu_time
 from edgeformer.stages.training.memory import filled
 from edgeformer.stages.training.timing import timed
 from edgeformer.tasks import task_named
@@ -31,8 +31,6 @@ SHARE_OF_PEAK = (0.04, 0.5)
 finished trainings reached. CUDA cards: :mod:`~edgeformer.stages.training.gpu_time`."""
 _TIMED = (0.7, 1.5)
 """Of what timed steps say: machines change their speed within minutes."""
-_VALIDATION = 1.15
-"""Of the time of the steps, with validation after each epoch; assumed."""
 _UNKNOWN_ROWS = 1000
 _MOST_PREPARED = 64 << 20
 """Bytes of files that are read and encoded for it; `plan` is meant to answer in seconds."""
@@ -173,11 +171,11 @@ def _unavailable(reason: str) -> PlannedTime:
 
 def _by_steps(recipe: Recipe, cache: Path, length: TrainingLength, progress: Progress) -> PlannedTime:
     with bar(progress, "Timing some steps", None, ""):
-        found = timed(recipe, cache, accelerator="cpu")  # which the host's profile is of
-    low, high = (share * found.total_s for share in _TIMED)
-    basis = f"{found.timed_steps} steps timed here; {length.text}"
+        timing = timed(recipe, cache, accelerator="cpu")  # which the host's profile is of
+    low, high = (share * timing.total_s for share in _TIMED)
+    basis = f"{timing.timed_steps} steps timed here; {length.text}"
     return PlannedTime(
-        status="estimated", low_s=low, high_s=high, steps=found.steps, rows=length.rows,
+        status="estimated", low_s=low, high_s=high, steps=timing.steps, rows=length.rows,
         epochs=recipe.training.epochs, rows_from=length.rows_from, basis=basis,
     )  # fmt: skip
 
@@ -192,15 +190,15 @@ def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: Tra
         rows_from=length.rows_from,
     )
     if device.kind == "cuda":
-        found = gpu_time(recipe, device, precision, tokens=length.tokens, rows=length.rows)
-        low_share, high_share = found.share_of_peak
+        estimate = gpu_time(recipe, device, precision, tokens=length.tokens, rows=length.rows)
+        low_share, high_share = estimate.share_of_peak
         basis = (
-            f"{length.text}. {found.operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of "
-            f"{found.rate / 1e12:.3g} TFLOP/s, from the work of each kernel; never checked on a GPU"
+            f"{length.text}. {estimate.operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of "
+            f"{estimate.rate / 1e12:.3g} TFLOP/s, from the work of each kernel; never checked on a GPU"
         )
         return estimated(
-            low_s=found.low_s, high_s=found.high_s, basis=basis, low_reason=found.low_reason,
-            high_reason=found.high_reason, share_of_peak=found.share_of_peak,
+            low_s=estimate.low_s, high_s=estimate.high_s, basis=basis, low_reason=estimate.low_reason,
+            high_reason=estimate.high_reason, share_of_peak=estimate.share_of_peak,
         )  # fmt: skip
     # Products are summed in FP32 whatever they multiply; a CPU that multiplies in bf16 does so up to twice as fast.
     rates = device.peaks.of("fp32")
@@ -210,7 +208,7 @@ def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: Tra
     rate, faster = rates[0].value, 2.0 if precision == "bf16" else 1.0
     operations = step_operations(recipe, length.tokens) * length.rows / recipe.training.batch_size
     low = operations / (rate * faster * SHARE_OF_PEAK[1])
-    high = operations / (rate * SHARE_OF_PEAK[0]) * _VALIDATION
+    high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
     basis = (
         f"{length.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
         f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"

@@ -24,9 +24,10 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training.memory import HALF_FORMATS, drop_as_on_cuda, filled
 from edgeformer.tasks import task_named
 
-_VALIDATION = 1.05
-"""Of the time of the steps, at the high end. A validation set has at most an eighth of the training rows in the shipped
-recipes, and its forward pass is a third of the work of a step."""
+WITH_VALIDATION = 1.05
+"""Time of training with validation, as a multiple of the time of the steps; for the high end of estimates from rates. A
+validation set has at most an eighth of the training rows in the shipped recipes, and its forward pass is a third of the
+work of a step: 1 + 1/24."""
 _TILE = 128
 """Rows and columns of a product's output that one multiprocessor computes at a time."""
 _OPTIMIZER_PASSES = 7
@@ -214,7 +215,7 @@ def gpu_time(recipe: Recipe, device: DeviceProfile, precision: str, *, tokens: i
         launches = kernels.total() * card.launch_s * end.launches * (0.0 if compiled else 1.0)
         computing = products + other + weights
         took = max(computing, launches)
-        seconds.append(took * micro_batches * (1.0 if fast else _VALIDATION))
+        seconds.append(took * micro_batches * (1.0 if fast else WITH_VALIDATION))
         rate, total = card.rate * clock / 1e12, kernels.total()
         cached = f", {end.from_cache:.0%} of it from the cache where it fits" if end.from_cache and card.cache else ""
         reasons.append(

@@ -251,7 +251,7 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
 
 
 def spills() -> bool:
-    """Return whether the current CUDA card puts what it has no room for into the system's memory, as Windows does.
+    """Return whether the current CUDA card moves what does not fit to system memory, as Windows does.
 
     No allocation fails there unless torch's allocator is capped: training becomes many times slower instead.
     """

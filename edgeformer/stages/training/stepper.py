@@ -1,4 +1,4 @@
-"""One optimizer step after the other: what all processes compute of it together, and what if memory runs out."""
+"""One optimizer step after the other: what all processes compute together, and how it recovers from lack of memory."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Stepper:
         self._compiled = (
             None if compile_ is None else CompiledModel(self.model, compile_.shapes, graphs=self.levers.graphs)
         )
+        self._is_updated = False
         self._allocated = False
         """Whether optimizer and scaler have all that a step needs; a checkpoint may be loaded before the first one."""
         processes.differ(objective.recipe.seed)
@@ -88,6 +89,7 @@ class Stepper:
         cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         step: Meter | None = None
         while True:
+            self._is_updated = False
             try:
                 with self.levers.multiplying():
                     step = self._attempt(rows, position)
@@ -96,9 +98,14 @@ class Stepper:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
+                if self._is_updated and step is None:
+                    raise EdgeformerError(
+                        f"out of memory right after the optimizer's step {position.step + 1} had changed the weights, "
+                        "so it cannot be repeated; free memory or use a smaller training.batch_size, and train again"
+                    ) from error
             # Outside the handler, where nothing refers to the failed attempt's tensors any more.
             self.optimizer.zero_grad()
-            if step is not None:  # the weights are updated already
+            if step is not None:  # only clearing the gradients failed
                 return step
             self._reset_scaler()
             size = self._halve(position)
@@ -150,6 +157,7 @@ class Stepper:
             raise self._diverged(step, position)
         scale = scaler.get_scale() if scaler is not None else 0.0
         self._update(position)
+        self._is_updated = True  # what fails from here on must not repeat the step
         # A fused optimizer skips the step by itself, which Accelerate does not notice; the scaler lowers its factor.
         if scaler is not None and scaler.get_scale() < scale:
             step = self._meter()
