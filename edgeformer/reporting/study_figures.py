@@ -241,28 +241,28 @@ def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> N
 
 def _draw_curves(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
     """Draw figures of metrics.jsonl over epochs, a thin line for every seed of a run: per step where there are such."""
-    found = {
+    drawn = {
         run: seeds
         for run, seeds in curves.items()
         if any(name in record for records in seeds for record in records for name in figure.y)
     }
-    if not found:
+    if not drawn:
         return False
     from matplotlib.ticker import MaxNLocator
 
     width = 6.0 if len(figure.y) < 3 else 3.6
-    seeds = sorted({len(own) for own in found.values()})
+    seeds = sorted({len(own) for own in drawn.values()})
     title = f"{figure.title} ({'one seed' if seeds == [1] else f'a line for each of {seeds[-1]} seeds'})"
     with drawing(path, title, len(figure.y), (width * len(figure.y), 4.2)) as axes:
         for axis, y in zip(axes, figure.y, strict=True):
-            for number, (run, own) in enumerate(found.items()):
+            for number, (run, own) in enumerate(drawn.items()):
                 for place, records in enumerate(own):
                     points = [(record["epoch"], record[y]) for record in records if y in record]
                     if not points:
                         continue
                     mark = "o-" if len(points) < _MARKED else "-"
                     look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.2, "markersize": 4}
-                    label = _curve_name(run, found, table) if place == 0 else None
+                    label = _curve_name(run, drawn, table) if place == 0 else None
                     axis.plot(*zip(*points, strict=True), mark, label=label, alpha=0.75, **look)
             axis.set(xlabel="epoch", ylabel=y.replace("_", " "), xlim=(0, None))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
