@@ -42,7 +42,8 @@ def command(
     thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
     falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
     each loop, and the time of single texts with early exit, with all loops, and in the full graph, in turn; [b]predict
-    --confidence auto[/b] uses them. They are recommended only where early exit is surely quicker than both.
+    --confidence auto[/b] uses them. They are recommended only where the 95 % interval
+    of its time is below both.
 
     The validation split has also chosen the epoch and judged the artifacts; what is promised by it says so. Rows that
     chose nothing are better: --split with a test set, or --data.
@@ -87,7 +88,7 @@ def command(
         console.print(f"{id_}: {guarantee.time.sentence()}", soft_wrap=True, markup=False)
     use = f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}"
     if recommended is None:
-        use = "not recommended on this machine: no artifact is known to be quicker with early exit than with all loops"
+        use = "not recommended on this machine: no artifact is known to be faster with early exit than with all loops"
     console.print(use, soft_wrap=True, markup=False)
 
 

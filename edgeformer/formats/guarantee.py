@@ -32,7 +32,7 @@ class ExitTime(Frozen):
 
     @property
     def pays(self) -> bool | None:
-        """Whether early exit is quicker than the quickest way through all loops; None: it cannot be told."""
+        """Whether early exit is faster than the fastest way through all loops; None: it cannot be told."""
         if self.ratio_low is None or self.ratio_high is None or self.ratio_low < 1 <= self.ratio_high:
             return None
         return self.ratio_high < 1
@@ -43,9 +43,9 @@ class ExitTime(Frozen):
             return "its time was not compared with the full graph; run edgeformer exits again"
         means = [self.full_ms["mean"], *([self.full_graph_ms["mean"]] if self.full_graph_ms else [])]
         verdict = {
-            True: "it pays",
-            False: f"it is slower, so it does not pay here; use {self.quickest}",
-            None: f"whether it is quicker cannot be told from {self.rows:,} texts",
+            True: "early exit is faster",
+            False: f"early exit is slower here; use {self.quickest}",
+            None: f"whether early exit is faster cannot be told from {self.rows:,} texts",
         }[self.pays]
         return (
             f"one text takes {self.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "

@@ -184,7 +184,7 @@ def test_early_exit_that_is_slower_than_all_loops_is_not_recommended(
     assert found["full_graph"] == "onnx-fp32" and found["quickest"] in ("onnx-fp32", STEP)
     assert 1 < found["ratio_low"] <= found["quickest_ratio"] <= found["ratio_high"]
     printed = edgeformer(*command).replace("\n", " ")
-    assert "it is slower, so it does not pay here; use " in printed and "not recommended on this machine" in printed
+    assert "early exit is slower here; use " in printed and "not recommended on this machine" in printed
     assert "--confidence auto" not in printed
 
 
@@ -213,7 +213,7 @@ def test_early_exit_that_is_quicker_is_recommended_with_its_time(
     assert (found["full_graph"], found["full_graph_ms"], found["quickest"]) == (None, {}, STEP)
     assert found["quickest_ratio"] == found["ratio"] < 1
     printed = edgeformer(*command).replace("\n", " ")
-    assert "it pays" in printed and f"--confidence auto --artifact {STEP}" in printed
+    assert "early exit is faster" in printed and f"--confidence auto --artifact {STEP}" in printed
 
 
 def test_what_cannot_be_told_is_not_said_to_pay(promised: Path) -> None:
@@ -263,7 +263,21 @@ def test_predict_says_what_it_promises(
     run = in_process(monkeypatch, capsys)
     monkeypatch.setattr("edgeformer.cli.console.say", lambda text, **_: said.append(text))
     said: list[str] = []
-    run("predict", str(bundle), "a fine film", "--confidence", "auto")
+    opened = Bundle.open(bundle)
+    guarantee = opened.artifact(STEP).guarantee
+    assert guarantee is not None
+    for low, high, verdict in (
+        (1.5, 1.6, "early exit is slower here; use "),
+        (0.9, 1.1, "whether early exit is faster cannot be told"),
+        (0.5, 0.6, None),
+    ):
+        time = guarantee.time.model_copy(update={"ratio_low": low, "ratio_high": high})
+        entry = opened.artifact(STEP).model_copy(update={"guarantee": guarantee.model_copy(update={"time": time})})
+        opened = opened.record(entry)
+        said.clear()
+        run("predict", str(bundle), "a fine film", "--confidence", "auto")
+        text = " ".join(said)
+        assert ("one text takes" in text) == (verdict is not None) and (verdict or "") in text
     assert len(said) == 1 and "accuracy falls by at most 8 points with 90 % confidence" in said[0]
     said.clear()
     run("predict", str(bundle), "a fine film", "--confidence", "0.9")

@@ -63,9 +63,11 @@ class Model:
             return ()
         least = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
         note = f"{self.id}: texts leave early at probability {least}: {self.guarantee.sentence()}"
-        if self.guarantee.time.provider == self.provider:
-            return (note,)
-        return note, f"that was shown with {self.guarantee.time.provider}, and this is {self.provider}"
+        time = self.guarantee.time
+        notes = [note] if time.pays else [note, f"{self.id}: {time.sentence()}"]
+        if time.provider == self.provider:
+            return tuple(notes)
+        return *notes, f"that was shown with {time.provider}, and this is {self.provider}"
 
 
 def predict(
