@@ -250,7 +250,8 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
             print_search(report.search, stdout())
     # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
     measured = any(row.latency_ms.status == "measured" for row in report.rows)
-    not_built = any(location.open_bundle().artifact(name).status != "built" for name in options.artifacts)
+    bundle = location.open_bundle()
+    not_built = any(bundle.artifact(name).status != "built" for name in options.artifacts)
     if report.verdict.status == "fail" or (options.runtime is not None and not measured) or not_built:
         raise typer.Exit(3)
 
