@@ -19,7 +19,7 @@ interval's own error is added (Berger and Boos, JASA 89, 1994).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -46,6 +46,7 @@ _PLACES = 17
 
 _NEGLIGIBLE = 1e-13
 _MOST_ROWS = 10_000_000
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,18 @@ def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
     low = 0.0 if hits == 0 else _where(lambda share: _at_most(rows - hits, rows, 1 - share) <= error)
     high = 1.0 if hits == rows else _where(lambda share: _at_most(hits, rows, share) > error)
     return low, high
+
+
+def bootstrap_interval(statistic: Callable[[NDArray[np.int64]], float], rows: int) -> tuple[float, float]:
+    """Return a 95 % interval of a statistic over rows, by resampling the rows.
+
+    Args:
+        statistic: of the rows with these numbers, int64 [rows]; some appear several times.
+        rows: how many there are.
+    """
+    drawn = np.random.default_rng(0).integers(0, rows, size=(_RESAMPLES, rows))
+    low, high = np.percentile([statistic(numbers) for numbers in drawn], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _where(holds: Any) -> float:

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from edgeformer.tasks.risk_control import (
     THRESHOLDS,
     Promise,
+    bootstrap_interval,
     drop_p_value,
     promise,
     rows_needed,
@@ -149,3 +150,13 @@ def test_nobody_leaves_is_told_apart_from_nothing_shown() -> None:
 def test_the_interval_of_a_share_is_the_exact_one(hits: int, rows: int) -> None:
     expected = binomtest(hits, rows).proportion_ci(0.95, method="exact")
     assert share_interval(hits, rows, 0.025) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
+    values = np.random.default_rng(7).normal(5.0, 2.0, 400)
+    low, high = bootstrap_interval(lambda rows: values[rows].mean(), len(values))
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - half, abs=0.05) and high == pytest.approx(
+        values.mean() + half, abs=0.05
+    )
+    assert bootstrap_interval(lambda rows: values[rows].sum() / values[rows].sum(), len(values)) == (1.0, 1.0)

@@ -23,7 +23,7 @@ from edgeformer.run import Location
 from edgeformer.stages.evaluating.choice import ONE_ANSWERS, Choice, choose
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, Scoring
 from edgeformer.tasks.early_exit import ExitNotes
-from edgeformer.tasks.risk_control import METHOD, Promise, promise, rows_needed, rows_that_would_do
+from edgeformer.tasks.risk_control import METHOD, Promise, bootstrap_interval, promise, rows_needed, rows_that_would_do
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Promised:
 
 _TIMED_ROWS, _FEWEST_ROWS, _LONGEST_S = 300, 64, 20.0
 _WARM_ROWS = 20
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def _measured(choice: Choice, scoring: Scoring, thresholds: Mapping[int, float],
     early_ms, full_ms, graph_ms = (np.array(times) for times in times_ms)
     in_graph = whole is not None and graph_ms.sum() < full_ms.sum()
     quickest_ms = graph_ms if in_graph else full_ms
-    low, high = _ratio_interval(early_ms, quickest_ms)
+    low, high = bootstrap_interval(lambda rows: early_ms[rows].sum() / quickest_ms[rows].sum(), len(early_ms))
     return ExitTime(
         provider=provider,
         host=cpu_name(),
@@ -237,13 +236,6 @@ def _full_graph(bundle: Bundle, step: ArtifactManifest, provider: str | None) ->
         ),
         None,
     )
-
-
-def _ratio_interval(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
-    """Return a 95 % interval of the ratio of means of paired times [n], by resampling the texts."""
-    rows = np.random.default_rng(0).integers(0, len(first), size=(_RESAMPLES, len(first)))
-    low, high = np.percentile(first[rows].sum(axis=1) / second[rows].sum(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _milliseconds(run: Callable[[Any], Any], call: Any) -> float:
