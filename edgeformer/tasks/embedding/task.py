@@ -127,7 +127,10 @@ class Embedding(OneAnswer):
         return train | {name: self._pairs(data, name) for name in scored}
 
     def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
-        return self._pairs(data, name)
+        """As :func:`known_sets` reads it: ``train`` is texts without scores, every other set is pairs."""
+        from edgeformer.data.pairs import pair_part, read_texts
+
+        return read_texts(data.parts[pair_part(data, "train")]) if name == "train" else self._pairs(data, name)
 
     def file_texts(self, data: PairsConfig, path: Path) -> LabelledTexts:
         from edgeformer.data.pairs import pairs_file
