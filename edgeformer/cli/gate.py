@@ -1,4 +1,4 @@
-"""edgeformer profile --against: a bundle against the one that it shall replace, for CI."""
+"""edgeformer profile --against: compare a candidate bundle with its baseline, for CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON of `profile --against`: a bundle against the one that it shall replace, check by check."""
+"""The JSON of `profile --against`: a candidate bundle compared with its baseline, check by check."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class GateCheck(Frozen):
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None
     seq: int | None = None
-    provider: str | None = Field(None, description="latency and memory: that computed both, where a runtime was named")
+    provider: str | None = Field(
+        None, description="latency, memory and score: that computed both, where a runtime was named"
+    )
     unit: str = ""
     baseline: float | None = None
     candidate: float | None = None

@@ -34,7 +34,8 @@ def print_gate(gate: Gate, console: Console) -> None:
         console: of the terminal.
     """
     title = f"{gate.candidate}\nagainst {gate.baseline}"
-    console.print(_columns(gate).terminal(title, _ordered(gate)))
+    if gate.checks:
+        console.print(_columns(gate).terminal(title, _ordered(gate)))
     console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
     for note in (*_reasons(gate), *gate.notes):
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
@@ -145,7 +146,8 @@ def _reasons(gate: Gate) -> list[str]:
     found: dict[str, list[str]] = {}
     for check in _ordered(gate):
         if check.reason and (check.status != "pass" or check.name == "score"):
-            found.setdefault(check.reason, []).append(f"{check.name} of {check.artifact}")
+            runtime = _with(check) and f" with {_with(check)}"
+            found.setdefault(check.reason, []).append(f"{check.name} of {check.artifact}{runtime}")
     return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from pyarrow import parquet
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
+from edgeformer.data.folders import imported_parts
+from edgeformer.formats.progress import SILENT
 from edgeformer.run import Run, locate
 from edgeformer.stages.evaluating.predict import predict
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+from edgeformer.stages.profiling.gating.files import ArtifactPair
+from edgeformer.stages.profiling.gating.scores import CommonRows, common_rows, score_check
 from edgeformer.stages.verifying.verify import verify
 from tests.cli.run_cli import edgeformer
 from tests.importing.hf_models import make_model
@@ -152,6 +157,36 @@ def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     assert trimmed.vocabulary.kept < trimmed.vocabulary.original and trimmed.vocabulary.rows == 134
     # Its golden answers are its own, its score is against the whole model's vectors.
     assert trimmed.score.similarity < artifacts["onnx-int8"].score.similarity  # type: ignore[union-attr]
+
+
+def test_the_gate_scores_whole_pairs_that_the_candidate_was_not_trained_on(encoder: Path, tmp_path: Path) -> None:
+    """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
+    baseline = Bundle.open(encoder / "bundle")
+    assert baseline.task.set_texts(baseline.data, "train").fingerprint() == baseline.trained_on["train"]
+    own = baseline.task.set_texts(baseline.data, "test")
+    (tmp_path / "train.txt").write_text(f"{own.texts[0]}\n{own.texts[7]}\n", encoding="utf-8")
+    (tmp_path / "test.tsv").write_text("sentence1\tsentence2\tscore\na b\tb\t1\nc\td\t2\n", encoding="utf-8")
+    document = json.loads(baseline.manifest.model_dump_json())
+    document["data"]["parts"] = {
+        name: [source.model_dump(mode="json") for source in sources]
+        for name, sources in imported_parts(tmp_path, scored=True)[0].items()
+    }
+    candidate = Path(shutil.copytree(baseline.folder, tmp_path / "candidate"))
+    for _ in range(2):  # with the fingerprints of its own sets
+        seal(candidate, type(baseline.manifest).model_validate_json(json.dumps(document), strict=False))
+        opened = Bundle.open(candidate)
+        sets = opened.task.known_sets(opened.data)
+        document["data_fingerprints"] = {name: texts.fingerprint() for name, texts in sets.items()}
+    rows = common_rows(baseline, opened, None)
+    assert isinstance(rows, CommonRows), rows
+    left_out = [row for row, text in enumerate(own.texts) if text in (own.texts[0], own.texts[7])]
+    pairs = [pair for pair in range(len(own) // 2) if not {2 * pair, 2 * pair + 1} & {*left_out}]
+    assert rows.texts.texts == [own.texts[row] for pair in pairs for row in (2 * pair, 2 * pair + 1)]
+    assert 0 < len(pairs) < 67
+    entry = baseline.artifact("onnx-fp32")
+    check = score_check((baseline, opened), ArtifactPair(entry, entry), None, rows, 0.05, SILENT)
+    assert (check.status, check.rows, check.change) == ("pass", len(pairs), 0.0)
+    assert f"without the {67 - len(pairs)} that the candidate was trained on" in check.reason
 
 
 def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path) -> None:

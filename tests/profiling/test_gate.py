@@ -31,7 +31,7 @@ from edgeformer.reporting.gate import append_summary, junit_xml, markdown_summar
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating import gate as gate_module
 from edgeformer.stages.profiling.gating import pacing, pair
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, SidePeak, file_checks, memory_check
+from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions, SidePeak, file_checks, memory_check
 from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
 from edgeformer.stages.profiling.gating.pacing import Block, PaceSpec, Ready
 from edgeformer.stages.profiling.gating.pair import Pair, Pairing, PairRules, compare_pair
@@ -257,7 +257,11 @@ def test_what_was_never_timed_is_not_passed_over(
 def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
     named = replace(ONE, runtime="onnxruntime")
     gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), named)
-    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {"latency", "memory"}
+    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {
+        "latency",
+        "memory",
+        "score",
+    }
     assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
     usual = Gate.model_validate(
         {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
@@ -341,7 +345,7 @@ def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.Mo
 def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:
     entry = Bundle.open(baseline).artifacts[0]
     peaks = SidePeak(100 * 2**20, "resident", "CPUExecutionProvider"), SidePeak(1.0, "card", "CUDAExecutionProvider")
-    check = memory_check(Both(entry, entry), 0.1, peaks)
+    check = memory_check(ArtifactPair(entry, entry), 0.1, peaks)
     assert (check.status, check.baseline, check.candidate) == ("undecided", None, None)
     assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
 
@@ -417,6 +421,19 @@ def test_presence_concerns_what_was_asked_for_in_both_directions(
         assert check.reason.startswith(said)
 
 
+def test_an_artifact_that_was_rejected_in_both_bundles_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "b: not compared; rejected in the baseline: it drifts; rejected in the candidate: it drifts"
+    both = [with_artifacts(tmp_path / name, a="built", b="rejected") for name in ("old", "new")]
+    gate = gated(both[1], both[0], replace(GATE, longest_s=0.0001), replace(ONE, artifacts=()))
+    assert note in gate.notes and not any("nothing was compared" in one for one in gate.notes)
+    none = [with_artifacts(tmp_path / f"no-{name}", b="rejected") for name in ("old", "new")]
+    printed = in_process(monkeypatch, capsys)("profile", str(none[1]), *OPTIONS, "--against", str(none[0]), code=4)
+    assert note in printed.replace("\n", " ")
+    assert "nothing was compared: no artifact is built in both bundles" in printed and "allowed" not in printed
+
+
 def test_an_artifact_that_export_rejected_is_exit_code_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -452,7 +469,7 @@ def test_files_are_held_against_each_other(
     manifest = Bundle.open(baseline).manifest
     entry = manifest.artifacts[0]
     both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (before, after)]
-    found = {one.name: one.status for one in file_checks(Both(*both), GateOptions())}
+    found = {one.name: one.status for one in file_checks(ArtifactPair(*both), GateOptions())}
     assert found[check] == status  # type: ignore[index]
 
 

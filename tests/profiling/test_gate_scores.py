@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from measuring_child import RULES
 
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import Encoded
+from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.rows import alike
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.formats.documents import load_profile
@@ -24,7 +26,7 @@ from edgeformer.formats.progress import SILENT
 from edgeformer.run import Location, locate
 from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.stages.profiling.gating import gate as gate_module
-from edgeformer.stages.profiling.gating.files import Both, GateOptions
+from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions
 from edgeformer.stages.profiling.gating.gate import gate_bundles
 from edgeformer.stages.profiling.gating.scores import CommonRows, _compared, common_rows, score_check
 from edgeformer.stages.profiling.profile import ProfileOptions
@@ -73,7 +75,7 @@ def swapped(baseline: Bundle, tmp_path: Path) -> Bundle:
 def score_of(
     candidate: Bundle, baseline: Bundle, eval_data: Path | None = None, most: float = 0.01, artifact: str = FP32
 ) -> GateCheck:
-    both = Both(baseline.artifact(artifact), candidate.artifact(artifact))
+    both = ArtifactPair(baseline.artifact(artifact), candidate.artifact(artifact))
     rows = common_rows(baseline, candidate, eval_data)
     return score_check((baseline, candidate), both, None, rows, most, SILENT)
 
@@ -173,13 +175,87 @@ def test_a_candidate_that_trained_on_every_row_is_not_scored_on_them(baseline: B
     assert check.status == "undecided" and "the candidate was trained on all 300 of" in check.reason
 
 
+@pytest.fixture
+def with_given_sets(baseline: Bundle, tmp_path: Path) -> Callable[[str, int], Bundle]:
+    """Make a bundle that has the baseline's test rows as the named set, and so many of them as its training set."""
+    rows = baseline.task.set_texts(baseline.data, "random-split")
+    names = baseline.manifest.labels
+
+    def write(name: str, texts: LabelledTexts) -> dict[str, str]:
+        lines = [json.dumps({"text": a, "label": names[b]}) for a, b in zip(texts.texts, texts.labels, strict=True)]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return {"kind": "file", "path": str(path), "text": "text", "label": "label"}
+
+    def make(name: str, trained_on: int) -> Bundle:
+        other = {"validation": "test", "test": "validation"}[name]
+        rest = baseline.task.set_texts(baseline.data, "validation")
+        train = rest if not trained_on else rows.take(np.arange(trained_on))
+        parts = {"train": [write("train", train)], name: [write(name, rows)], other: [write(other, rest)]}
+        data = {"parts": parts, "split": "imported"}
+        bundle = changed(baseline.folder, tmp_path / "read", data=data)
+        prints = {set_: bundle.task.set_texts(bundle.data, set_).fingerprint() for set_ in parts}
+        return changed(bundle.folder, tmp_path / "given", data_fingerprints=prints)
+
+    return make
+
+
+def test_rows_of_the_same_test_set_that_the_candidate_trained_on_are_left_out(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    check = score_of(with_given_sets("test", 100), baseline)
+    assert check.rows == 200 and "without the 100 that the candidate was trained on" in check.reason
+    assert "200 rows: the test set 'random-split' of both runs" in check.reason
+
+
+def test_a_candidate_that_trained_on_the_whole_test_set_of_both_is_not_scored_on_it(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    check = score_of(with_given_sets("test", 300), baseline)
+    assert check.status == "undecided" and check.rows == 0
+    assert "the candidate was trained on all 300 of the test set 'random-split' of both runs" in check.reason
+
+
+def test_the_candidates_validation_set_is_not_called_a_test_set(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    rows = common_rows(baseline, with_given_sets("validation", 100), None)
+    assert isinstance(rows, CommonRows) and "of both runs" not in rows.source
+    assert "the baseline's random-split and validation rows, among them the candidate's validation set" in rows.source
+
+
+def test_a_candidate_whose_training_rows_are_not_recorded_is_not_scored_on_the_baselines_rows(
+    baseline: Bundle, tmp_path: Path, held_out: Path
+) -> None:
+    """Where the validation rows are the same, the scores that export recorded still decide."""
+    prints = baseline.trained_on
+    only_test = {"random-split": prints["random-split"]}
+    unrecorded = changed(baseline.folder, tmp_path / "test", data_fingerprints=only_test)
+    check = score_of(unrecorded, baseline)
+    assert check.status == "undecided" and "does not record what it was trained on" in check.reason
+    assert "--eval-data FILE" in check.reason
+    assert score_of(unrecorded, baseline, held_out).status == "pass"
+    without_train = {name: value for name, value in prints.items() if name != "train"}
+    check = score_of(changed(baseline.folder, tmp_path / "validation", data_fingerprints=without_train), baseline)
+    assert check.status == "pass" and check.reason.startswith("as export recorded it on the same")
+
+
+def test_recorded_scores_say_nothing_of_a_provider_that_rounds(baseline: Bundle) -> None:
+    entry = baseline.artifact(FP32)
+    statuses = [
+        score_check((baseline, baseline), ArtifactPair(entry, entry), provider, "no data", 0.01, SILENT).status
+        for provider in ("CPUExecutionProvider", "openvino-cpu-bf16")
+    ]
+    assert statuses == ["pass", "undecided"]
+
+
 def test_scores_recorded_on_other_rows_do_not_count(baseline: Bundle, tmp_path: Path) -> None:
     entry = baseline.artifact(FP32)
     assert entry.validation is not None
     fewer = entry.model_copy(update={"validation": entry.validation.model_copy(update={"n": entry.validation.n - 1})})
     other = changed(baseline.folder, tmp_path / "other", data_fingerprints={**baseline.trained_on, "validation": "0"})
     for candidate, artifact in ((baseline, fewer), (other, entry)):
-        check = score_check((baseline, candidate), Both(entry, artifact), None, "no data", 0.01, SILENT)
+        check = score_check((baseline, candidate), ArtifactPair(entry, artifact), None, "no data", 0.01, SILENT)
         assert check.status == "undecided" and check.reason.startswith("no rows to score both on: no data; ")
 
 
@@ -276,7 +352,7 @@ def test_perplexities_of_other_tokens_are_compared_per_word(running_text: Path, 
 def timed_well(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Timing that found nothing: what is left decides."""
 
-    def passed(both: Both, *_: object) -> list[GateCheck]:
+    def passed(both: ArtifactPair, *_: object) -> list[GateCheck]:
         return [GateCheck(name="latency", artifact=both.candidate.id, status="pass")]
 
     monkeypatch.setattr(gate_module, "timed_checks", passed)
@@ -303,6 +379,16 @@ def test_a_gate_with_an_unknown_score_does_not_pass(
     assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
     gate = gated(elsewhere, baseline, held_out)
     assert (gate.status, gate.exit_code) == ("fail", 3)
+
+
+@pytest.mark.usefixtures("timed_well")
+def test_every_provider_of_a_runtime_is_scored(baseline: Bundle) -> None:
+    pytest.importorskip("openvino", reason="the second runtime that opens an ONNX file")
+    options = replace(OPTIONS, runtime="all")
+    gate = gate_bundles(Location(None, baseline.folder), baseline, HOST, (options, GateOptions(rules=RULES)))
+    providers = [check.provider for check in gate.checks if check.name == "score"]
+    assert {"CPUExecutionProvider", "openvino-cpu"} <= {*providers} and len(providers) == len({*providers})
+    assert {*providers} == {check.provider for check in gate.checks if check.name == "latency"}
 
 
 @pytest.mark.usefixtures("timed_well")

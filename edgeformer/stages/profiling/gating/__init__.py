@@ -1,1 +1,1 @@
-"""The gate: a bundle against the one it shall replace, measured in turns in one run."""
+"""The gate: compare a candidate bundle with its baseline, measured in turns in one run."""

@@ -45,7 +45,7 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
-class Both:
+class ArtifactPair:
     """An artifact in the two bundles."""
 
     baseline: ArtifactManifest
@@ -74,7 +74,9 @@ class SidePeak:
         return cls(median(peaks) if peaks else None, how or "no round was measured", provider)
 
 
-def _against(name: str, both: Both, limit: float, figures: tuple[float | None, float | None], unit: str) -> GateCheck:
+def _against(
+    name: str, both: ArtifactPair, limit: float, figures: tuple[float | None, float | None], unit: str
+) -> GateCheck:
     """A figure that may grow by a share.
 
     Args:
@@ -93,7 +95,7 @@ def _against(name: str, both: Both, limit: float, figures: tuple[float | None, f
     return GateCheck.model_validate({**known, "change": change, "status": "fail" if change > limit else "pass"})
 
 
-def memory_check(both: Both, most: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
+def memory_check(both: ArtifactPair, most: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
     """The median peaks of baseline and candidate, where they are of one kind of memory.
 
     Args:
@@ -112,7 +114,7 @@ def memory_check(both: Both, most: float, peaks: tuple[SidePeak, SidePeak]) -> G
     return check.model_copy(update={"reason": "; ".join(filter(None, said))})
 
 
-def file_checks(both: Both, options: GateOptions) -> Iterator[GateCheck]:
+def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]:
     """Size and drift of one artifact, as the two manifests have them.
 
     Args:
@@ -125,7 +127,7 @@ def file_checks(both: Both, options: GateOptions) -> Iterator[GateCheck]:
     yield _drift(both)
 
 
-def _drift(both: Both) -> GateCheck:
+def _drift(both: ArtifactPair) -> GateCheck:
     """How far the artifact is from torch in FP32: loop by loop where it has loops, else its answers."""
     before, after = _error(both.baseline), _error(both.candidate)
     known = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
@@ -145,7 +147,7 @@ def _drift(both: Both) -> GateCheck:
     return GateCheck.model_validate({**known, "change": change, "status": status, "reason": why})
 
 
-def _no_drift(both: Both) -> str:
+def _no_drift(both: ArtifactPair) -> str:
     sides = [side for side in ("baseline", "candidate") if _error(getattr(both, side)) is None]
     return f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
 

@@ -1,4 +1,4 @@
-"""A bundle against the one that it shall replace: what their manifests say, and both measured in turns in one run."""
+"""The gate: compare a candidate bundle with its baseline, by their manifests and measured in turns in one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeformer.formats.report import Report
 from edgeformer.formats.report_file import read_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, file_checks
+from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions, file_checks
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.pair import Pair
 from edgeformer.stages.profiling.gating.scores import common_rows, score_check
@@ -39,18 +39,18 @@ class _Gating:
         request: shapes, threads and runtime, resolved for the artifacts that both have.
         items: shapes to time.
         pairs: the artifacts that both have and that are compared.
-        named: single artifacts were asked for, not all.
+        is_selection: single artifacts were asked for, not all.
     """
 
     baseline: Bundle
     candidate: Bundle
     request: Request
     items: tuple[tuple[int, int], ...]
-    pairs: tuple[Both, ...]
+    pairs: tuple[ArtifactPair, ...]
     options: GateOptions
     gpu_uuid: str | None
     progress: Progress
-    named: bool
+    is_selection: bool
 
 
 def named_baseline(path: Path) -> Bundle:
@@ -93,11 +93,11 @@ def gate_bundles(
     asked: tuple[ProfileOptions, GateOptions],
     progress: Progress | None = None,
 ) -> Gate:
-    """Hold a bundle against its baseline, on this host.
+    """Compare a bundle with its baseline, on this host.
 
     Args:
         location: the bundle, and the one artifact of it that was named, if one was.
-        baseline: the bundle that it shall replace.
+        baseline: the bundle to compare it with.
         device: whose budget names the shape, where ``asked`` names none.
         asked: shapes, threads and artifacts; and what the candidate may be worse by.
         progress: where to say what is going on.
@@ -124,11 +124,13 @@ def gate_bundles(
         shapes = product(options.batches or (at.batch,), options.seqs or (at.seq,))
         items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes))
         gpu = target.gpu.uuid if target.gpu is not None else None
-        here = _Gating(
-            baseline, candidate, request, items, tuple(pairs), gate, gpu, progress or Silent(), named=bool(named)
+        gating = _Gating(
+            baseline, candidate, request, items, tuple(pairs), gate, gpu, progress or Silent(), is_selection=bool(named)
         )
-        checks += _checks(here)
-        notes += _notes(here)
+        checks += _checks(gating)
+        notes += _notes(gating)
+    if not checks:
+        notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
     return Gate(
         status=next((status for status in _STATUSES if status in statuses), "undecided"),
@@ -145,7 +147,7 @@ def gate_bundles(
 
 def _presence(
     baseline: Bundle, candidate: Bundle, named: Sequence[str]
-) -> tuple[list[GateCheck], list[Both], list[str]]:
+) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
     """Compare which artifacts were built.
 
     Args:
@@ -165,7 +167,7 @@ def _presence(
     if not have:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
     checks: list[GateCheck] = []
-    pairs: list[Both] = []
+    pairs: list[ArtifactPair] = []
     notes: list[str] = []
     for name in dict.fromkeys(named or (*before, *after)):
         if name not in before and name not in after:
@@ -174,7 +176,7 @@ def _presence(
         is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
         if is_old and is_new:
             assert old is not None and new is not None
-            pairs.append(Both(old, new))
+            pairs.append(ArtifactPair(old, new))
         elif not is_new and (is_old or named):
             checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=_absence("candidate", new)))
         elif is_new and named:
@@ -182,6 +184,9 @@ def _presence(
             checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
         elif is_new:
             notes.append(f"{name}: new; {_absence('baseline', old)}, so there is nothing to compare with")
+        else:
+            absences = "; ".join((_absence("baseline", old), _absence("candidate", new)))
+            notes.append(f"{name}: not compared; {absences}")
     return checks, pairs, notes
 
 
@@ -191,77 +196,81 @@ def _absence(side: str, artifact: ArtifactManifest | None) -> str:
     return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
 
 
-def _checks(here: _Gating) -> list[GateCheck]:
+def _checks(gating: _Gating) -> list[GateCheck]:
     """Make all checks of the artifacts that both have. A damaged file ends it before anything is measured."""
     opened = [
-        (both, [CheckedArtifact.of(here.baseline, both.baseline), CheckedArtifact.of(here.candidate, both.candidate)])
-        for both in here.pairs
+        (
+            both,
+            [CheckedArtifact.of(gating.baseline, both.baseline), CheckedArtifact.of(gating.candidate, both.candidate)],
+        )
+        for both in gating.pairs
     ]
-    checks = [check for both in here.pairs for check in file_checks(both, here.options)]
-    checks += _score_checks(here)
-    task = here.candidate.task
-    ways = [(both, checked, way) for both, checked in opened for way in here.request.providers(both.candidate)]
+    checks = [check for both in gating.pairs for check in file_checks(both, gating.options)]
+    checks += _score_checks(gating)
+    task = gating.candidate.task
+    ways = [(both, checked, way) for both, checked in opened for way in gating.request.providers(both.candidate)]
     timed = [
         (both, checked, way, item)
         for both, checked, way in ways
-        for shape in here.items
+        for shape in gating.items
         for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
         if cannot_run(both.candidate, way) is None
     ]
-    for both in here.pairs:
-        if not here.request.providers(both.candidate):
-            reason = f"{here.request.runtime} does not open it"
+    for both in gating.pairs:
+        if not gating.request.providers(both.candidate):
+            reason = f"{gating.request.runtime} does not open it"
             checks.append(GateCheck(name="latency", artifact=both.candidate.id, status="undecided", reason=reason))
     for both, _, way in ways:
         if (refusal := cannot_run(both.candidate, way)) is not None:
-            check = _refused(here, both, way, refusal)
-            checks.append(check.model_copy(update={"provider": _named_way(here, way)}))
+            check = _refused(gating, both, way, refusal)
+            checks.append(check.model_copy(update={"provider": _named_way(gating, way)}))
     for both, checked, way, item in timed:
-        for check in _timed(here, both, _specs(here, checked, way, item), here.options.error / len(timed)):
-            checks.append(check.model_copy(update={"provider": _named_way(here, way)}))
+        for check in _timed(gating, both, _specs(gating, checked, way, item), gating.options.error / len(timed)):
+            checks.append(check.model_copy(update={"provider": _named_way(gating, way)}))
     return checks
 
 
-def _score_checks(here: _Gating) -> Iterator[GateCheck]:
-    most = here.options.max_score_loss
-    if most is None or not here.candidate.task.reads_text:
+def _score_checks(gating: _Gating) -> Iterator[GateCheck]:
+    most = gating.options.max_score_loss
+    if most is None or not gating.candidate.task.reads_text:
         return
-    rows = common_rows(here.baseline, here.candidate, here.options.eval_data)
-    for both in here.pairs:
-        provider = next(iter(here.request.providers(both.candidate)), None)
-        yield score_check((here.baseline, here.candidate), both, provider, rows, most, here.progress)
+    rows = common_rows(gating.baseline, gating.candidate, gating.options.eval_data)
+    for both in gating.pairs:
+        for provider in gating.request.providers(both.candidate):
+            check = score_check((gating.baseline, gating.candidate), both, provider, rows, most, gating.progress)
+            yield check.model_copy(update={"provider": _named_way(gating, provider)})
 
 
-def _named_way(here: _Gating, provider: str | None) -> str | None:
+def _named_way(gating: _Gating, provider: str | None) -> str | None:
     """What a check says that it was computed with: nothing, where nobody asked for a runtime."""
-    return provider if here.request.runtime is not None else None
+    return provider if gating.request.runtime is not None else None
 
 
-def _refused(here: _Gating, both: Both, provider: str | None, refusal: str) -> GateCheck:
+def _refused(gating: _Gating, both: ArtifactPair, provider: str | None, refusal: str) -> GateCheck:
     """The latency of a candidate that this machine cannot run.
 
     Args:
-        here: the comparison.
+        gating: the comparison.
         both: the artifact.
         provider: that was to compute it; None: what fits.
         refusal: why it cannot.
     """
     status: GateStatus = "undecided"
     reason = f"this machine can run neither: {refusal}"
-    if not here.named:
+    if not gating.is_selection:
         reason += "; to compare the others only, name them: --artifact ID"
     if cannot_run(both.baseline, provider) is None:
         status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
     return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
 
 
-def _specs(here: _Gating, checked: Sequence[CheckedArtifact], provider: str | None, item: Item) -> Pair:
+def _specs(gating: _Gating, checked: Sequence[CheckedArtifact], provider: str | None, item: Item) -> Pair:
     """How baseline and candidate are opened; ``provider``: that computes both."""
-    threads, rules = here.request.threads[0], here.options.rules or RULES
+    threads, rules = gating.request.threads[0], gating.options.rules or RULES
     first, second = (
         PaceSpec(
             threads=threads,
-            gpu_uuid=here.gpu_uuid,
+            gpu_uuid=gating.gpu_uuid,
             item=item,
             measure=MeasureSpec(
                 checked=one,
@@ -269,7 +278,7 @@ def _specs(here: _Gating, checked: Sequence[CheckedArtifact], provider: str | No
                 threads=threads,
                 shapes=(item[1:],),
                 rules=rules,
-                gpu_uuid=here.gpu_uuid,
+                gpu_uuid=gating.gpu_uuid,
             ),
         )
         for one in checked
@@ -277,29 +286,29 @@ def _specs(here: _Gating, checked: Sequence[CheckedArtifact], provider: str | No
     return first, second
 
 
-def _timed(here: _Gating, both: Both, pair: Pair, error: float) -> Iterator[GateCheck]:
+def _timed(gating: _Gating, both: ArtifactPair, pair: Pair, error: float) -> Iterator[GateCheck]:
     """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
     phase, batch, seq = pair[0].item
     at = {"phase": phase, "batch": batch, "seq": seq}
-    with bar(here.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
-        found = timed_checks(both, pair, here.options, error, lambda _: here.progress.advance(1))
+    with bar(gating.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
+        found = timed_checks(both, pair, gating.options, error, lambda _: gating.progress.advance(1))
     for check in found:
         yield check.model_copy(update=at)
 
 
-def _notes(here: _Gating) -> Iterator[str]:
+def _notes(gating: _Gating) -> Iterator[str]:
     yield "both were measured in turns on this host; a ratio of another processor may differ"
-    if len(here.request.threads) > 1:
-        yield f"measured with {here.request.threads[0]} threads only, the first of those asked for"
-    if all(both.baseline.sha256 == both.candidate.sha256 for both in here.pairs):
+    if len(gating.request.threads) > 1:
+        yield f"measured with {gating.request.threads[0]} threads only, the first of those asked for"
+    if all(both.baseline.sha256 == both.candidate.sha256 for both in gating.pairs):
         yield "baseline and candidate are the same files"
     limits = {
-        "memory": ("--max-memory-growth", here.options.max_memory_growth),
-        "size": ("--max-size-growth", here.options.max_size_growth),
-        "score": ("--max-score-loss", here.options.max_score_loss),
+        "memory": ("--max-memory-growth", gating.options.max_memory_growth),
+        "size": ("--max-size-growth", gating.options.max_size_growth),
+        "score": ("--max-score-loss", gating.options.max_score_loss),
     }
     for name, (option, most) in limits.items():
         if most is None:
             yield f"not checked: {name} ({option} off)"
-    if not here.candidate.task.reads_text:
-        yield f"not checked: score; a {here.candidate.task.noun} has no labelled rows, and is judged by its drift"
+    if not gating.candidate.task.reads_text:
+        yield f"not checked: score; a {gating.candidate.task.noun} has no labelled rows, and is judged by its drift"

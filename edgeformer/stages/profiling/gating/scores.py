@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.backends import OpenOptions, cannot_run
+from edgeformer.backends import OpenOptions, cannot_run, provider_facts
 from edgeformer.bundle import Bundle
 from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.rows import alike
@@ -19,8 +19,9 @@ from edgeformer.formats.gate import GateCheck
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.workspace import TOKENIZER_FILE
-from edgeformer.stages.profiling.gating.files import Both
-from edgeformer.tasks.metric import Array
+from edgeformer.stages.profiling.gating.files import ArtifactPair
+from edgeformer.tasks.metric import Array, Metric
+from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.task import Float64s, Task
 from edgeformer.tasks.validation import most_rows
 
@@ -30,7 +31,6 @@ _MOST_ROWS, _MOST_WORDS = 5000, 15_000
 """Rows (a language model: words of its text) that are scored; more would take minutes and decide nothing else."""
 _BATCH = 32
 _Z = 1.96  # a two-sided 95 % interval
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CommonRows:
 
     Attributes:
         texts: with labels as indices into the baseline's labels.
-        source: what they are, for a reason: "the file held_out.csv".
+        source: what they are, for a reason: "the file held_out.csv"; of no rows: why there are none.
     """
 
     texts: LabelledTexts
@@ -49,9 +49,8 @@ class CommonRows:
 def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> CommonRows | str:
     """Find rows that baseline and candidate can both be scored on, or return the reason why there are none.
 
-    Without a file these are the baseline's test rows, where the candidate's run had the same test set. Where it had
-    not, its training set was drawn anew, so they are the baseline's test and validation rows without those that the
-    candidate was trained on.
+    Without a file these are the baseline's test rows, where the candidate's run had the same test set, else its test
+    and validation rows; in both cases without those that the candidate was trained on.
 
     Args:
         eval_data: a file to score on instead; it is read with the baseline's columns and labels.
@@ -69,27 +68,53 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
 
 
 def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
-    """Raises DataError where data changed, or the candidate was trained on all rows."""
-    test = baseline.task.set_name(baseline.data, "test")
-    candidate_sets = {value for name, value in candidate.trained_on.items() if name != "train"}
-    if baseline.trained_on.get(test) in candidate_sets:
-        return CommonRows(_unchanged_set(baseline, "baseline", test), f"the test set {test!r} of both runs")
-    names = [name for name in dict.fromkeys((test, "validation")) if name in baseline.trained_on]
-    if not names:
-        raise DataError("the baseline's bundle does not record which rows it was tested on")
+    """Read the baseline's held-out rows that the candidate was not trained on.
+
+    Raises:
+        DataError: data changed or cannot be read, or what the candidate was trained on cannot be known.
+    """
+    task, recorded = baseline.task, baseline.trained_on
+    test = task.set_name(baseline.data, "test")
+    candidate_tests = {value for name, value in candidate.trained_on.items() if name not in ("train", "validation")}
+    if test in recorded and recorded[test] in candidate_tests:
+        names, source = [test], f"the test set {test!r} of both runs"
+    else:
+        # One name per fingerprint: an imported model may have one file for both sets.
+        names = list({recorded[name]: name for name in ("validation", test) if name in recorded}.values())[::-1]
+        if not names:
+            raise DataError("the baseline's bundle does not record which rows it was tested on")
+        source = f"the baseline's {' and '.join(names)} rows"
+        if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
+            source += ", among them the candidate's validation set"
     texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
-    source = f"the baseline's {' and '.join(names)} rows"
-    if "train" not in candidate.trained_on:
-        return CommonRows(texts, f"{source} (what the candidate was trained on is not recorded)")
+    size = 2 if task.predicts == "vectors" else 1  # texts of a row
+    untrained = _rows_not_trained_on(texts, baseline, candidate)
+    if not len(untrained):
+        # No reason for the scores that export recorded either: the validation rows may be among these.
+        return CommonRows(texts.take(untrained), f"the candidate was trained on all {len(texts) // size:,} of {source}")
+    seen = (len(texts) - len(untrained)) // size
+    without = f", without the {seen:,} that the candidate was trained on" if seen else ""
+    return CommonRows(texts.take(untrained), source + without)
+
+
+def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bundle) -> NDArray[np.int64]:
+    """Numbers of the rows that the candidate was not trained on; a scored pair is left out where either text was.
+
+    Raises DataError where that cannot be known.
+    """
+    trained_on = candidate.trained_on.get("train")
+    if trained_on is None:
+        raise DataError("the candidate's bundle does not record what it was trained on")
+    if trained_on == baseline.trained_on.get("train"):
+        # Trained on the same rows, neither has an advantage; nothing has to be read.
+        return np.arange(len(texts), dtype=np.int64)
     if getattr(candidate.data, "stream", False):
         raise DataError("the candidate's training set is streamed, so the baseline's rows are not looked up in it")
-    trained_on = {alike(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
-    kept = [row for row, text in enumerate(texts.texts) if alike(text) not in trained_on]
-    if not kept:
-        raise DataError(f"the candidate was trained on all {len(texts):,} of {source}")
-    seen = len(texts) - len(kept)
-    without = f", without the {seen:,} that the candidate was trained on" if seen else ""
-    return CommonRows(texts.take(np.array(kept, dtype=np.int64)), source + without)
+    training_texts = {alike(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
+    seen = np.array([alike(text) in training_texts for text in texts.texts], dtype=bool)
+    if baseline.task.predicts == "vectors":
+        seen = np.repeat(seen[::2] | seen[1::2], 2)
+    return np.flatnonzero(~seen)
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
@@ -117,7 +142,7 @@ def _limited(rows: CommonRows, task: Task) -> CommonRows:
 
 def score_check(
     sides: tuple[Bundle, Bundle],
-    both: Both,
+    both: ArtifactPair,
     provider: str | None,
     rows: CommonRows | str,
     most: float,
@@ -147,7 +172,11 @@ def score_check(
 
     scored = [_scored_artifact(sides[0], both.baseline), _scored_artifact(sides[1], both.candidate)]
     if isinstance(rows, str):
-        return _recorded(sides, scored, facts, most, rows) or undecided(f"no rows to score both on: {rows}; {REMEDY}")
+        return _recorded(sides, scored, provider, facts, most, rows) or undecided(
+            f"no rows to score both on: {rows}; {REMEDY}"
+        )
+    if not len(rows.texts):
+        return undecided(f"no rows to score both on: {rows.source}; {REMEDY}")
     for side, artifact in zip(("baseline", "candidate"), scored, strict=True):
         if artifact is None:
             return undecided(f"the {side} has no full graph of this precision, by which decoding could be scored")
@@ -258,9 +287,8 @@ def _compared(
     metric, (first, second) = task.metric, figures
     before, after, count = task.metric_of(first), task.metric_of(second), len(first)
     low, high = _interval(task, first, second)
-    unit = 1.0 if metric.highest is not None else max(abs(before), 1e-12)  # a perplexity's loss is a share of it
-    losses = [-change / unit if metric.higher_is_better else change / unit for change in (after - before, low, high)]
-    loss, (least, largest) = losses[0], sorted(losses[1:])
+    loss = _loss(metric, before, after - before)
+    least, largest = sorted(_loss(metric, before, change) for change in (low, high))
     reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
     if first.shape[1] == 1:
         worse, better = int((first > second).sum()), int((second > first).sum())
@@ -275,8 +303,18 @@ def _compared(
         reason += f"; more is lost than the {most:g} that is allowed, but this may be chance: {REMEDY} with more rows"
     elif least <= most < largest:
         reason += f"; the loss of {most:g} that is allowed lies inside it, so more rows could decide otherwise"
+    return _check({**facts, "low": low, "high": high, "rows": count}, status, before, after, reason)
+
+
+def _loss(metric: Metric, before: float, change: float) -> float:
+    """A change for the worse is above 0: in the metric's unit where it is a share, else as a share of ``before``."""
+    loss = -change if metric.higher_is_better else change
+    return loss if metric.highest is not None else loss / max(abs(before), 1e-12)
+
+
+def _check(facts: dict[str, object], status: str, before: float, after: float, reason: str) -> GateCheck:
     values = {"status": status, "baseline": before, "candidate": after, "change": after - before, "reason": reason}
-    return GateCheck.model_validate({**facts, **values, "low": low, "high": high, "rows": count})
+    return GateCheck.model_validate({**facts, **values})
 
 
 def _interval(task: Task, first: Float64s, second: Float64s) -> tuple[float, float]:
@@ -291,20 +329,23 @@ def _interval(task: Task, first: Float64s, second: Float64s) -> tuple[float, flo
         won = (float((second > first).sum()) + 1) / (count + 2)
         half = _Z * sqrt((lost + won - (won - lost) ** 2) / (count + 2))
         return max(-1.0, won - lost - half), min(1.0, won - lost + half)
-    drawn: NDArray[np.int64] = np.random.default_rng(0).integers(0, count, size=(_RESAMPLES, count))
-    differences = [task.metric_of(second[rows]) - task.metric_of(first[rows]) for rows in drawn]
-    low, high = np.percentile(differences, [2.5, 97.5])
-    return float(low), float(high)
+    return bootstrap_interval(lambda rows: task.metric_of(second[rows]) - task.metric_of(first[rows]), count)
 
 
 def _recorded(
     sides: tuple[Bundle, Bundle],
     scored: Sequence[ArtifactManifest | None],
+    provider: str | None,
     facts: dict[str, object],
     most: float,
     why: str,
 ) -> GateCheck | None:
-    """The scores that export recorded, where they are of the same validation rows; None: they are not."""
+    """The scores that export recorded, where they are of the same validation rows; None: they are not.
+
+    None also for a provider that computes in fewer bits than export scored.
+    """
+    if provider is not None and provider_facts(provider).rounds_to is not None:
+        return None
     manifests, metric = [bundle.manifest for bundle in sides], sides[1].task.metric
     scores = [artifact.validation if artifact is not None else None for artifact in scored]
     before, after = map(metric.of, scores)
@@ -314,11 +355,9 @@ def _recorded(
         same = same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
     if before is None or after is None or not same or scores[0].n != scores[1].n:  # type: ignore[union-attr]
         return None
-    unit = 1.0 if metric.highest is not None else max(abs(before), 1e-12)
-    loss = (before - after if metric.higher_is_better else after - before) / unit
     reason = (
         f"as export recorded it on the same {scores[1].n:,} validation {sides[1].task.unit}, without an interval, "  # type: ignore[union-attr]
         f"because the rows are not at hand: {why}"
     )
-    values = {"status": "fail" if loss > most else "pass", "baseline": before, "candidate": after}
-    return GateCheck.model_validate({**facts, **values, "change": after - before, "reason": reason})
+    loss = _loss(metric, before, after - before)
+    return _check(facts, "fail" if loss > most else "pass", before, after, reason)

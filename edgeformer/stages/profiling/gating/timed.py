@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median_high
 
 from edgeformer.formats.gate import GateCheck, GateStatus
-from edgeformer.stages.profiling.gating.files import Both, GateOptions, memory_check
+from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions, memory_check
 from edgeformer.stages.profiling.gating.pair import Pair, Pairing, PairRules, SideError, compare_pair
 from edgeformer.stages.profiling.gating.sequential import MOST_ROUNDS, fewest_rounds
 from edgeformer.stages.profiling.measure import MeasureRules
@@ -17,7 +17,11 @@ RULES = replace(MeasureRules(), warmup_max_s=1.5)
 
 
 def timed_checks(
-    both: Both, pair: Pair, options: GateOptions, error: float, advance: Callable[[Pairing], None] = lambda _: None
+    both: ArtifactPair,
+    pair: Pair,
+    options: GateOptions,
+    error: float,
+    advance: Callable[[Pairing], None] = lambda _: None,
 ) -> list[GateCheck]:
     """Measure both in turns.
 
@@ -44,7 +48,7 @@ def timed_checks(
     return checks
 
 
-def _latency(found: Pairing, both: Both, rules: PairRules) -> GateCheck:
+def _latency(found: Pairing, both: ArtifactPair, rules: PairRules) -> GateCheck:
     known, rounds = found.known, len(found.log_ratios)
     decision = known.decision(rules.most)
     reason = f"{rounds} rounds of two fresh processes"
