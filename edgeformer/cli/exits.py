@@ -42,8 +42,7 @@ def command(
     thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
     falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
     each loop, and the time of single texts with early exit, with all loops, and in the full graph, in turn; [b]predict
-    --confidence auto[/b] uses them. They are recommended only where the 95 % interval
-    of its time is below both.
+    --confidence auto[/b] uses them. Early exit is recommended only where the 95 % interval of its time is below both.
 
     The validation split has also chosen the epoch and judged the artifacts; what is promised by it says so. Rows that
     chose nothing are better: --split with a test set, or --data.
