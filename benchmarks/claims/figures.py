@@ -157,13 +157,10 @@ def remarks_of(found: Sequence[tuple[Change, Affected]]) -> list[str]:
     return [f"ours was measured before {change.commit} of {change.date[:10]}: {change.what}" for change, _ in found]
 
 
-def measured_first(study: str, results: Path) -> str:
-    """Return the earliest date of the runs of a study's table; empty where their results do not lie beside it."""
+def run_keys(study: str, results: Path) -> list[str]:
+    """Return the keys of the runs of a study's table."""
     table = read_table(results / "studies" / f"{study}.json")
-    keys = [key for row in table["rows"] for key in row.get("keys", ())] if table is not None else []
-    paths = [path for key in keys if (path := results / "studies" / f"{key}.json").is_file()]
-    dates = origin_of([json.loads(path.read_text(encoding="utf-8")) for path in paths]).dates
-    return dates[0] if dates else ""
+    return [key for row in table["rows"] for key in row.get("keys", ())] if table is not None else []
 
 
 @dataclass
@@ -200,7 +197,7 @@ class Finder:
             case Study():
                 name = source.figure.replace("$figure", figure)
                 value = cell(source, name, self.results)
-                old = superseded_study(source.study, [name], measured_first(source.study, self.results), self.results)
+                old = superseded_study(source.study, [name], run_keys(source.study, self.results), self.results)
                 origin = [f"studies/{source.study}.json"]
                 return Found(value, origin, variance(source, name, self.results), remarks_of(old))
             case Code():

@@ -19,6 +19,8 @@ from edgeformer.formats.study_result import StudyTable
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CHANGES = "changes.json"
+TIMED_COLUMNS = ("latency_ms", "speedup")
+"""Columns of studies whose figures are in a times-*.json; all others are in the results of runs."""
 _DATES = ("measured", "created", "finished", "started", "began", "when")
 _DEPTH = 3
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -157,39 +159,61 @@ def superseded(
     ]
 
 
+def study_documents(folder: Path, keys: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Read the results of a study's runs, and the times of their artifacts.
+
+    Args:
+        folder: of the committed results of studies.
+        keys: of the runs.
+
+    Returns:
+        The files KEY.json, and the times-*.json that are of these runs only.
+    """
+    runs = [json.loads(path.read_text(encoding="utf-8")) for key in keys if (path := folder / f"{key}.json").is_file()]
+    times = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("times-*.json"))]
+    return runs, [document for document in times if {entry["run"] for entry in document["entries"]} <= {*keys}]
+
+
 def superseded_study(
-    name: str, columns: Sequence[str], measured: str, results: Path = RESULTS
+    name: str, columns: Sequence[str], keys: Sequence[str], results: Path = RESULTS
 ) -> list[tuple[Change, Affected]]:
-    """Return the changes that columns of a study's table do not have."""
-    return [
-        (change, affected)
-        for change in changes(results)
-        for affected in change.results
-        if name in affected.study and {*columns} & {*affected.columns} and measured < change.date
-    ]
+    """Return the changes that columns of a study's table do not have, each with the ``columns`` it concerns.
+
+    A column of times is as old as its oldest times-*.json, any other column as the oldest run.
+
+    Args:
+        keys: of the runs in the table.
+        results: the folder with changes.json and studies/.
+    """
+    runs, times = study_documents(results / "studies", keys)
+    run_dates, time_dates = origin_of(runs).dates[:1], origin_of(times).dates[:1]
+    measured = {
+        column: next(iter((time_dates if column in TIMED_COLUMNS else []) or run_dates), "") for column in columns
+    }
+    old = []
+    for change in changes(results):
+        for affected in change.results:
+            concerned = [column for column in columns if column in affected.columns and measured[column] < change.date]
+            if name in affected.study and concerned:
+                old.append((change, affected.model_copy(update={"columns": concerned})))
+    return old
 
 
-def study_origin(folder: Path, table: StudyTable) -> str:
+def study_origin(results: Path, table: StudyTable) -> str:
     """Return date, machine and code of a study's runs and times, and which of its columns are superseded.
 
     Args:
-        folder: of the committed results.
+        results: the folder with changes.json and studies/.
         table: of the study.
     """
-    keys = dict.fromkeys(key for row in table.rows for key in row.keys)
-    runs = [json.loads(path.read_text(encoding="utf-8")) for key in keys if (path := folder / f"{key}.json").is_file()]
+    keys = [*dict.fromkeys(key for row in table.rows for key in row.keys)]
+    runs, times = study_documents(results / "studies", keys)
     if not runs:
         return "Counted in the files that are named below; their results do not say when and by what code."
-    timed = []
-    for path in sorted(folder.glob("times-*.json")) if table.times else ():
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if {entry["run"] for entry in document["entries"]} <= {*keys}:
-            timed.append(document)
-    origin = origin_of([*runs, *timed])
-    found = superseded_study(table.study, table.columns, origin.dates[0])
+    origin = origin_of([*runs, *(times if table.times else ())])
     named = []
-    for change, affected in found:
-        columns = ", ".join(measure(name).heading for name in table.columns if name in affected.columns)
+    for change, affected in superseded_study(table.study, table.columns, keys, results):
+        columns = ", ".join(measure(name).heading for name in affected.columns)
         update = {"figures": columns, "again": affected.again.replace("NAME", table.study)}
         named.append((change, affected.model_copy(update=update)))
     return "\n\n".join([f"Trained and m{str(origin)[1:]}", *marks(named)])

@@ -44,7 +44,7 @@ def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
     parts = [
         f"### {table.title}",
         f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
-        study_origin(folder, table),
+        study_origin(folder.parent, table),
         study_markdown(table).rstrip("\n"),
         f"The paper's figures: {markdown(source)}." if (source := study_sources(table)) else "",
         markdown(finding_of(study, table.rows)) if study.finding else "",

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results_page import provenance
-from benchmarks.results_page.provenance import RESULTS, changes, marks, measured, origin_of, superseded
+from benchmarks.results_page.provenance import (
+    RESULTS,
+    changes,
+    marks,
+    measured,
+    origin_of,
+    superseded,
+    superseded_study,
+)
 from edgeformer.formats.study import load_study
 from tests.docs.document import ROOT
 
@@ -53,6 +61,33 @@ def test_a_later_change_supersedes_and_an_earlier_one_does_not(tmp_path: Path) -
         "**Superseded** on 2026-11-23 by abc (graphs): times here are of older code. "
         "To measure them again: `python a.py`."
     )
+
+
+def test_times_of_a_study_that_are_measured_again_are_superseded_no_longer(tmp_path: Path) -> None:
+    columns = ("accuracy", "latency_ms", "speedup", "ms_per_sample", "size_bytes")
+    affected = {"study": ["table6"], "columns": columns[1:], "figures": "times", "again": "edgeformer study NAME"}
+    change = {"commit": "abc", "date": "2026-11-23T10:00:00+00:00", "what": "graphs", "results": [affected]}
+    (tmp_path / "changes.json").write_text(json.dumps([change]), encoding="utf-8")
+    (tmp_path / "studies").mkdir()
+
+    def write(name: str, day: int, **content: object) -> None:
+        document = {**content, "started": f"2026-11-{day}T09:00:00+00:00"}
+        (tmp_path / "studies" / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+
+    def old_columns() -> list[str]:
+        return [name for _, old in superseded_study("table6", columns, ["a", "b"], tmp_path) for name in old.columns]
+
+    write("a", 20)
+    write("b", 25)
+    assert old_columns() == [*columns[1:]]  # no times of their own: as old as the oldest run
+    write("times-1", 21, entries=[{"run": "a"}, {"run": "b"}])
+    assert old_columns() == [*columns[1:]]
+    write("times-1", 24, entries=[{"run": "a"}, {"run": "b"}])
+    write("times-2", 20, entries=[{"run": "c"}])  # of another study
+    assert old_columns() == ["ms_per_sample", "size_bytes"]
+    write("a", 24)
+    assert old_columns() == []
+    assert superseded_study("table7", columns, ["missing"], tmp_path) == []
 
 
 def test_the_page_marks_decoding_of_before_it_was_rewritten() -> None:
