@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.formats.errors import ArtifactError, InputError
+from edgeformer.formats.errors import ArtifactError, InputError, nearest_names
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
@@ -60,7 +59,7 @@ def _no_such_run(words: list[str], artifacts: Path, command: str) -> InputError:
     from edgeformer.run import run_folders
 
     names = [folder.name for folder in run_folders(artifacts)]
-    near = difflib.get_close_matches(words[0], names, n=3, cutoff=0.5)
+    near = nearest_names(words[0], names, most=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     runs = ", ".join(names[-8:]) or "none yet"
     text = f"edgeformer {command} --run {near[0] if near else names[-1] if names else 'RUN'} {words[0]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import json
 import lzma
@@ -17,7 +16,7 @@ from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_ta
 from edgeformer.data.text_encoding import not_utf8
 from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
 from edgeformer.formats.data_config import FileSource, HubSource
-from edgeformer.formats.errors import DataError, MissingDependencyError, install_hint
+from edgeformer.formats.errors import DataError, MissingDependencyError, did_you_mean, install_hint
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
@@ -79,8 +78,7 @@ def check_file(path: Path) -> None:
     if not folder.is_dir():
         raise DataError(f"{path}: no such file, and no folder {folder} (this command was started in {Path.cwd()})")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(path.name, names)
     raise DataError(f"{path}: no such file; {hint}files in {folder}: {', '.join(names[:12]) or 'none'}")
 
 

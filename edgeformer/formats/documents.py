@@ -6,7 +6,6 @@ number, ``on`` is text).
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import InputError, RecipeError
+from edgeformer.formats.errors import InputError, RecipeError, did_you_mean
 from edgeformer.formats.files import write_text
 from edgeformer.formats.yaml_text import DEEPEST, KeyPath, YamlDocument, parse_value, read_yaml
 
@@ -163,9 +162,7 @@ def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
 
 def _allowed_keys(models: list[type[BaseModel]], key: str) -> str:
     keys = sorted({info.alias or name for model in models for name, info in model.model_fields.items()})
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}allowed here: {', '.join(keys)}"
+    return f"{did_you_mean(key, keys)}allowed here: {', '.join(keys)}"
 
 
 def shipped_folder(kind: Kind) -> Path:
@@ -215,8 +212,7 @@ def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str],
         path = shipped_folder(kind) / f"{shipped}.yaml"
         note(f"{name}: no such file; the shipped {_CALLED[kind]} {shipped!r} is used: {path}")
         return path
-    near = difflib.get_close_matches(Path(name).stem, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(Path(name).stem, names)
     raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
 
 

@@ -84,15 +84,18 @@ _LONGEST_NAME, _MOST_NAMES = 80, 1000
 """Characters of a name, and names, that are compared: difflib would take minutes for more."""
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text where none is near.
+def nearest_names(name: str, allowed: Iterable[str], most: int = 1) -> list[str]:
+    """Return the ``most`` allowed names that are nearest to ``name``; capitals and spaces at the ends do not count."""
+    readable = [candidate for candidate in allowed if len(candidate) <= _LONGEST_NAME][:_MOST_NAMES]
+    folded = {candidate.strip().casefold(): candidate for candidate in reversed(readable)}
+    near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=most, cutoff=0.5)
+    return [folded[candidate] for candidate in near]
 
-    Capitals and spaces at the ends do not count.
-    """
-    readable = [one for one in allowed if len(one) <= _LONGEST_NAME][:_MOST_NAMES]
-    folded = {one.strip().casefold(): one for one in reversed(readable)}
-    near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=1, cutoff=0.5)
-    return f"did you mean {folded[near[0]]!r}? " if near else ""
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text where none is near."""
+    near = nearest_names(name, allowed)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def install_hint(extra: str, *, again: bool = False) -> str:
