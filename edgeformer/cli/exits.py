@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, Runtime, print_json, stdout
+from edgeformer.cli.options import Artifacts, Encoding, Json, Run, Runtime, print_json, stdout
 from edgeformer.formats.errors import InputError
 
 
@@ -32,6 +32,7 @@ def command(
     pair: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
     ] = None,
+    encoding: Encoding = None,
     runtime: Runtime = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
@@ -65,7 +66,15 @@ def command(
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
     rows = EvaluateOptions(
-        artifact or location.artifact, split, data, cache=cache, text=text, label=label, pair=pair, runtime=runtime
+        artifact or location.artifact,
+        split,
+        data,
+        cache=cache,
+        text=text,
+        label=label,
+        pair=pair,
+        runtime=runtime,
+        encoding=encoding,
     )
     options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
     found = {one.id: one.guarantee for one in promise_exits(location, options, show_progress())}

@@ -14,6 +14,8 @@ _LIKELY = (
     "utf_16_be",
 )  # fmt: skip
 """Encodings that are suggested; of those that fit equally well, the first."""
+WITH_OPTION = ("evaluate", "exits", "init", "predict")
+"""Commands with ``--encoding``. Other files are UTF-8, or are named in a recipe, which states their encoding."""
 _CHUNK = 1 << 16
 
 
@@ -71,12 +73,11 @@ def not_utf8(path: Path, number: int, raw: bytes, reason: str, more: bytes = b""
         more: bytes behind the line, by which the likely encoding is chosen, too.
     """
     encoding = likely_encoding(raw + more)
-    remedy = "save the file as UTF-8, or state its encoding: --encoding NAME (encoding: NAME in a recipe's source)"
-    if encoding is not None:
-        remedy = (
-            f"it is likely {encoding}: use --encoding {encoding} (encoding: {encoding} in a recipe's source), or save "
-            "the file as UTF-8"
-        )
+    likely, name = ("", "NAME") if encoding is None else (f"it is likely {encoding}: ", encoding)
+    remedy = (
+        f"{likely}save the file as UTF-8, or state its encoding: --encoding {name} ({', '.join(WITH_OPTION)}), or "
+        f"encoding: {name} in a recipe's source"
+    )
     return DataError(f"{path}, line {number}: not UTF-8 text ({reason}); {remedy}")
 
 
@@ -92,5 +93,4 @@ def likely_encoding(sample: bytes) -> str | None:
     matches = [*from_bytes(sample, cp_isolation=[*_LIKELY])]
     fit = min(((match.chaos, -match.coherence) for match in matches), default=None)
     best = {name for match in matches if (match.chaos, -match.coherence) == fit for name in match.could_be_from_charset}
-    found = next((name for name in _LIKELY if name in best), None)
-    return None if found is None else found.replace("_", "-")
+    return next((name.replace("_", "-") for name in _LIKELY if name in best), None)

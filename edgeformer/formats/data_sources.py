@@ -32,10 +32,10 @@ ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str 
 def check_encoding(name: str) -> str:
     """Return the name of a text encoding as it is. Raises ValueError for one that Python does not know."""
     try:
-        known = getattr(codecs.lookup(name), "_is_text_encoding", True)
+        is_text_encoding = getattr(codecs.lookup(name), "_is_text_encoding", True)
     except (LookupError, ValueError):  # ValueError: a null character
-        known = False
-    if not known:
+        is_text_encoding = False
+    if not is_text_encoding:
         raise ValueError("is no known text encoding; examples: utf-8, cp1252, latin-1, utf-16, shift_jis")
     return name
 

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from edgeformer.cli.app import app
 from edgeformer.data.guessing import guess
 from edgeformer.data.sources import Columns, read
-from edgeformer.data.text_encoding import likely_encoding
+from edgeformer.data.text_encoding import WITH_OPTION, likely_encoding
 from edgeformer.formats.data_config import FileSource
 from edgeformer.formats.data_sources import stated
 from edgeformer.formats.errors import DataError, InputError
@@ -40,9 +42,10 @@ def test_the_likely_encoding_is_named(tmp_path: Path, text: str, encoding: str) 
     content = f"text\tlabel\n{text}\t1\n{text}\t0\n".encode(encoding)
     assert likely_encoding(content) == encoding
     (tmp_path / "a.tsv").write_bytes(content)
-    with pytest.raises(
-        DataError, match=f"likely {encoding}: use --encoding {encoding} .encoding: {encoding} in a recipe"
-    ):
+    remedy = (
+        rf"likely {encoding}: save the file as UTF-8, or .*--encoding {encoding} \(.*encoding: {encoding} in a recipe"
+    )
+    with pytest.raises(DataError, match=remedy):
         list(read(FileSource(kind="file", path=str(tmp_path / "a.tsv"))))
     source = FileSource(kind="file", path=str(tmp_path / "a.tsv"), encoding=encoding)
     assert [(row.text, row.label) for row in read(source)] == [(text, "1"), (text, "0")]
@@ -95,7 +98,7 @@ def test_a_recipe_of_such_a_file_states_its_encoding(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"Größe Nummer {n} für alle;{('gut', 'übel')[n % 2]}\n" for n in range(40))
     Path("de.csv").write_bytes(f"Text;Kategorie\n{rows}".encode("cp1252"))
-    with pytest.raises(DataError, match="use --encoding cp1252"):
+    with pytest.raises(DataError, match="--encoding cp1252 "):
         guess(Path("de.csv"), Columns())
     found = draft(Path("de.csv"), DraftOptions(columns=Columns(encoding="cp1252")))
     assert (
@@ -109,6 +112,12 @@ def test_evaluate_reads_such_a_file(tmp_path: Path) -> None:
     outcome = edgeformer(*run, "--encoding", "utf-16", cwd=tmp_path)
     assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["n"] == 2, outcome.err
     refused = edgeformer(*run, cwd=tmp_path)
-    assert refused.code == 2 and "it is likely utf-16: use --encoding utf-16" in refused.err
+    assert refused.code == 2 and "it is likely utf-16: save the file" in refused.err
     lone = edgeformer("evaluate", str(OLD / "classifier-v1"), "--encoding", "utf-16", cwd=tmp_path)
     assert lone.code == 2 and "--encoding: are of a file" in lone.err
+
+
+def test_the_remedy_names_the_commands_that_have_the_option() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    have = [name for name, command in commands.items() if any("--encoding" in option.opts for option in command.params)]
+    assert sorted(have) == [*WITH_OPTION]

@@ -408,6 +408,16 @@ def test_exits_that_cost_too_much_are_refused(
     assert guarantee_of(bundle) is None
 
 
+def test_held_out_rows_in_another_encoding(
+    bundle: Path, held_out: Callable[[int], Path], tmp_path: Path, edgeformer: Edgeformer
+) -> None:
+    file = tmp_path / "held-cp1252.tsv"
+    file.write_bytes((held_out(100).read_text(encoding="utf-8") + "positive\tschön und größer\n").encode("cp1252"))
+    command = ("exits", str(bundle), "--data", str(file), "--max-drop", "1%")
+    assert "--encoding cp1252 (evaluate, exits, init, predict)" in edgeformer(*command, code=2)
+    assert "101 held-out rows are too few" in edgeformer(*command, "--encoding", "cp1252", code=2)
+
+
 def test_nothing_is_written_where_one_of_the_artifacts_can_promise_nothing(
     bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
 ) -> None:

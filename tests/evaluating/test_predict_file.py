@@ -473,7 +473,8 @@ def test_an_encoding_can_be_stated(folder: Path) -> None:
         refused = edgeformer("predict", "small", "--file", "enc.csv", "--output", "enc_out.csv", cwd=folder)
         assert (
             refused.code == 2
-            and f"it is likely {encoding}: use --encoding {encoding} (encoding: {encoding} in a " in (refused.err)
+            and f"it is likely {encoding}: save the file as UTF-8, or state its encoding: --encoding {encoding} ("
+            in refused.err
         )
     unknown = edgeformer("predict", "small", "--file", "enc.csv", "--encoding", "cp9", "--json", cwd=folder)
     assert unknown.code == 2 and "--encoding cp9: is no known text encoding; examples: utf-8, cp1252" in unknown.err
