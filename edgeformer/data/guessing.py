@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import csv
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeformer.data.records import check_file, first_lines, suffix_format
 from edgeformer.data.rows import alike, listed
-from edgeformer.data.sources import PAIR_COLUMNS, TEXT_COLUMNS, Columns, columns_of, records_of
+from edgeformer.data.sources import (
+    LABEL_COLUMNS,
+    PAIR_COLUMNS,
+    TEXT_COLUMNS,
+    Columns,
+    check_named_column,
+    columns_of,
+    matching_column,
+    plain_name,
+    records_of,
+)
 from edgeformer.data.tables import delimiter_of, said_delimiter
 from edgeformer.formats.data_config import FileSource
-from edgeformer.formats.errors import AmbiguousDataError, DataError, did_you_mean
+from edgeformer.formats.errors import AmbiguousDataError, DataError
 
 MOST_LABELS = 200
 """Different values that a column may have and still be one of labels."""
 MOST_SPELLINGS = 5 * MOST_LABELS
 """Different values that are counted, those that differ in capitals or white space only included."""
 _TEXTS = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
-_LABELS = (
-    {"label", "labels"},
-    {
-        "sentiment", "class", "classes", "category", "categories", "target", "intent", "topic", "rating", "stars",
-        "polarity", "kategorie", "klasse", "thema", "bewertung", "stimmung", "etikett", "categorie", "classe",
-        "etiquette", "categoria", "clase", "etiqueta",
-    },
-)  # fmt: skip
-"""Names of a column of labels as :func:`_plain` writes them; a name of the first set is preferred."""
+_LABELS = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
+"""Names of a column of labels; one of the first is preferred, of others only one may be in a file."""
 
 
 @dataclass
@@ -107,7 +109,7 @@ def guess(path: Path, columns: Columns) -> Guess:
         have = dict.fromkeys(columns_of(source))
         for option, name in (("--text", columns.text), ("--pair", columns.text_pair), ("--label", columns.label)):
             if name is not None:
-                _named(path, have, option, name)
+                check_named_column(path, option, name, have)
     facts: dict[str, ColumnFacts] = {}
     rows = 0
     for _, values in records_of(source):
@@ -178,15 +180,9 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _named(path: Path, facts: Mapping[str, object], option: str, name: str) -> str:
-    if name not in facts:
-        raise DataError(f"{path}: no column {name!r} ({option}); {did_you_mean(name, facts)}columns: {listed(facts)}")
-    return name
-
-
 def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
     if columns.label is not None:
-        return _named(path, facts, "--label", columns.label)
+        return check_named_column(path, "--label", columns.label, facts)
     free = [fact for fact in facts.values() if fact.name not in (columns.text, columns.text_pair)]
     likely = [fact for fact in free if fact.may_be_label]
     if not likely or len(facts) < 2:
@@ -195,8 +191,8 @@ def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
             f"{listed(facts)}; name it: --label COLUMN"
         )
     longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also where texts repeat
-    unnamed = [fact for fact in likely if fact is not longest and _plain(fact.name) not in _TEXTS] or likely
-    named = ([fact for fact in likely if _plain(fact.name) in names] for names in _LABELS)
+    unnamed = [fact for fact in likely if fact is not longest and plain_name(fact.name) not in _TEXTS] or likely
+    named = ([fact for fact in likely if plain_name(fact.name) in names] for names in _LABELS)
     candidates = next((found for found in named if found), unnamed)
     if len(candidates) == 1:
         return candidates[0].name
@@ -209,26 +205,20 @@ def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
     )
 
 
-def _plain(name: str) -> str:
-    """Write a column's name with small letters and digits only: without accents, spaces and underscores."""
-    decomposed = unicodedata.normalize("NFKD", name).casefold()
-    return "".join(character for character in decomposed if character.isalnum())
-
-
 def _texts(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> tuple[str, str | None]:
     if columns.text is not None:
-        second = columns.text_pair
-        return _named(path, facts, "--text", columns.text), second and _named(path, facts, "--pair", second)
+        second = columns.text_pair and check_named_column(path, "--pair", columns.text_pair, facts)
+        return check_named_column(path, "--text", columns.text, facts), second
     free = [fact for fact in facts.values() if fact.name not in (columns.label, columns.text_pair)]
     if columns.text_pair is not None:
-        second = _named(path, facts, "--pair", columns.text_pair)
+        second = check_named_column(path, "--pair", columns.text_pair, facts)
         first = next((a for a, b in PAIR_COLUMNS if b == second and a in facts), None)
         return first or _longest(path, free), second
     pair = next(((a, b) for a, b in PAIR_COLUMNS if a in facts and b in facts and columns.label not in (a, b)), None)
     if pair is not None:
         return pair
-    called = _called([fact for fact in free if fact.filled], _TEXTS)
-    return (called.name if called is not None else _longest(path, free)), None
+    text = matching_column(_TEXTS, [fact.name for fact in free if fact.filled])
+    return text or _longest(path, free), None
 
 
 def _longest(path: Path, facts: Sequence[ColumnFacts]) -> str:
@@ -236,9 +226,3 @@ def _longest(path: Path, facts: Sequence[ColumnFacts]) -> str:
     if found is None or not found.filled:
         raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
     return found.name
-
-
-def _called(facts: Sequence[ColumnFacts], names: Sequence[str]) -> ColumnFacts | None:
-    """The first that has one of these names, but for capitals and spaces around it."""
-    alike = {fact.name.strip().casefold(): fact for fact in reversed(facts)}
-    return next((alike[name] for name in names if name in alike), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +27,12 @@ PAIR_COLUMNS = (
     ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text_pair"), ("premise", "hypothesis"),
     ("question1", "question2"), ("question", "sentence"), ("query", "passage"),
 )  # fmt: skip
-LABEL_COLUMNS = ("label", "labels", "sentiment")
+LABEL_COLUMNS = (
+    "label", "labels", "sentiment", "class", "classes", "category", "categories", "target", "intent", "topic", "rating",
+    "stars", "polarity", "kategorie", "klasse", "thema", "bewertung", "stimmung", "etikett", "categorie", "classe",
+    "etiquette", "categoria", "clase", "etiqueta",
+)  # fmt: skip
+"""Names of a column of labels as :func:`plain_name` writes them. The first three are preferred, in this order."""
 SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
 
 
@@ -48,6 +54,31 @@ class Columns:
                 check_encoding(self.encoding)
             except ValueError as error:
                 raise InputError(f"--encoding {self.encoding}: {error}") from None
+
+
+def plain_name(name: str) -> str:
+    """Write a column's name with small letters and digits only: without accents, spaces and underscores."""
+    decomposed = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(character for character in decomposed if character.isalnum())
+
+
+def matching_column(names: Iterable[str], columns: Sequence[str]) -> str | None:
+    """Return the first of ``columns`` that has one of ``names``, else one that has it by :func:`plain_name`."""
+    wanted = list(names)
+    exact = next((name for name in wanted if name in columns), None)
+    if exact is not None:
+        return exact
+    by_plain_name = {plain_name(column): column for column in reversed(columns)}
+    return next((by_plain_name[plain] for plain in map(plain_name, wanted) if plain and plain in by_plain_name), None)
+
+
+def check_named_column(path: Path, option: str, name: str, columns: Iterable[str]) -> str:
+    """Return the column that an option names. Raises DataError, with the columns that there are, where it is none."""
+    columns = list(columns)
+    if name not in columns:
+        hint = f"{did_you_mean(name, columns)}columns: {listed(columns)}"
+        raise DataError(f"{path}: no column {name!r} ({option}); {hint}")
+    return name
 
 
 def read(
@@ -134,8 +165,8 @@ def file_source(
     source, have = _opened(path, like, asked)
     known = None if isinstance(like, SyntheticSource) else like
     for option, name in (("--text", asked.text), ("--pair", asked.text_pair), ("--label", asked.label)):
-        if name is not None and name not in have:
-            raise DataError(f"{path}: no column {name!r} ({option}); {did_you_mean(name, have)}columns: {listed(have)}")
+        if name is not None:
+            check_named_column(path, option, name, have)
     find = partial(_choose, path, have=have, named=columns is not None)
     if asked.text is not None:
         text, second = asked.text, asked.text_pair
@@ -151,7 +182,17 @@ def file_source(
     source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
-    label = asked.label or find("label", wanted=(known.label if known else None, *labels))
+    label = asked.label
+    if label is None:
+        own = known.label if known else None
+        texts = {plain_name(name) for name in (text, second) if name is not None}
+        names = [name for name in labels if name not in texts]
+        label = find("label", wanted=(own, *names))
+        equals = {*names} & {*LABEL_COLUMNS[3:]}
+        rivals = [name for name in have if plain_name(name) in equals]
+        if label in rivals and len(rivals) > 1 and (own is None or plain_name(label) != plain_name(own)):
+            remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
+            raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {listed(rivals)}; {remedy}")
     return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
 
 
@@ -284,19 +325,16 @@ def _fits(source: Source, path: Path, asked: Columns) -> bool:
 
 
 def _choose(path: Path, kind: str, *, have: list[str], wanted: Iterable[str | None], named: bool) -> str:
-    """The first wanted name that is a column's, else the first that is one but for capitals and spaces around it.
+    """Return the column that has the first possible of the wanted names, as :func:`matching_column` compares them.
 
     Args:
         named: the user could have named it.
     """
     names = list(dict.fromkeys(name for name in wanted if name is not None))
-    alike = {name.strip().casefold(): name for name in reversed(have)}
-    found = next((name for name in names if name in have), None) or next(
-        (alike[name.casefold()] for name in names if name.casefold() in alike), None
-    )
-    if found is not None:
-        return found
-    remedy = f"rename one to one of {', '.join(names)}"
+    column = matching_column(names, have)
+    if column is not None:
+        return column
+    remedy = f"rename one to one of {listed(names, 5)}"
     if named:
         option = f"--{kind}"
         remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"

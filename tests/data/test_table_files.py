@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from edgeformer.data.guessing import guess
 from edgeformer.data.sources import Columns, file_source, own_file, read
 from edgeformer.data.tables import delimiter_of
 from edgeformer.formats.data_config import FileSource
@@ -159,3 +160,21 @@ def test_a_second_text_is_for_models_that_read_pairs(tmp_path: Path) -> None:
     pairs = {"train": [like(text="question", text_pair="answer")]}
     assert named(own_file(path, pairs, Columns(label="right"))) == ("question", "answer", "right", True)
     assert named(own_file(path, pairs, Columns("question", None, "right"))) == ("question", "answer", "right", True)
+
+
+@pytest.mark.parametrize("name", ["Kategorie", "CATEGORY", "Catégorie", "étiquette", "Rating ", "sentiment", "topic"])
+def test_a_column_of_labels_is_recognised_by_the_same_names_as_init(tmp_path: Path, name: str) -> None:
+    table = "".join(f"A text about number {n};{'ab'[n % 2]}\n" for n in range(8))
+    path = write(tmp_path, "a.csv", f"Text;{name}\n{table}")
+    assert guess(path, Columns()).source.label == own_file(path, {}).label == file_source(path).label == name
+
+
+def test_of_several_columns_of_labels_none_is_taken_silently(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "text;rating;topic\nfine;1;2\ndull;2;1\n")
+    with pytest.raises(DataError, match=r"2 columns could hold the labels: rating, topic; choose one: --label COLUMN"):
+        file_source(path, columns=Columns())
+    with pytest.raises(DataError, match=r"rating, topic; rename the one that does to label"):
+        file_source(path)
+    assert file_source(path, like(label="Topic")).label == "topic"
+    assert file_source(path, columns=Columns("topic")).label == "rating"
+    assert file_source(write(tmp_path, "b.csv", "text;topic;sentiment\na;1;2\n")).label == "sentiment"
