@@ -37,7 +37,7 @@ from edgeformer.machine.host import cpu_name, default_threads, describe_host, no
 from edgeformer.run import locate
 from edgeformer.stages.profiling import conditions
 from edgeformer.stages.profiling.gating import timed
-from edgeformer.stages.profiling.gating.files import Both, GateOptions
+from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions
 from edgeformer.stages.profiling.gating.pacing import PaceSpec
 from edgeformer.stages.profiling.gating.pair import Pair, PairRules, compare_pair
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
@@ -96,7 +96,7 @@ def measured(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> dict[st
     record: dict[str, Any] = {"case": case.name, "created": now(), "load_average_1min": load}
     try:
         options = GateOptions(longest_s=settings["longest_s"])
-        checks = timed.timed_checks(Both(entry, entry), pair_of(bundle, settings, case), options, options.error)
+        checks = timed.timed_checks(ArtifactPair(entry, entry), pair_of(bundle, settings, case), options, options.error)
         record["checks"] = [check.model_dump(mode="json") for check in checks]
     except EdgeformerError as error:
         record["error"] = str(error)
