@@ -174,15 +174,15 @@ def _of_file(path: Path, how: Reading) -> Unlabelled:
         return Unlabelled(str(path), False, _count(path, kind, encoding), lambda: _plain(path, encoding))
     source = _source(path, how)
     rows = lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True))  # noqa: E731
-    kind, delimiter, bom, others = format_of_source(source), ",", False, 0
+    kind, delimiter, bom, header_lines = format_of_source(source), ",", False, 0
     if kind in ("csv", "tsv"):
         lines = first_lines(path, encoding)
         delimiter = "\t" if kind == "tsv" else known_delimiter(iter(enumerate(lines, 1)), source.delimiter)[0]
-        others = source.header + (kind == "csv" and said_delimiter(lines) is not None)
+        header_lines = source.header + (kind == "csv" and said_delimiter(lines) is not None)
         with opened(path) as file:
             marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
             bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
-    expected = _count(path, kind, encoding, delimiter, others)
+    expected = _count(path, kind, encoding, delimiter, header_lines)
     columns = tuple(columns_of(source))
     pairs = source.text_pair is not None
     return Unlabelled(str(path), pairs, expected, rows, source=source, columns=columns, delimiter=delimiter, bom=bom)
@@ -268,11 +268,11 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[InputRow]:
     return (InputRow(line.rstrip("\r\n")) for _, line in lines_of(path, file))
 
 
-def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", others: int = 0) -> int | None:
+def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", header_lines: int = 0) -> int | None:
     """Count the records of a file of text: a line break inside quotes ends none.
 
     Args:
-        others: lines that are none: the header, and one that states the delimiter.
+        header_lines: lines that are none: the header, and one that states the delimiter.
 
     Returns:
         None where they cannot be counted without unpacking the file.
@@ -284,11 +284,11 @@ def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", ot
         if kind == PLAIN:
             return sum(1 for _ in file)
         if kind != "csv":
-            return sum(1 for line in file if line.strip()) - others
+            return sum(1 for line in file if line.strip()) - header_lines
         csv.field_size_limit(MOST_LINE_BYTES)
         lines = (line.decode("utf-8", "replace") for line in file)
         try:
             rows = sum(1 for cells in csv.reader(lines, delimiter=delimiter) if cells)
         except csv.Error:
             return None  # reading the rows says what is wrong
-    return rows - others
+    return rows - header_lines

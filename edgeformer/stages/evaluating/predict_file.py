@@ -71,37 +71,37 @@ class InputColumns:
     Attributes:
         names: column of the input → its name in the output, in the order of the output.
         answers: keys of an answer.
-        others: what becomes of a key that the first record lacks (JSON Lines): written too, left out, or refused.
+        extra_keys: what becomes of a key that the first record lacks (JSON Lines): written too, left out, or refused.
     """
 
     names: Mapping[str, str]
     answers: frozenset[str]
-    others: Literal["write", "leave out", "refuse"] = "leave out"
+    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
 
     def of(self, row: InputRow) -> dict[str, object]:
         """Return the values of a row by their names in the output. Raises DataError for a key that is refused."""
-        found = {name: row.values[column] for column, name in self.names.items() if column in row.values}
-        if self.others == "leave out" or len(found) == len(row.values):
-            return found
+        values = {name: row.values[column] for column, name in self.names.items() if column in row.values}
+        if self.extra_keys == "leave out" or len(values) == len(row.values):
+            return values
         for column in (column for column in row.values if column not in self.names):
-            if self.others == "refuse":
+            if self.extra_keys == "refuse":
                 raise DataError(
                     f"{row.where}: has the key {column!r}, which the first record lacks, so it has no column; write "
                     "JSON Lines, or name the columns with --columns A,B"
                 )
-            found[f"{_RENAMED}{column}" if column in self.answers else column] = row.values[column]
-        return found
+            values[f"{_RENAMED}{column}" if column in self.answers else column] = row.values[column]
+        return values
 
 
 NO_COLUMNS = InputColumns({}, frozenset())
 _RENAMED = "input_"
 
 
-def choose_columns(given: Unlabelled, columns: str | None, example: Row, *, as_table: bool) -> InputColumns:
+def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_table: bool) -> InputColumns:
     """Choose the columns of the input that are written.
 
     Args:
-        given: the input.
+        texts: the input.
         columns: ``all``, ``none``, or names with commas between them; None: all.
         example: an answer.
         as_table: the output has the same columns in every row.
@@ -110,7 +110,7 @@ def choose_columns(given: Unlabelled, columns: str | None, example: Row, *, as_t
         InputError: no such column, or two would have the same name in the output.
     """
     answers = frozenset({*(name for name, value in example.items() if value is not None), ERROR})
-    have = given.columns
+    have = texts.columns
     if columns is None or columns == "all":
         chosen = [*have]
     elif columns == "none":
@@ -119,35 +119,35 @@ def choose_columns(given: Unlabelled, columns: str | None, example: Row, *, as_t
         chosen = [columns] if columns in have else [name.strip() for name in columns.split(",")]
         for name in chosen:
             if not have:
-                raise InputError(f"--columns {columns}: {given.name} is plain text, which has no columns")
+                raise InputError(f"--columns {columns}: {texts.name} is plain text, which has no columns")
             if name not in have:
                 hint = f"{did_you_mean(name, have)}columns: {listed(have)}"
-                raise InputError(f"--columns: {given.name} has no column {name!r}; {hint}, or all or none")
-    own = {given.source.text: "text", given.source.text_pair: "pair"} if given.source is not None else {}
+                raise InputError(f"--columns: {texts.name} has no column {name!r}; {hint}, or all or none")
+    own = {texts.source.text: "text", texts.source.text_pair: "pair"} if texts.source is not None else {}
     names: dict[str, str] = {}
     for column in chosen:
         name = f"{_RENAMED}{column}" if column in answers and own.get(column) != column else column
         if name != column and name in chosen:
             raise InputError(
-                f"--columns: {given.name}: {column!r} is the name of a column of the answers, and {name!r} is in the "
+                f"--columns: {texts.name}: {column!r} is the name of a column of the answers, and {name!r} is in the "
                 "input, too; leave out one of them: --columns A,B"
             )
         names[column] = name
-    whole = columns in (None, "all") and given.source is not None and given.columns
-    others: Literal["write", "leave out", "refuse"] = "leave out"
-    if whole and given.source is not None and format_of_source(given.source) == "jsonl":
-        others = "refuse" if as_table else "write"
-    return InputColumns(names, answers, others)
+    whole = columns in (None, "all") and texts.source is not None and texts.columns
+    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
+    if whole and texts.source is not None and format_of_source(texts.source) == "jsonl":
+        extra_keys = "refuse" if as_table else "write"
+    return InputColumns(names, answers, extra_keys)
 
 
 def predict_file(
-    model: Model, given: Unlabelled, writer: RowWriter, progress: Progress = SILENT, columns: InputColumns = NO_COLUMNS
+    model: Model, texts: Unlabelled, writer: RowWriter, progress: Progress = SILENT, columns: InputColumns = NO_COLUMNS
 ) -> Answered:
     """Answer all texts, in their order.
 
     Args:
         model: as :func:`~edgeformer.stages.evaluating.predict.opened` opens it.
-        given: the texts.
+        texts: the texts.
         writer: of the answers, as JSON has them; it is not closed.
         progress: a bar with rows per second.
         columns: of the input, which are written in front of the answers.
@@ -158,8 +158,8 @@ def predict_file(
     started = time.perf_counter()
     rows = errors = truncated = 0
     calls = _Calls(model.run, progress)
-    threads = closing(_answered(model.answering, given, calls, columns))
-    with bar(progress, "predict", given.expected, "rows"), switching_often(), threads as done, calls:
+    threads = closing(_answered(model.answering, texts, calls, columns))
+    with bar(progress, "predict", texts.expected, "rows"), switching_often(), threads as done, calls:
         for window, kept, outputs in done:
             answers = model.answering.answers(window, outputs)
             writer.write([{**values, **answer.as_dict()} for values, answer in zip(kept, answers, strict=True)])
@@ -168,7 +168,7 @@ def predict_file(
             truncated += int(window.cut.sum())
             progress.advance(len(window.errors))
     if not rows:
-        raise DataError(f"{given.name}: no text in it")
+        raise DataError(f"{texts.name}: no text in it")
     return Answered(model.id, rows, errors, truncated, time.perf_counter() - started)
 
 
@@ -203,15 +203,15 @@ Done = tuple[Window, Kept, Arrays]
 """Texts, and what the model says of them."""
 
 
-def _answered(answering: Answering, given: Unlabelled, run: Run, columns: InputColumns) -> Generator[Done]:
+def _answered(answering: Answering, texts: Unlabelled, run: Run, columns: InputColumns) -> Generator[Done]:
     """All texts with their answers; one thread reads, another one runs the model."""
     stopped = threading.Event()
-    read = ahead(_read(answering, given, columns), taker=stopped, leave=given.leave)
+    read = ahead(_read(answering, texts, columns), taker=stopped, leave=texts.leave)
     return ahead(_run(answering, read, run), stopped=stopped)
 
 
-def _read(answering: Answering, given: Unlabelled, columns: InputColumns) -> Generator[Read]:
-    for rows in windows(given.rows()):
+def _read(answering: Answering, texts: Unlabelled, columns: InputColumns) -> Generator[Read]:
+    for rows in windows(texts.rows()):
         yield answering.read([row.text for row in rows]), [columns.of(row) for row in rows]
 
 
