@@ -194,7 +194,8 @@ def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: Tra
         low_share, high_share = estimate.share_of_peak
         basis = (
             f"{length.text}. {estimate.operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of "
-            f"{estimate.rate / 1e12:.3g} TFLOP/s, from the work of each kernel; never checked on a GPU"
+            f"{estimate.rate / 1e12:.3g} TFLOP/s, from the work of each kernel and assumed efficiencies; "
+            "never checked on a GPU"
         )
         return estimated(
             low_s=estimate.low_s, high_s=estimate.high_s, basis=basis, low_reason=estimate.low_reason,

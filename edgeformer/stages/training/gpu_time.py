@@ -77,11 +77,11 @@ class End:
 
 
 FAST = End(of_peak=0.85, of_attention=0.60, of_bandwidth=0.90, from_cache=0.5, launches=1.0)
-"""cuBLAS reaches 85 to 95 % of the peak with large matrices, FlashAttention-2 reports 50 to 73 %, STREAM 80 to 92 %. Of
-tensors that the cache holds, what the kernel before wrote is read from there, and what this one writes goes to memory.
-"""
+"""Assumed, measured on no card by us: what large products, fused attention and streaming kernels are expected to reach.
+Of tensors that the cache holds, what the kernel before wrote is read from there, and what this one writes goes to
+memory."""
 SLOW = End(of_peak=0.75, of_attention=0.35, of_bandwidth=0.75, from_cache=0.0, launches=3.0)
-"""Products of the sizes of small models, whose inner loops are short. Nothing stays in the cache."""
+"""Assumed as well: products of the sizes of small models, whose inner loops are short. Nothing stays in the cache."""
 
 
 class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
