@@ -1,0 +1,195 @@
+"""Snapshot of the public interface: options of the commands, keys of their JSON documents, exit codes.
+
+Three files hold it: ``options.json``, ``json_keys.json`` and ``exit_codes.json``. Additions are allowed; nothing that a
+file holds may disappear. To record what is new, run
+
+    python -m tests.interface.record
+
+It runs every command line of the files, adds new options, keys and types, and prints what disappeared. It deletes
+nothing: remove an entry by hand if its removal is intended. To record another command, add it with no ``keys`` to
+``json_keys.json``, or with the exit code ``null`` to ``exit_codes.json``. If a command is replaced by another one,
+change its ``command`` and keep its ``keys``.
+
+An option is described by words: ``flag`` or ``value``, ``repeatable``, ``required``. A key is described by the JSON
+types of its values; ``empty`` stands for an empty object or array, ``optional`` (added by hand) for a key that not
+every machine reports. ``*`` stands for every key of an object whose keys are data, such as label names.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from edgeformer.cli import main
+from tests.cli.run_cli import Outcome, edgeformer
+
+Words = dict[str, str]
+"""Option or key path → the words that describe it, sorted."""
+
+LEAVING = {"study", "claim", "verify-claim", "wrap"}
+"""Commands that the next version removes."""
+DATA_KEYS = {
+    "tests", "inputs", "outputs", "parts", "ops_in_fp32", "rounded", "probabilities", "thresholds", "share",
+    "guarantees", "pays", "versions", "built_with", "dynamic", "peaks", "budgets", "other_operators", "control_flow",
+    "quantized", "left_out", "artifacts",
+}  # fmt: skip
+"""Objects whose keys are data."""
+UNKNOWN = {"null", "empty"}
+"""Values that say nothing about the type."""
+
+
+def load(name: str) -> Any:
+    """Return the content of a snapshot file."""
+    return json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def read_commands() -> dict[str, Words]:
+    """Return the arguments (by position) and options of every command, ``import hf`` by both words."""
+    apps: list[typer.Typer] = []
+    with pytest.MonkeyPatch.context() as patch, suppress(SystemExit):
+        patch.setattr(typer.Typer, "__call__", lambda app, *args, **kwargs: apps.append(app))
+        patch.setattr(sys, "argv", ["edgeformer", "--help"])
+        main()
+    return dict(_walk_commands(typer.main.get_command(apps[0]), "", None))
+
+
+def _walk_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Words]]:
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    described: Words = {}
+    position = 0
+    for parameter in command.get_params(context):
+        is_option = parameter.param_type_name == "option"
+        words = {("flag" if parameter.is_flag else "value") if is_option else "argument"}
+        words |= {"required"} if parameter.required else set()
+        words |= {"repeatable"} if parameter.nargs == -1 or (is_option and parameter.multiple) else set()
+        position += not is_option
+        names = [*parameter.opts, *parameter.secondary_opts] if is_option else [f"argument {position}"]
+        described |= dict.fromkeys(names, " ".join(sorted(words)))
+    yield name or "edgeformer", described
+    for child in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from _walk_commands(command.get_command(context, child), f"{name} {child}".strip(), context)
+
+
+def lost_options(recorded: Words, current: Words) -> list[str]:
+    """Return what a recorded command line can no longer rely on."""
+    lost = [f"{name} ({words})" for name, words in recorded.items() if name not in current]
+    for name, words in current.items():
+        before, now = set(recorded.get(name, "").split()), set(words.split())
+        if missing := before - now - {"required"}:
+            lost.append(f"{name}: no longer {' '.join(sorted(missing))}")
+        if "required" in now - before:
+            lost.append(f"{name}: is now required")
+    return lost
+
+
+def lost_moves(snapshot: Any, commands: dict[str, Words]) -> list[str]:
+    """Return the options that a future command lacks; until it exists, those that the command they leave lacks."""
+    lost = []
+    for title, move in snapshot["moves"].items():
+        future = " ".join(word for word in title.split() if word.islower())
+        expected = move["moved"] | move["shared" if future in commands else "replaced"]
+        current = commands.get(future if future in commands else move["from"], {})
+        # A new command may require what was optional among many others, such as the baseline of ``gate``.
+        present = {name: words for name, words in current.items() if name in expected}
+        lost += [f"{title}: {name}" for name in lost_options(expected, present)]
+    return lost
+
+
+def key_paths(document: Any) -> Words:
+    """Return the path of every key of a JSON document, and the types of its values: ``rows[].batch``: number."""
+    paths: dict[str, set[str]] = {}
+
+    def walk(value: Any, path: str) -> None:
+        kinds = {dict: "object", list: "array", bool: "boolean", int: "number", float: "number", str: "string"}
+        paths.setdefault(path, set()).add("empty" if value in ({}, []) else kinds.get(type(value), "null"))
+        if isinstance(value, dict):
+            for key, child in value.items():
+                walk(child, f"{path}.{'*' if path.rpartition('.')[2] in DATA_KEYS else key}".removeprefix("."))
+        if isinstance(value, list):
+            for child in value:
+                walk(child, f"{path}[]")
+
+    walk(document, "")
+    return {path: " ".join(sorted(words)) for path, words in paths.items() if path}
+
+
+def lost_keys(recorded: Words, current: Words) -> list[str]:
+    """Return the recorded keys that are gone or have another type.
+
+    A type of which only null or empty values were recorded is unknown, and keys below such a value cannot be checked.
+    """
+    lost = []
+    for path, words in recorded.items():
+        before = set(words.split())
+        if path in current:
+            if not before <= UNKNOWN and (other := set(current[path].split()) - before):
+                lost.append(f"{path}: {' '.join(sorted(other))} instead of {words}")
+        elif "optional" not in before:
+            parents = [path[:end] for end in range(len(path) - 1, 0, -1) if path[end] in ".["]
+            nearest = next((current[parent] for parent in parents if parent in current), "")
+            if not nearest or not set(nearest.split()) <= UNKNOWN:
+                lost.append(f"{path} ({words})")
+    return lost
+
+
+def run_documents(folder: Path) -> dict[str, Outcome]:
+    """Run the commands of ``json_keys.json`` in order and prepare what those of ``exit_codes.json`` need."""
+    texts = [("a warm and funny film", "positive"), ("dull and far too long", "negative")]
+    rows = "".join(f"{text}, part {number}\t{label}\n" for number in range(10) for text, label in texts)
+    (folder / "reviews.tsv").write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
+    ambiguous = "".join(f"film {number} is fine,{number % 2},{number % 3}\n" for number in range(60))
+    (folder / "ambiguous.csv").write_text(f"text,mood,genre\n{ambiguous}", encoding="utf-8")
+    (folder / "broken.yaml").write_text("name: [unclosed\n", encoding="utf-8")
+    outcomes = {}
+    for name, entry in load("json_keys.json").items():
+        outcomes[name] = edgeformer(*shlex.split(entry["command"]), "--json", cwd=folder)
+    shutil.copytree(folder / "artifacts" / "small" / "bundle", folder / "damaged")
+    with (folder / "damaged" / "onnx" / "model.onnx").open("ab") as graph:
+        graph.write(b"more")
+    return outcomes
+
+
+def record() -> None:
+    """Add what is new to the snapshot files and print what disappeared."""
+    options, documents, codes = (load(name) for name in ("options.json", "json_keys.json", "exit_codes.json"))
+    commands = read_commands()
+    lost = [f"command {name}" for name in options["commands"] if name not in commands] + lost_moves(options, commands)
+    moving = {(move["from"], name) for move in options["moves"].values() for name in move["moved"] | move["replaced"]}
+    for command, current in commands.items():
+        if command in LEAVING:
+            continue
+        recorded = options["commands"].setdefault(command, dict(current))
+        lost += [f"{command}: {line}" for line in lost_options(recorded, current)]
+        recorded |= {name: words for name, words in current.items() if (command, name) not in moving}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, outcome in run_documents(Path(folder)).items():
+            if outcome.code != documents[name]["exit_code"]:
+                sys.exit(f"{name}: exit code {outcome.code}\n{outcome.err}")
+            current, recorded = key_paths(json.loads(outcome.out)), documents[name]["keys"]
+            lost += [f"{name}: {line}" for line in lost_keys(recorded, current)]
+            for path, words in current.items():
+                recorded[path] = " ".join(sorted({*recorded.get(path, "").split(), *words.split()}))
+        for line, code in codes.items():
+            now = edgeformer(*shlex.split(line), cwd=Path(folder)).code
+            if code is None:
+                codes[line] = now
+            elif code != now:
+                lost.append(f"edgeformer {line}: exit code {now} instead of {code}")
+    for name, content in (("options", options), ("json_keys", documents), ("exit_codes", codes)):
+        path = Path(__file__).parent / f"{name}.json"
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print("\n".join(lost) or "nothing disappeared")
+
+
+if __name__ == "__main__":
+    record()

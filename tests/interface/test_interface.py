@@ -1,0 +1,84 @@
+"""The public interface keeps what its snapshot files record: see ``record.py`` on how to add to them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run_cli import Outcome, edgeformer
+from tests.interface.record import key_paths, load, lost_keys, lost_moves, lost_options, read_commands, run_documents
+
+OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), load("exit_codes.json")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which every command of this module runs."""
+    return tmp_path_factory.mktemp("interface")
+
+
+@pytest.fixture(scope="module")
+def outcomes(workplace: Path) -> dict[str, Outcome]:
+    """What the commands of ``json_keys.json`` print."""
+    return run_documents(workplace)
+
+
+@pytest.mark.parametrize("command", OPTIONS["commands"])
+def test_no_option_disappears(command: str) -> None:
+    assert lost_options(OPTIONS["commands"][command], read_commands()[command]) == []
+
+
+def test_options_that_move_exist_in_one_of_both_commands() -> None:
+    assert lost_moves(OPTIONS, read_commands()) == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_json_key_disappears(outcomes: dict[str, Outcome], name: str) -> None:
+    assert outcomes[name].code == DOCUMENTS[name]["exit_code"], outcomes[name].err
+    assert lost_keys(DOCUMENTS[name]["keys"], key_paths(json.loads(outcomes[name].out))) == []
+
+
+@pytest.mark.usefixtures("outcomes")
+@pytest.mark.parametrize(("line", "code"), EXIT_CODES.items())
+def test_exit_codes_stay(workplace: Path, line: str, code: int) -> None:
+    outcome = edgeformer(*shlex.split(line), cwd=workplace)
+    assert outcome.code == code, outcome.err
+
+
+@pytest.mark.usefixtures("outcomes")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send Ctrl-C to one child process")
+def test_interrupt_exits_with_130(workplace: Path) -> None:
+    command = [sys.executable, "-m", "edgeformer", "predict", "--run", "small"]
+    with subprocess.Popen(command, cwd=workplace, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"good\n" * 50_000)  # more than a pipe holds: returns once the command reads
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_comparison_reports_what_disappears() -> None:
+    assert lost_options({"--a": "value", "--b": "flag"}, {"--a": "flag", "--c": "required value"}) == [
+        "--b (flag)",
+        "--a: no longer value",
+        "--c: is now required",
+    ]
+    before = key_paths({"rows": [{"n": 1, "tests": {"x": 1.5}, "work": None}, {"work": {"calls": 2}}], "notes": []})
+    assert before["rows[].tests.*"] == "number" and before["rows[].work"] == "null object"
+    assert lost_keys(before, key_paths({"rows": [{"n": True, "tests": {}, "work": {}}], "notes": ["new"]})) == [
+        "rows[].n: boolean instead of number",
+        "rows[].tests: empty instead of object",
+        "rows[].work: empty instead of null object",
+    ]
+    assert lost_keys(before, key_paths({"rows": [{"tests": {"y": 1}, "work": {"kernels": 2}}], "notes": []})) == [
+        "rows[].n (number)",
+        "rows[].work.calls (number)",
+    ]
+    assert lost_keys(before, key_paths({"rows": [{"n": 1, "tests": {"y": 1}, "work": None}], "more": 1})) == [
+        "notes (empty)"
+    ]
