@@ -6,11 +6,8 @@ and by ``make torture`` (many).
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,12 +21,10 @@ from edgeformer.families import load_recipe
 from edgeformer.formats.documents import load_profile, shipped_folder
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import read_manifest
+from edgeformer.formats.report_file import read_report, seal_report
 from edgeformer.reporting.compare_reports import compare_reports, format_pairs
 from edgeformer.reporting.report_files import as_csv, as_markdown
 from edgeformer.run import Run
-from edgeformer.stages.profiling.claiming.check import ClaimOptions, verify_claim
-from edgeformer.stages.profiling.claiming.contribute import write_contribution
 
 _OLD = Path(__file__).parent / "old_format" / "classifier-v1"
 _LEAF = st.one_of(
@@ -84,16 +79,7 @@ _PROFILE = yaml.safe_load((shipped_folder("profiles") / "rtx4050.yaml").read_tex
 _BUNDLE = json.loads((_OLD / "bundle" / "bundle.json").read_bytes())
 _RUN = json.loads((_OLD / "run.json").read_bytes())
 _REPORT = json.loads((_OLD / "reports" / "rtx4050.json").read_bytes())
-_SUBJECT = {
-    "task": "classification", "max_positions": None,
-    "artifacts": {one["id"]: {"role": "full", "sha256": one["sha256"]} for one in _BUNDLE["artifacts"]},
-}  # fmt: skip
-_CLAIMED = {**_REPORT, "subject": _SUBJECT}
-_POWER = [next(row["conditions"]["power"] for row in _REPORT["rows"] if "power" in row["conditions"])]
-_CLAIM = {
-    "created": "2026-11-23", "run": "classifier-v1", "device": "rtx4050", "members": {}, "whole_bundle": False,
-    "environment": {"host": _REPORT["host"], "threads": [2], "power": _POWER}, "profile": None,
-}  # fmt: skip
+_SEALED = seal_report(Report.model_validate(_REPORT, strict=False)).model_dump(mode="json", by_alias=True)
 
 
 def _read_bundle(path: Path) -> None:
@@ -104,41 +90,8 @@ def _read_bundle(path: Path) -> None:
 
 
 def _read_report(path: Path) -> None:
-    report = read_manifest(Report, path)
+    report = read_report(path)
     as_markdown(report), as_csv(report), format_pairs(compare_reports(report, report), "markdown")
-
-
-def _as_claim(documents: tuple[Any, Any, Any]) -> bytes:
-    """A claim's file whose checksums hold, whatever its documents say."""
-    claim, report, bundle = (_as_json(document) for document in documents)
-    members = {"report.json": report, "bundle/bundle.json": bundle}
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
-    told = json.loads(claim)
-    if isinstance(told, dict) and told.get("members") == {}:
-        claim = _as_json({**told, "members": sums})
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.comment = b"0" * 64
-        for name, content in {"claim.json": claim, **members}.items():
-            archive.writestr(name, content)
-    whole = stream.getvalue()[:-64]
-    return whole + hashlib.sha256(whole).hexdigest().encode()
-
-
-def _claim() -> st.SearchStrategy[bytes]:
-    """One of a claim's documents changed, or none."""
-    good = [st.just(_CLAIM), st.just(_CLAIMED), st.just(_BUNDLE)]
-    bad = [changed(_CLAIM), changed(_CLAIMED), changed(_BUNDLE)]
-    one = [
-        st.tuples(*(b if place == at else g for place, (g, b) in enumerate(zip(good, bad, strict=True))))
-        for at in range(3)
-    ]
-    return st.one_of(*one, st.tuples(*good)).map(_as_claim) | st.binary(max_size=300)
-
-
-def _read_claim(path: Path) -> None:
-    found, opened = verify_claim(path, None, ClaimOptions())
-    write_contribution(opened, found, path.with_name("fuzzed.yaml"))
 
 
 def _read_data(path: Path) -> None:
@@ -172,7 +125,7 @@ KINDS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]] = 
     "bundle": ("bundle.json", changed(_BUNDLE).map(_as_json), _read_bundle),
     "run": ("run.json", changed(_RUN).map(_as_json), lambda path: Run.open(path.parent)),
     "report": ("report.json", changed(_REPORT).map(_as_json), _read_report),
-    "claim": ("x.claim.zip", _claim(), _read_claim),
+    "sealed report": ("report.json", changed(_SEALED).map(_as_json), _read_report),
     "tsv": ("data.tsv", _table("tsv"), _read_data),
     "csv": ("data.csv", _table("csv"), _read_data),
     "jsonl": ("data.jsonl", _table("jsonl"), _read_data),

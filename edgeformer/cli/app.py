@@ -15,7 +15,6 @@ import typer
 
 from edgeformer import __version__
 from edgeformer.cli import (
-    claim,
     compare,
     doctor,
     evaluate,
@@ -34,7 +33,6 @@ from edgeformer.cli import (
     study,
     train,
     verify,
-    verify_claim,
     wrap,
 )
 from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
@@ -53,7 +51,7 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, claim, verify_claim, wrap, page,
+    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, wrap, page,
     plan, compare, study, schema,
 )  # fmt: skip
 for _file in _COMMANDS:

@@ -120,8 +120,11 @@ def run_gate(
         if written is not None:
             require_writable(option, written)
     path = Path(gating.against)
-    baseline = named_baseline(path) if path.suffix == ".json" else locate(gating.against, artifacts).open_bundle()
-    gate = gate_bundles(location, baseline, profile, (options, gating.options()), show_progress())
+    if path.suffix == ".json":
+        baseline, notes = named_baseline(path)
+    else:
+        baseline, notes = locate(gating.against, artifacts).open_bundle(), []
+    gate = gate_bundles(location, baseline, profile, (options, gating.options()), show_progress(), notes)
     if as_json:
         print_json(gate)
     else:

@@ -11,7 +11,7 @@ from edgeformer.cli.options import Json
 
 def command(
     document: Annotated[
-        Literal["recipe", "profile", "bundle", "report", "claim"],
+        Literal["recipe", "profile", "bundle", "report"],
         typer.Argument(help="The kind of file.", show_default=False),
     ],
     style: Annotated[

@@ -220,6 +220,9 @@ class Subject(Frozen):
         None, description="tokens that its texts are cut to; None: reports of earlier versions"
     )
     artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
+    manifest_sha256: str | None = Field(
+        None, description="bundle.json's checksum of itself; None: reports of earlier versions"
+    )
 
 
 class EstimateEvidence(EstimateRecord):
@@ -261,6 +264,11 @@ class Report(Frozen):
     subject: Subject | None = Field(None, description="what was measured; None: reports of earlier versions")
     measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")
     judged_from: str | None = Field(None, description="the report, measured elsewhere, whose rows were judged")
+    report_sha256: str | None = Field(
+        None,
+        description="of the JSON without this key, keys sorted, without spaces; None: reports of earlier versions and "
+        "of pages",
+    )
 
     @property
     def stem(self) -> str:

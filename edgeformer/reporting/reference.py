@@ -12,14 +12,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from edgeformer.families import ROOM, recipe_type
-from edgeformer.formats.claim import Claim
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.escaping import markdown
 from edgeformer.formats.manifest import BundleManifest
 from edgeformer.formats.report import Report
 from edgeformer.tasks import all_tasks
 
-Document = Literal["recipe", "profile", "bundle", "report", "claim"]
+Document = Literal["recipe", "profile", "bundle", "report"]
 Schema = dict[str, Any]
 _REFERENCE = "#/$defs/"
 _TITLES: dict[Document, str] = {
@@ -27,11 +26,8 @@ _TITLES: dict[Document, str] = {
     "profile": "A device profile of edgeformer",
     "bundle": "bundle.json: the manifest of a bundle",
     "report": "A report of edgeformer profile",
-    "claim": "claim.json: what a file of edgeformer claim holds",
 }
-_MODELS: dict[Document, type[BaseModel]] = {
-    "profile": DeviceProfile, "bundle": BundleManifest, "report": Report, "claim": Claim,
-}  # fmt: skip
+_MODELS: dict[Document, type[BaseModel]] = {"profile": DeviceProfile, "bundle": BundleManifest, "report": Report}
 _INTRODUCTION = """Printed by `edgeformer schema {0} --format markdown`.
 `edgeformer schema {0}` prints the same as JSON Schema, for editors and other programs."""
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -104,10 +104,6 @@ NOT_RUN: dict[str, str] = {
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
         "needs packages from npm; tests/publishing makes pages and opens them"
     ),
-    "edgeformer claim artifacts/my-run/reports/host.json --with-bundle -o my-machine.claim.zip": (
-        "needs a report; tests/profiling/test_claiming.py makes one"
-    ),
-    "edgeformer verify-claim my-machine.claim.zip": "the same",
     "edgeformer profile --judge browser.json --device raspberry-pi-5": (
         "needs a report from a browser; tests/publishing/test_in_browser.py measures one and judges it"
     ),

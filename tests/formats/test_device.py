@@ -33,7 +33,7 @@ def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
     assert bandwidth(made_report(profile={})) is None and peak_rate(made_report(profile={}), "fp32") is None
 
 
-def test_profiles_and_claims_of_earlier_versions_are_read(tmp_path: Path) -> None:
+def test_profiles_of_earlier_versions_are_read(tmp_path: Path) -> None:
     """They have a second fit, which nothing ever used."""
     fitted: dict[str, Any] = {"efficiencies": {"fp32": {"gemm": {"of_peak": 0.5, "overhead_us": 1.0}}}}
     known = {"created": "2026-11-01", "processor": "Some CPU", "threads": 4, "provider": "p", **fitted}
@@ -42,7 +42,6 @@ def test_profiles_and_claims_of_earlier_versions_are_read(tmp_path: Path) -> Non
     old = {**profile, "calibration": {**known, "one_thread": {"threads": 1, **fitted}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(old), encoding="utf-8")
     assert load_profile("mine", tmp_path) == expected
-    assert DeviceProfile.model_validate_json(json.dumps(old)) == expected, "as it stands in a claim"
     save_profile(expected, tmp_path / "mine.yaml", "")
     assert "one_thread" not in (tmp_path / "mine.yaml").read_text(encoding="utf-8")
 

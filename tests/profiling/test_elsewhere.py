@@ -135,6 +135,25 @@ def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
         judge_report(write(report(row(), subject=None)), device, ProfileOptions())
 
 
+def test_the_checksum_notices_an_edit(write: Write) -> None:
+    document, device = report(row()), load_profile(PI)
+    judged = judge_report(write(document), device, ProfileOptions())
+    assert any(note.startswith("browser.json has no checksum") for note in judged.notes)
+    sealed = json.loads(judged.model_dump_json())
+    judged = judge_report(write(dict(reversed(sealed.items()))), device, ProfileOptions())
+    assert sum("no checksum" in note for note in judged.notes) == 1, "of the first report, which the second one quotes"
+    for edit in ({"device_title": "a faster phone"}, {"report_sha256": "0" * 64}):
+        with pytest.raises(ArtifactError, match=r"browser\.json: edited since it was written: .*measure again"):
+            judge_report(write({**sealed, **edit}), device, ProfileOptions())
+
+
+def test_another_bundle_json_around_the_same_artifacts_is_noted(write: Write) -> None:
+    bundle, document = Bundle.open(BUNDLE), report(row())
+    document["subject"]["manifest_sha256"] = "0" * 64
+    judged = judge_report(write(document), load_profile(PI), ProfileOptions(), bundle)
+    assert any("bundle.json has changed since browser.json was measured" in note for note in judged.notes)
+
+
 def test_a_language_model_is_judged_by_what_a_token_costs(write: Write) -> None:
     """Its graphs have no caches in a browser: each token costs a pass over the text."""
     subject = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import pytest
 from measuring_child import RULES, make_spec
 from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, seal
 from edgeformer.formats.documents import load_profile
 from edgeformer.formats.drift import Drift, LoopDrift
 from edgeformer.formats.errors import ArtifactError
+from edgeformer.formats.files import write_json
 from edgeformer.formats.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.report import Memory
@@ -168,15 +170,37 @@ def test_a_report_names_its_bundle_which_must_still_be_the_one_that_was_measured
     report = profile_bundle(Location(None, folder), HOST, ONE)
     path = tmp_path / "run" / "reports" / "host.json"
     path.parent.mkdir()
-    path.write_text(report.model_dump_json(), encoding="utf-8")
-    assert named_baseline(path).folder == folder
-    moved = tmp_path / "moved"
+    write_json(path, report)
+    assert named_baseline(path)[0].folder == folder and named_baseline(path)[1] == []
+    moved, path = tmp_path / "moved", tmp_path / "moved" / "reports" / "host.json"
     shutil.move(tmp_path / "run", moved)
-    assert named_baseline(moved / "reports" / "host.json").folder == moved / "bundle", "a run may be moved as a whole"
+    assert named_baseline(path)[0].folder == moved / "bundle", "a run may be moved as a whole"
+    bundle = Bundle.open(moved / "bundle")
+    seal(bundle.folder, bundle.manifest.model_copy(update={"notes": ("exported again",)}))
+    assert "bundle.json has changed since host.json was measured" in named_baseline(path)[1][0]
     shutil.rmtree(moved / "bundle")
     shutil.copytree(slower, moved / "bundle")
     with pytest.raises(ArtifactError, match="not the one that was measured"):
-        named_baseline(moved / "reports" / "host.json")
+        named_baseline(path)
+
+
+def test_an_edited_report_is_no_baseline(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "bundle", in_process(monkeypatch, capsys)
+    shutil.copytree(baseline, folder)
+    path = tmp_path / "reports" / "host.json"
+    write_json(path, profile_bundle(Location(None, folder), HOST, ONE))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["rows"][0]["latency_ms"]["p50"] = 0.001
+    path.write_text(json.dumps(document), encoding="utf-8")
+    said = run("profile", str(folder), *OPTIONS, "--against", str(path), code=2).replace("\n", " ")
+    assert f"{path}: edited since it was written" in said and "measure again" in said
+    del document["report_sha256"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    arguments = ("profile", str(folder), *OPTIONS, "--against", str(path), "--max-slowdown", "900%", "--json")
+    gate = json.loads(run(*arguments, code=UNDECIDED))  # the bundle does not record its drift
+    assert gate["notes"][0].startswith("host.json has no checksum")
 
 
 @pytest.mark.parametrize(("broken", "status"), [("candidate", "fail"), ("baseline", "undecided")])

@@ -8,7 +8,6 @@ Ends with 1 where one was not refused with exit code 2 in 5 s of processor time 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import lzma
 import os
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,24 +117,6 @@ def line(folder: Path) -> tuple[str, ...]:
     return train(folder, "line.tsv.xz")
 
 
-def claim(names: Sequence[str], compression: int) -> CASE:
-    """A claim with a right checksum at its end, and with members that no claim has: 1 GB of zeros each."""
-
-    def case(folder: Path) -> tuple[str, ...]:
-        path = folder / "x.claim.zip"
-        with zipfile.ZipFile(path, "w", compression) as archive:
-            archive.comment = b"0" * 64
-            for name in names:
-                with archive.open(name, "w") as member:
-                    for _ in range(1024 if compression else 1):
-                        member.write(bytes(1 << 20))
-        content = path.read_bytes()[:-64]
-        path.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
-        return ("verify-claim", "x.claim.zip")
-
-    return case
-
-
 CASES: dict[str, CASE] = {
     "checkpoint: a pickle that runs code": lambda f: imported(f, lambda p: p.write_bytes(pickle.dumps(RunsCode()))),
     "checkpoint: the same inside a state dict": lambda f: imported(
@@ -147,8 +127,6 @@ CASES: dict[str, CASE] = {
     "bundle: ONNX weights in ../../secret.bin": outside,
     "YAML: alias bomb": written(BOMB),
     "YAML: an alias inside itself": written("name: x\nloop: &loop [1, *loop]\n"),
-    "claim: a member ../x": claim(["claim.json", "../x"], zipfile.ZIP_STORED),
-    "claim: 4 GB of zeros": claim(["claim.json", "bundle/a", "bundle/b", "bundle/c"], zipfile.ZIP_DEFLATED),
     "data: 4 GB of lines in an .xz": packed,
     "data: a line of 4 GB in an .xz": line,
 }
@@ -157,7 +135,6 @@ STARTS: dict[str, CASE] = {
     "train": lambda folder: train(folder, "absent.tsv"),
     "recipe": lambda folder: ("train", "absent.yaml"),
     "predict": lambda folder: ("predict", "absent", "a text"),
-    "verify-claim": lambda folder: ("verify-claim", "absent"),
 }
 """What a command costs that comes as far and finds nothing: Python and, but for recipes and predict, torch."""
 

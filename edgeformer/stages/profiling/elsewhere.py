@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from edgeformer.backends import provider_facts
@@ -10,9 +11,9 @@ from edgeformer.bundle import Bundle
 from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.errors import ArtifactError, InputError
 from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.report import Report, Row, Subject, SubjectArtifact
-from edgeformer.formats.report_file import read_report
-from edgeformer.stages.profiling.consistency import require_honest
+from edgeformer.formats.measure_rules import PERCENTILE_NEEDS
+from edgeformer.formats.report import Latency, Report, Row, Subject, SubjectArtifact
+from edgeformer.formats.report_file import checksum_notes, read_report, seal_report
 from edgeformer.stages.profiling.limits import limits_of, shape_notes
 from edgeformer.stages.profiling.request import ProfileOptions
 from edgeformer.stages.profiling.verdict import (
@@ -36,7 +37,7 @@ def subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) 
     """
     known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in artifacts}
     lengths = {"max_positions": manifest.max_positions, "max_length": manifest.max_length}
-    return Subject(task=manifest.task, **lengths, artifacts=known)
+    return Subject(task=manifest.task, **lengths, artifacts=known, manifest_sha256=manifest.manifest_sha256)
 
 
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
@@ -52,11 +53,12 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         The report with the device, its verdict, and notes on both.
 
     Raises:
-        ArtifactError: the report is missing or damaged, claims what its samples cannot carry, or is of other files.
+        ArtifactError: the report is missing, damaged or edited, claims what its samples cannot carry, or is of other
+            files.
         InputError: it holds nothing that was measured on the device, or lacks what only the bundle can tell.
     """
     report = read_report(path)
-    require_honest(path, report)
+    _require_honest(path, report)
     subject = _subject(path, report, bundle)
     rows = tuple(row for row in report.rows if row.where == "host")
     _require_measured(path, report, rows)
@@ -71,6 +73,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     known = [_evidence(name, rows, subject, device, limits) for name in chosen]
     verdict = check_budget(known, limits)
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
+    notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(limits)
     notes += unlimited_notes(verdict)
     if spared := spared_of_latency(known, limits):
@@ -85,7 +88,33 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "profile": device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
         "judged_from": str(path),
     }
-    return report.model_copy(update=judged)
+    return seal_report(report.model_copy(update=judged))
+
+
+def _require_honest(path: Path, report: Report) -> None:
+    """Raises ArtifactError for figures that no measurement has."""
+    for number, row in enumerate(report.rows):
+        for problem in _impossible(row.latency_ms):
+            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problem}; no page and no profile writes that")
+        if row.size_bytes < 0 or row.batch < 1 or row.seq < 1:
+            raise ArtifactError(f"{path}: rows.{number}: a size below zero, or a shape of nothing")
+
+
+def _impossible(latency: Latency) -> Iterator[str]:
+    named = ("min", "p50", *(f"p{percentile}" for percentile in PERCENTILE_NEEDS))
+    known = [(name, value) for name in named if (value := getattr(latency, name)) is not None]
+    for name, value in known:
+        if value < 0:
+            yield f"{name} is below zero"
+    for (lower, less), (higher, more) in pairwise(known):
+        if less > more:
+            yield f"{lower} is above {higher}"
+    if latency.status == "measured":
+        if latency.p50 is None or latency.n < 1:
+            yield "measured, but without a time or a call"
+        for percentile, needed in PERCENTILE_NEEDS.items():
+            if latency.n < needed and getattr(latency, f"p{percentile}") is not None:
+                yield f"p{percentile} of {latency.n} calls, where {needed} are needed"
 
 
 def _subject(path: Path, report: Report, bundle: Bundle | None) -> Subject:

@@ -20,6 +20,7 @@ from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report, Row, Search, SizeParts, Verdict
+from edgeformer.formats.report_file import seal_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.choosing import check_options
@@ -214,7 +215,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
     if found is not None:
         verdict = verdict_of_pick(found, known, limits)
     estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
-    return Report(
+    report = Report(
         device=here.device.name,
         device_title=here.device.title,
         host={
@@ -244,6 +245,7 @@ def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
         profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
         subject=subject_of(manifest, here.request.artifacts),
     )
+    return seal_report(report)
 
 
 def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Search | None:

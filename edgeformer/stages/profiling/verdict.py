@@ -314,11 +314,6 @@ def _compare(name: str, artifact: str, limit: float, quantity: Quantity, unit: s
     )
 
 
-def status_of(limit: float, quantity: Quantity) -> CheckStatus:
-    """Whether a quantity keeps a limit, as far as it is known."""
-    return _status(limit, quantity, "")[0]
-
-
 def _status(limit: float, quantity: Quantity, unit: str) -> tuple[CheckStatus, str]:
     """The status, and what the reason needs to explain it."""
     if quantity.value is None:

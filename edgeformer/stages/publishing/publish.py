@@ -181,7 +181,11 @@ def _fill(
         max_positions=manifest.max_positions,
         rules=_rules(),
         subject=Subject(
-            task=task.name, max_positions=manifest.max_positions, max_length=manifest.max_length, artifacts=known
+            task=task.name,
+            max_positions=manifest.max_positions,
+            max_length=manifest.max_length,
+            artifacts=known,
+            manifest_sha256=manifest.manifest_sha256,
         ),
     )
 

@@ -17,7 +17,7 @@ from edgeformer.formats.golden import GOLDEN_FILE
 from edgeformer.formats.manifest import ArtifactManifest
 from edgeformer.formats.progress import Progress, Silent, bar
 from edgeformer.formats.report import Report
-from edgeformer.formats.report_file import read_report
+from edgeformer.formats.report_file import checksum_notes, read_report
 from edgeformer.machine.host import describe_host, now
 from edgeformer.run import Location
 from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions, file_checks
@@ -53,14 +53,14 @@ class _Gating:
     is_selection: bool
 
 
-def named_baseline(path: Path) -> Bundle:
-    """The bundle that a report was measured on, which must still be what it was.
+def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
+    """Return the bundle that a report was measured on, which must be unchanged, and notes on the two.
 
     Args:
         path: of the report.
 
     Raises:
-        ArtifactError: the report is damaged, its bundle is not there, or another one lies in its place.
+        ArtifactError: the report is damaged or edited, its bundle is not there, or another one lies in its place.
     """
     report = read_report(path)
     beside = path.resolve().parent.parent  # reports lie in a folder of the run, or of the bundle
@@ -71,7 +71,7 @@ def named_baseline(path: Path) -> Bundle:
         bundle = Bundle.open(place)
         changed = _changed(report, bundle)
         if changed is None:
-            return bundle
+            return bundle, checksum_notes(path, report, bundle.manifest)
         problem = (
             f"{changed!r} in {place} is not the one that was measured; keep the baseline's bundle somewhere else, and "
             "name its folder"
@@ -92,6 +92,7 @@ def gate_bundles(
     device: DeviceProfile,
     asked: tuple[ProfileOptions, GateOptions],
     progress: Progress | None = None,
+    notes: Sequence[str] = (),
 ) -> Gate:
     """Compare a bundle with its baseline, on this host.
 
@@ -101,6 +102,7 @@ def gate_bundles(
         device: whose budget names the shape, where ``asked`` names none.
         asked: shapes, threads and artifacts; and what the candidate may be worse by.
         progress: where to say what is going on.
+        notes: on the baseline, for the gate.
 
     Raises:
         ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
@@ -116,7 +118,8 @@ def gate_bundles(
         )
     began = time.perf_counter()
     named = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
-    checks, pairs, notes = _presence(baseline, candidate, named)
+    checks, pairs, presence_notes = _presence(baseline, candidate, named)
+    notes = [*notes, *presence_notes]
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
         request, target = resolve(options, device, candidate.manifest), find_target(device)

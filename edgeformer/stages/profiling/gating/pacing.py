@@ -14,12 +14,10 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.backends import on_gpu, opener_of
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.device import Speed
 from edgeformer.formats.report import Memory
 from edgeformer.stages.profiling.child import Send
-from edgeformer.stages.profiling.estimating.reference import Reference, typical
 from edgeformer.stages.profiling.measure import measure
-from edgeformer.stages.profiling.measuring import buffers_of, opened, probed, unpin
+from edgeformer.stages.profiling.measuring import buffers_of, opened, unpin
 from edgeformer.stages.profiling.memory import PeakMeter, added, gpu_memory_of_process, peak_meter, resident_bytes
 from edgeformer.stages.profiling.messages import Item, MeasureSpec
 from edgeformer.stages.profiling.process import End, Job
@@ -32,7 +30,6 @@ class PaceSpec(Job):
     kind: Literal["pace"] = "pace"
     measure: MeasureSpec = Field(description="what to open, with the rules of its warm-up")
     item: Item = Field(strict=False)
-    probes: bool = Field(False, description="tell the processor's speed with every block")
     repeat: int = Field(1, ge=1, description="calls that are timed as one: a benchmark plants a slowdown with it")
 
 
@@ -51,7 +48,6 @@ class Block(Frozen):
 
     kind: Literal["block"] = "block"
     times_ms: tuple[float, ...] = Field(strict=False)
-    speed: Speed | None = Field(None, description="of the processor before and after, where it was asked for")
 
 
 ANSWERS: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block | End, Field(discriminator="kind")])
@@ -66,7 +62,6 @@ def work(told: bytes, send: Send) -> None:
     provider = backend.provider(artifact, spec.measure.provider)
     backend.load(artifact)
     unpin()
-    reference = Reference() if spec.probes else None
     buffers = buffers_of(spec.measure, spec.item[1:])
     meter, baseline = peak_meter(), resident_bytes()
     with closing(meter), closing(opened(spec.measure, spec.item, provider, buffers)) as workload:
@@ -86,11 +81,9 @@ def work(told: bytes, send: Send) -> None:
         send(Ready(provider=provider, call_ms=call_ms, memory=memory, settled=sample.stable))
         gc.disable()  # a collection in the middle of a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
-            speeds = probed(reference)
             untimed, timed = map(int, line.split())
             times_ms = _block(call, untimed, timed)
-            speeds += probed(reference)
-            send(Block(times_ms=tuple(times_ms), speed=typical(speeds) if speeds else None))
+            send(Block(times_ms=tuple(times_ms)))
 
 
 def _memory(provider: str, gpu_uuid: str | None, meter: PeakMeter, baseline_bytes: int) -> Memory:

@@ -1,1 +1,0 @@
-"""Claims: a report that another machine measures again."""
